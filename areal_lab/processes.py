@@ -1,0 +1,153 @@
+"""Child processes that never outlive their parent, however it dies.
+
+    parent holds the write end of a pipe (the lifeline) --- child blocks on its read end
+    parent ends, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group
+
+A child runs in a session of its own, so that Ctrl-C at the terminal reaches the parent only, which
+then decides what to finish. Its output goes to a log file; the last lines become part of the error
+when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIFELINE = "AREAL_LAB_LIFELINE_FD"
+
+STOP_GRACE_S = 5.0
+"""Seconds between asking a child to end (SIGTERM) and ending it (SIGKILL)."""
+
+
+class ChildDied(RuntimeError):
+    """A child process ended when it should not have; the message says how and what it last said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running child process."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+    _lifeline_fd: int
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of the process group."""
+        return self.process.pid
+
+    async def died(self) -> ChildDied:
+        """Wait until the process ends, and describe the end."""
+        code = await self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return ChildDied(
+            f"{self.name} (process {self.pid}) {how}; the last lines of {self.log_path}:\n"
+            f"{last_lines(self.log_path)}"
+        )
+
+    async def stop(self) -> None:
+        """End the process and its descendants: politely, then for certain. Idempotent."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+            await self.process.wait()
+            try:
+                os.close(self._lifeline_fd)
+            except OSError:
+                pass  # closed by an earlier stop
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+async def start_child(
+    name: str,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    log_path: Path,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Start `python -m module arguments...`; the module must call `watch_parent` first.
+
+    Args:
+        name: what the user calls the process, as in "engine 0".
+        log_path: file that receives its standard output and error.
+        environment: variables on top of this process's own.
+        pass_fds: descriptors the child inherits under the same numbers.
+    """
+    read_fd, write_fd = os.pipe()
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environment or {}), _LIFELINE: str(read_fd)},
+                pass_fds=(read_fd, *pass_fds),
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(write_fd)
+        raise
+    finally:
+        os.close(read_fd)
+    return Child(name=name, process=process, log_path=log_path, _lifeline_fd=write_fd)
+
+
+def watch_parent() -> None:
+    """In a child: die, with all descendants, as soon as the parent is gone.
+
+    Does nothing in a process that was not started by `start_child`, so that a server can also be
+    run by hand.
+    """
+    fd = os.environ.pop(_LIFELINE, None)
+    if fd is None:
+        return
+
+    def wait_for_end(fd: int) -> None:
+        while os.read(fd, 1):
+            pass
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    os.set_inheritable(int(fd), False)
+    threading.Thread(target=wait_for_end, args=(int(fd),), name="lifeline", daemon=True).start()
+
+
+def last_lines(path: Path, count: int = 20) -> str:
+    """The last lines of a log file, or a word about why there are none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join(lines[-count:]) or "(the log is empty)"
+
+
+MALLOC_FOR_TRAINING: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 30),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+}
+"""glibc settings that keep large freed buffers in the process. As it comes, glibc returns them to
+the kernel and faults them in again: 44 % of the CPU time of a training step on a CPU. They act only
+when set before the process starts."""
