@@ -1,0 +1,1 @@
+"""Pure decisions, standard library only: time and chance are arguments."""

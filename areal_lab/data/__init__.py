@@ -1,0 +1,1 @@
+"""Trajectories, batches, problems and tokenization."""

@@ -1,0 +1,1 @@
+"""The engine protocol, the embedded server, the client, weight transfer."""

@@ -1,0 +1,1 @@
+"""The asyncio shell that performs what `areal_lab.control` decides."""

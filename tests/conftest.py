@@ -1,0 +1,24 @@
+"""Before any test: shapes are checked, threads are few, nothing asks a model hub."""
+
+from __future__ import annotations
+
+import os
+
+# Read by torch and tokenizers when they are loaded, so these come before everything else.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+# Every call of these modules is checked against the shapes in its annotations, in tests only.
+install_import_hook(["areal_lab.functional", "areal_lab.data.batch"], "beartype.beartype")
+
+# No deadline: how long an example takes says more about the machine than about the code.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("repeat" if os.environ.get("CI") else "explore")

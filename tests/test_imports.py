@@ -1,0 +1,58 @@
+"""What may import what, where import-linter cannot look: in a fresh interpreter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONTROL = Path(__file__).parents[1] / "areal_lab" / "control"
+PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"} | {
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "types",
+    "typing",
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Top-level names of everything the file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or ".")
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(CONTROL.glob("*.py")), ids=lambda path: path.name)
+def test_control_imports_pure_standard_library_and_itself_only(path: Path) -> None:
+    allowed = {name for name in imported_modules(path) if name.split(".")[0] in PURE}
+    allowed |= {name for name in imported_modules(path) if name.startswith("areal_lab.control")}
+    assert imported_modules(path) - allowed == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "areal_lab",
+        "areal_lab.config",
+        "areal_lab.processes",
+        "areal_lab.control.schedule",
+        "areal_lab.data.trajectory",
+        "areal_lab.engines.protocol",
+        "areal_lab.training.protocol",
+    ],
+)
+def test_light_modules_do_not_load_torch(module: str) -> None:
+    script = f"import sys, {module}; print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
