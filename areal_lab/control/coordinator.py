@@ -1,0 +1,455 @@
+"""Decide what happens next: events in, actions out; no clock, no randomness, no I/O.
+
+    engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
+    trainer    free --Train--> training --TrainStepDone--> free --Save--> saving --> free
+    weights    trained version >= pushed version; PushWeights always takes the newest
+
+`handle` notes the event, then decides everything that the state permits. Actions of one event come
+in the order in which they are to be performed:
+
+    Drop*  Interrupt  Save | Train  PushWeights  Resume  StartGroup*  Finish
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn, assert_never
+
+from areal_lab.control.admission import lag_bound, open_slots, start_limit, whole_batches
+from areal_lab.control.events import (
+    Action,
+    CheckpointDone,
+    Drop,
+    EngineJoined,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    Save,
+    StartGroup,
+    StopRequested,
+    Train,
+    TrainStepDone,
+    Version,
+    WeightsPushed,
+)
+from areal_lab.control.order import BatchOrder, oldest_finished_first
+from areal_lab.control.routing import Router
+from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Constants of one run."""
+
+    batch_groups: int
+    """B: groups per training batch."""
+    max_in_flight: int
+    """Groups the engines may generate at once."""
+    train_steps: int | None = None
+    """Version at which the run is complete; None goes on until stopped."""
+    save_every_steps: int = 0
+    """Versions between checkpoints; 0 saves at the end only."""
+    schedule: Schedule = field(default_factory=lambda: asynchronous(4))
+    order: BatchOrder = field(default_factory=oldest_finished_first)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_groups", "max_in_flight", "train_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, but must be >= 1")
+        if self.save_every_steps < 0:
+            raise ValueError(
+                f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
+            )
+        if self.schedule.carry_over and self.schedule.on_new_weights is not OnNewWeights.INTERRUPT:
+            raise ValueError(
+                f"schedule {self.schedule.name!r} carries answers over an update and also waits "
+                "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
+            )
+        if not self.order.drop_late and self.order.max_lag < lag_bound(self.schedule):
+            raise ValueError(
+                f"bounded_lag(max_lag={self.order.max_lag}) cannot hold by waiting: eta is "
+                f"{self.schedule.eta}, which starts groups up to {lag_bound(self.schedule)} "
+                "versions ahead; raise max_lag to that, lower eta, or use drop=True"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Groups and versions at one moment; `started == in_flight + finished + trained`."""
+
+    started: int
+    """N_r of eq. 3: what was filtered or dropped does not count."""
+    in_flight: int
+    finished: int
+    """Finished and not yet trained on."""
+    trained: int
+    """Given to the trainer, the running step and the steps before a recovery included."""
+    filtered: int
+    dropped: int
+    trained_version: Version
+    pushed_version: Version
+
+
+class Coordinator:
+    """The one owner of a run's state; see the module's text. Shells perform what it returns."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._backlog = limits.order.make_backlog(limits.batch_groups)
+        self._router = Router()
+        # Groups: running on an engine | waiting for an engine (theirs was lost while paused).
+        self._in_flight: dict[GroupId, StartGroup] = {}
+        self._orphans: dict[GroupId, Version] = {}
+        self._dropped_running: set[GroupId] = set()
+        self._next_group: GroupId = 0
+        self._started = 0
+        self._batches = 0
+        self._filtered = 0
+        self._dropped = 0
+        # Versions: of the trainer | of its newest checkpoint | of the engines | on its way to them.
+        self._trained: Version = 0
+        self._saved: Version = 0
+        self._pushed: Version = 0
+        self._pushing: Version | None = None
+        self._start_limit = 0.0
+        self._running = False
+        self._training = False
+        self._saving = False
+        self._save_due = False
+        self._interrupted = False
+        self._ending: str | None = None
+        self._over: str | None = None
+
+    def handle(self, event: Event) -> tuple[Action, ...]:
+        """Note `event` and return what to do now, in order.
+
+        Raises:
+            ValueError: if the event cannot have happened; the state is unchanged.
+        """
+        if not self._running:
+            self._check_may_begin(event)
+        match event:
+            case GroupFinished():
+                self._group_finished(event)
+            case GroupFiltered():
+                self._group_filtered(event)
+            case TrainStepDone():
+                return self._train_step_done(event)
+            case WeightsPushed():
+                self._weights_pushed(event)
+            case CheckpointDone():
+                self._checkpoint_done(event)
+            case RunStarted():
+                self._run_started(event)
+            case EngineLost():
+                return self._engine_lost(event)
+            case EngineJoined():
+                self._engine_joined(event)
+            case StopRequested():
+                self._stop_requested()
+            case _ as never:
+                assert_never(never)
+        return tuple(self._decide())
+
+    @property
+    def counts(self) -> Counts:
+        """A snapshot, O(1)."""
+        return Counts(
+            started=self._started,
+            in_flight=len(self._in_flight) + len(self._orphans),
+            finished=len(self._backlog),
+            trained=self._batches * self.limits.batch_groups,
+            filtered=self._filtered,
+            dropped=self._dropped,
+            trained_version=self._trained,
+            pushed_version=self._pushed,
+        )
+
+    @property
+    def engine_loads(self) -> dict[int, int]:
+        """Running groups of each engine."""
+        return self._router.loads()
+
+    def waiting_for(self) -> str:
+        """What the run waits for, in a few words for a progress display."""
+        if self._over is not None:
+            return f"nothing, the run is over ({self._over})"
+        if not self._running:
+            return "the run to start"
+        if self._training:
+            return f"trainer (step {self._trained + 1})"
+        if self._saving:
+            return f"checkpoint of version {self._saved}"
+        if self._pushing is not None:
+            return f"engines to load version {self._pushing}"
+        if self._trained > self._pushed:
+            groups = len(self._in_flight)
+            plural = "s" if groups > 1 else ""
+            return f"{groups} running group{plural} to end before version {self._trained} is loaded"
+        return self._backlog.waiting_for(self._trained)
+
+    # --- what an event means ---------------------------------------------------------------------
+
+    def _check_may_begin(self, event: Event) -> None:
+        if self._over is not None:
+            raise ValueError(f"{event} came after Finish({self._over!r}); no event was expected")
+        if not isinstance(event, RunStarted):
+            raise ValueError(f"{event} came before the run began; RunStarted was expected")
+
+    def _run_started(self, event: RunStarted) -> None:
+        if self._running:
+            raise ValueError(f"{event} came a second time; a run starts once")
+        if not event.engines or len(set(event.engines)) != len(event.engines):
+            raise ValueError(f"{event} needs at least one engine, each named once")
+        if event.version < 0 or event.next_group < 0:
+            raise ValueError(f"{event} needs version >= 0 and next_group >= 0")
+        self._running = True
+        for engine in event.engines:
+            self._router.add(engine)
+        self._next_group = event.next_group
+        self._trained = self._saved = self._batches = event.version
+        self._started = event.version * self.limits.batch_groups
+        self._engines_hold(event.version)
+
+    def _group_finished(self, event: GroupFinished) -> None:
+        start = self._in_flight.get(event.group)
+        if start is None:
+            return self._check_was_dropped(event, event.group)
+        newest = self._pushed if self._pushing is None else self._pushing
+        if not start.version <= event.head_version <= event.tail_version <= newest:
+            raise ValueError(
+                f"{event}: group {event.group} started at version {start.version} and the engines "
+                f"have at most {newest}, so start <= head <= tail <= {newest} was expected"
+            )
+        del self._in_flight[event.group]
+        self._router.release(start.engine)
+        return self._backlog.finished(event.group, start.version)
+
+    def _group_filtered(self, event: GroupFiltered) -> None:
+        start = self._in_flight.pop(event.group, None)
+        if start is None:
+            return self._check_was_dropped(event, event.group)
+        self._router.release(start.engine)
+        self._started -= 1
+        self._filtered += 1
+        return self._backlog.removed(event.group, start.version)
+
+    def _check_was_dropped(self, event: Event, group: GroupId) -> None:
+        # Its end crossed the abort on the way; it was dropped and stays so.
+        if group not in self._dropped_running:
+            raise ValueError(f"{event}: group {group} is not running; a running group was expected")
+        self._dropped_running.remove(group)
+
+    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+        if not self._training:
+            raise ValueError(f"{event}: no step is running; none was expected")
+        if event.version != self._trained + 1:
+            raise ValueError(f"{event}: version {self._trained + 1} was expected")
+        self._training = False
+        self._trained = event.version
+        every = self.limits.save_every_steps
+        self._save_due = self._complete or (every > 0 and self._trained % every == 0)
+        drops: list[Action] = []
+        if self._ending is None:
+            reason = f"lag above {self.limits.order.max_lag}"
+            drops = self._drop(self._backlog.late(self._trained), reason)
+        return (*drops, *self._decide())
+
+    def _weights_pushed(self, event: WeightsPushed) -> None:
+        if self._pushing is None and self._ending is not None:
+            return  # The last engine was lost meanwhile, and the push given up.
+        if event.version != self._pushing:
+            expected = "no push" if self._pushing is None else f"version {self._pushing}"
+            raise ValueError(f"{event}: {expected} was expected")
+        self._pushing = None
+        self._engines_hold(event.version)
+
+    def _engines_hold(self, version: Version) -> None:
+        self._pushed = version
+        self._start_limit = start_limit(
+            self.limits.schedule,
+            version=version,
+            batch_groups=self.limits.batch_groups,
+            train_steps=self.limits.train_steps,
+        )
+
+    def _checkpoint_done(self, event: CheckpointDone) -> None:
+        if not self._saving or event.version != self._saved:
+            expected = f"version {self._saved}" if self._saving else "no checkpoint"
+            raise ValueError(f"{event}: {expected} was expected")
+        self._saving = False
+
+    def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
+        if event.engine not in self._router:
+            self._refuse_engine(event)
+        self._router.remove(event.engine)
+        lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
+        for group in lost:
+            self._orphans[group] = self._in_flight.pop(group).version
+        drops: list[Action] = []
+        if not len(self._router):
+            # Nothing answers a push any more, and nothing is left to resume.
+            self._pushing, self._interrupted = None, False
+            if self._ending is None:
+                self._ending = "no engine left"
+                drops = self._drop_everything(self._ending)
+        return (*drops, *self._decide())
+
+    def _engine_joined(self, event: EngineJoined) -> None:
+        if event.engine in self._router:
+            self._refuse_engine(event)
+        self._router.add(event.engine)
+
+    def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
+        engines = sorted(self._router.loads())
+        raise ValueError(f"{event}: the engines are {engines}; a change of these was expected")
+
+    def _stop_requested(self) -> None:
+        # A run whose last step is done ends by itself, as complete.
+        if self._ending is None and (self._training or not self._complete):
+            self._ending = "stopped"
+
+    # --- what to do ------------------------------------------------------------------------------
+
+    def _decide(self) -> list[Action]:
+        if self._ending is not None:
+            return self._wind_up(self._ending)
+        schedule = self.limits.schedule
+        actions: list[Action] = []
+        trainer_free = not (self._training or self._saving)
+        save = trainer_free and self._save_due
+        train = trainer_free and not save and self._backlog.ready(self._trained)
+        push = self._trained > self._pushed and self._pushing is None and self._may_push()
+        pause = push or (train and schedule.carry_over)
+        if pause and self._in_flight and not self._interrupted:
+            self._interrupted = True
+            actions.append(Interrupt())
+        if save:
+            actions.append(self._save())
+        if train:
+            self._training = True
+            self._batches += 1
+            actions.append(Train(self._trained, self._backlog.take()))
+        if push:
+            self._pushing = self._trained
+            actions.append(PushWeights(self._trained))
+        if self._pushing is None and not (schedule.carry_over and self._training):
+            self._generate(actions)
+        if self._complete and self._nothing_runs:
+            actions.append(self._finish("complete"))
+        return actions
+
+    def _may_push(self) -> bool:
+        match self.limits.schedule.on_new_weights:
+            case OnNewWeights.INTERRUPT:
+                return True
+            case OnNewWeights.DRAIN:
+                return not self._in_flight
+            case OnNewWeights.FINISH_BATCH:
+                return not self._in_flight and not self._open_slots()
+
+    def _generate(self, actions: list[Action]) -> None:
+        """Let the engines run, and fill them: the lost engines' groups first, then new ones."""
+        if self._interrupted:
+            self._interrupted = False
+            actions.append(Resume())
+        if self._orphans:
+            for group in sorted(self._orphans):
+                self._backlog.restarted(group, self._orphans[group], self._pushed)
+                actions.append(self._start(group))
+            self._orphans.clear()
+        for _ in range(self._open_slots()):
+            group = self._next_group
+            self._next_group += 1
+            self._started += 1
+            self._backlog.started(group, self._pushed)
+            actions.append(self._start(group))
+
+    def _open_slots(self) -> int:
+        limit = self._start_limit
+        if self._trained > self._pushed:
+            # Newer weights wait for the engines to run empty.
+            if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
+                return 0
+            if self._pushed + self.limits.order.max_lag < self._trained:
+                return 0  # It would be too late before it began.
+            limit = min(limit, whole_batches(self._started, self.limits.batch_groups))
+        return open_slots(
+            started=self._started,
+            in_flight=len(self._in_flight),
+            limit=limit,
+            max_in_flight=self.limits.max_in_flight,
+        )
+
+    def _start(self, group: GroupId) -> StartGroup:
+        start = StartGroup(group, self._router.acquire(), self._pushed)
+        self._in_flight[group] = start
+        return start
+
+    def _save(self) -> Save:
+        self._saving, self._save_due = True, False
+        self._saved = self._trained
+        return Save(self._trained)
+
+    def _drop(self, groups: Iterable[GroupId], reason: str) -> list[Action]:
+        """Drops for groups that the backlog has forgotten already."""
+        drops: list[Action] = []
+        for group in groups:
+            start = self._in_flight.pop(group, None)
+            if start is not None:
+                self._router.release(start.engine)
+                self._dropped_running.add(group)
+            else:
+                self._orphans.pop(group, None)
+            self._started -= 1
+            self._dropped += 1
+            drops.append(Drop(group, reason))
+        return drops
+
+    def _drop_everything(self, reason: str) -> list[Action]:
+        groups = [*self._in_flight, *self._orphans, *self._backlog.finished_groups()]
+        self._backlog = self.limits.order.make_backlog(self.limits.batch_groups)
+        return self._drop(sorted(groups), reason)
+
+    def _wind_up(self, reason: str) -> list[Action]:
+        """Once the trainer is free: save what is not saved, give up the rest, and end."""
+        if self._training or self._saving:
+            return []
+        if self._trained > self._saved:
+            return [self._save()]
+        if self._pushing is not None:
+            return []
+        actions = self._drop_everything("run ended")
+        if self._interrupted:
+            actions.append(Resume())
+        actions.append(self._finish(reason))
+        return actions
+
+    def _finish(self, reason: str) -> Finish:
+        self._running, self._over = False, reason
+        return Finish(reason)
+
+    @property
+    def _complete(self) -> bool:
+        steps = self.limits.train_steps
+        return steps is not None and self._trained >= steps
+
+    @property
+    def _nothing_runs(self) -> bool:
+        trainer_busy = self._training or self._saving or self._save_due
+        return not trainer_busy and self._pushing is None and self._trained == self._pushed
+
+
+def replay(limits: Limits, events: Iterable[Event]) -> list[Action]:
+    """The actions that a coordinator takes on `events`: a log is true if it says the same."""
+    coordinator = Coordinator(limits)
+    return [action for event in events for action in coordinator.handle(event)]
