@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 		echo "Install python3.11, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
-	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 450 MB to download, 2 GB on disk,"
+	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 400 MB to download, 2 GB on disk,"
 	@echo "two to five minutes the first time. Nothing outside this folder changes."
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { \
 		echo "$(PYTHON) has no ensurepip (on Debian and Ubuntu: install its -venv package)." >&2; \
