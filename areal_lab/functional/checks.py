@@ -1,0 +1,74 @@
+"""Refuse wrong shapes and types with one sentence: argument, what it is, how to mend it.
+
+Only shapes and dtypes are looked at, never values, so that the checks cost nothing and hold under
+`torch.func` and `torch.compile`. Value checks (`check_finite`) run only where values are known.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_token_inputs(mask: Tensor, **values: Tensor) -> None:
+    """Refuse values that are not of the mask's shape, which torch would broadcast silently.
+
+    Raises:
+        ValueError: the mask is not boolean, or a value has another shape than the mask.
+    """
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask has dtype {mask.dtype}, but must be torch.bool (True = the policy chose this "
+            "token); pass mask.bool()"
+        )
+    for name, value in values.items():
+        if value.shape != mask.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)} and mask {tuple(mask.shape)}, but they "
+                "must be equal; give one value per token (a value per sequence is spread with "
+                "value[:, None].expand_as(mask), or value[sequence_ids] when packed)"
+            )
+
+
+def check_same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Refuse `value` when its shape is not that of `other`.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if value.shape != other.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)} and {other_name} {tuple(other.shape)}, "
+            f"but they must be equal; give one entry of {name} per entry of {other_name}"
+        )
+
+
+def check_integer(name: str, value: Tensor) -> None:
+    """Refuse ids that are not integers.
+
+    Raises:
+        ValueError: the dtype is floating, complex or boolean.
+    """
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise ValueError(f"{name} has dtype {value.dtype}, but must be integers; pass .long()")
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    """Refuse NaN and infinity where values can be looked at: eagerly, not in vmap or compile.
+
+    Raises:
+        ValueError: an entry is not finite.
+    """
+    if torch.compiler.is_compiling():
+        return
+    try:
+        finite = bool(torch.isfinite(value).all())
+    except RuntimeError:
+        # Under vmap the values of one sample cannot be looked at; there the caller vouches.
+        return
+    if not finite:
+        bad = int((~torch.isfinite(value)).sum())
+        raise ValueError(
+            f"{name} (shape {tuple(value.shape)}) has {bad} entries that are NaN or infinite; "
+            "mend the function that made them, or leave those samples out"
+        )

@@ -1,0 +1,227 @@
+"""Policy losses: anchor ratio -> surrogate -> weight chain -> aggregate.
+
+    logprobs, anchor --ratio--> r --surrogate(A)--> objective --x weight--> --aggregate--> -loss
+    proximal, behavior -------behavior_weight--> correct(...) ---^
+
+Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
+Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from areal_lab.functional.aggregate import Aggregate, Count, token_mean
+from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
+from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
+from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip_surrogate
+
+
+class PolicyLossResult(NamedTuple):
+    """A loss and what happened to the tokens; all but `loss` is detached."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    ratio: Tensor
+    """pi_theta / pi_anchor of each token; 1 where masked."""
+    behavior_weight: Tensor
+    """Corrected pi_prox / pi_behav of each token; 1 in losses without one, and where masked."""
+    clipped: Tensor
+    """True where the surrogate removed the token's gradient."""
+
+
+class PlainLoss(NamedTuple):
+    """The least that a policy loss returns."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+
+
+@runtime_checkable
+class HasLoss(Protocol):
+    """What a trainer needs of a result; further fields of a NamedTuple are its diagnostics."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar, to be minimised; carries the gradient."""
+
+
+@runtime_checkable
+class PolicyLoss(Protocol):
+    """A policy loss as a trainer calls it. Own losses have this signature.
+
+    Bind further numbers beforehand: `partial(decoupled_ppo, clip_epsilon=0.1)`.
+    """
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        proximal_logprobs: Tensor,
+        behavior_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        token_count: Count | None = None,
+    ) -> HasLoss:
+        """Loss of one micro-batch; summed over micro-batches when `token_count` is global."""
+
+
+def ppo(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    token_count: Count | None = None,
+) -> PolicyLossResult:
+    r"""Clipped PPO objective, as a loss to minimise.
+
+    $$ L = -\frac{1}{N} \sum_t \min(r_t A_t, \mathrm{clip}(r_t, 1 \pm \epsilon) A_t),
+    \quad r = \pi_\theta / \pi_{old} $$
+
+    Source: PPO (arXiv:1707.06347), eq. 7.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        old_logprobs: log pi_old, which samples came from and the trust region is centred at.
+        advantages: A of each token.
+        mask: True = the policy chose this token.
+        clip_epsilon: half-width of the trust region, or (below, above).
+        token_count: tokens of the whole batch; None counts this mask.
+
+    Raises:
+        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    """
+    return policy_loss(
+        logprobs,
+        old_logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        surrogate=partial(clip_surrogate, clip_epsilon=clip_epsilon),
+        aggregate=partial(token_mean, token_count=token_count),
+    )
+
+
+def decoupled_ppo(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    correct: Correction = unbounded,
+    token_count: Count | None = None,
+) -> PolicyLossResult:
+    r"""Decoupled PPO objective, as a loss to minimise.
+
+    $$ L = -\frac{1}{N} \sum_t \frac{\pi_{prox}}{\pi_{behav}}
+    \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t), \quad u = \pi_\theta / \pi_{prox} $$
+
+    Equals ordinary PPO when `proximal_logprobs` is `behavior_logprobs`.
+
+    Source: AReaL (arXiv:2505.24298), eq. 5.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        proximal_logprobs: log pi_prox, the policy that centres the trust region.
+        behavior_logprobs: log pi_behav, as the sampler reported them, one version per token.
+        advantages: A of each token.
+        mask: True = the policy chose this token.
+        clip_epsilon: half-width of the trust region, or (below, above).
+        correct: bounds the weight, as `truncate(5.0)`; the weight itself is always applied.
+        token_count: tokens of the whole batch; None counts this mask.
+
+    Raises:
+        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    """
+    return policy_loss(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        surrogate=partial(clip_surrogate, clip_epsilon=clip_epsilon),
+        correct=correct,
+        aggregate=partial(token_mean, token_count=token_count),
+    )
+
+
+def policy_loss(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    surrogate: SurrogateFunction,
+    ratio: AnchorRatio = token_ratio,
+    correct: Correction = unbounded,
+    aggregate: Aggregate = token_mean,
+) -> PolicyLossResult:
+    r"""Compose a policy loss from its four parts; named losses are calls of this.
+
+    $$ L = -\mathrm{aggregate}(\mathrm{correct}(\pi_{prox}/\pi_{behav})\ \mathrm{surrogate}(r, A)),
+    \quad r = \mathrm{ratio}(\pi_\theta, \pi_{prox}) $$
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        proximal_logprobs: log pi_prox, the anchor of the ratio.
+        behavior_logprobs: log pi_behav; the same tensor as the anchor gives weights of 1.
+        advantages: A of each token.
+        mask: True = the policy chose this token.
+        surrogate: `(policy, advantages) -> Surrogate`, what is maximised per token.
+        ratio: `(logprobs, anchor_logprobs, mask) -> AnchoredPolicy`.
+        correct: what happens to the weight pi_prox / pi_behav.
+        aggregate: `(values, mask) -> scalar`.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    check_token_inputs(
+        mask,
+        logprobs=logprobs,
+        proximal_logprobs=proximal_logprobs,
+        behavior_logprobs=behavior_logprobs,
+        advantages=advantages,
+    )
+    policy = ratio(logprobs, proximal_logprobs, mask)
+    objective = surrogate(policy, advantages)
+    weight = correct(behavior_weight(proximal_logprobs, behavior_logprobs, mask)).weight
+    return PolicyLossResult(
+        loss=-aggregate(weight * objective.value, mask),
+        ratio=detached_ratio(policy),
+        behavior_weight=weight,
+        clipped=objective.clipped,
+    )
+
+
+def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> PolicyLoss:
+    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centred at the behavior policy.
+
+    `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on what the sampler reported;
+    the proximal log-probs are not looked at.
+    """
+
+    def anchored(
+        logprobs: Tensor,
+        proximal_logprobs: Tensor,  # noqa: ARG001 - part of the protocol
+        behavior_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        token_count: Count | None = None,
+    ) -> HasLoss:
+        return loss(
+            logprobs, behavior_logprobs, advantages, mask, token_count=token_count, **numbers
+        )
+
+    return anchored

@@ -1,0 +1,59 @@
+"""Select before computing: what is masked reaches neither the value nor the gradient.
+
+`0 * nan` is NaN, so multiplying by a mask is not enough; and `where(mask, exp(x), 0)` still has a
+NaN gradient when a masked `exp(x)` overflows. Inputs are selected first, then computed with.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from areal_lab.functional.checks import check_token_inputs
+
+
+def select(
+    values: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, fill: float = 0.0
+) -> Shaped[Tensor, "*shape"]:
+    """Keep `values` where the mask is True, `fill` elsewhere; no gradient where masked."""
+    check_token_inputs(mask, values=values)
+    return torch.where(mask, values, torch.full_like(values, fill))
+
+
+def masked_sum(
+    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, dim: int | None = None
+) -> Float[Tensor, "*rest"]:
+    """Sum of the unmasked values, over everything or along `dim`."""
+    chosen = select(values, mask)
+    return chosen.sum() if dim is None else chosen.sum(dim)
+
+
+def masked_mean(
+    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, dim: int | None = None
+) -> Float[Tensor, "*rest"]:
+    """Mean of the unmasked values, over everything or along `dim`; 0 where nothing is unmasked."""
+    count = mask.sum() if dim is None else mask.sum(dim)
+    return masked_sum(values, mask, dim=dim) / count.clamp(min=1)
+
+
+def masked_quantiles(
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    quantiles: Float[Tensor, " Q"],
+) -> Float[Tensor, " Q"]:
+    """Quantiles of the unmasked values, linear between order statistics (as `torch.quantile`).
+
+    Static shapes and no limit on the number of values, unlike `torch.quantile`. NaN when nothing
+    is unmasked: there is no quantile of nothing.
+    """
+    ordered = select(values, mask, fill=float("inf")).reshape(-1).sort().values
+    last = mask.sum() - 1
+    position = quantiles.to(values.dtype) * last.clamp(min=0).to(values.dtype)
+    below = position.floor().long()
+    above = torch.minimum(below + 1, last.clamp(min=0))
+    low, high = ordered[below], ordered[above]
+    # Equal infinities have the difference NaN, and lerp would lose an infinite but exact hit.
+    between = low + (position - below) * (high - low)
+    result = torch.where((low == high) | (position == below), low, between)
+    return torch.where(last >= 0, result, torch.full_like(result, float("nan")))

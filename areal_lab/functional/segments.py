@@ -1,0 +1,104 @@
+"""One reduction by integer ids for sequences, groups and turns, padded and packed alike.
+
+    padded [N, T]        ids               packed [T]              ids
+    a b c .              0 0 0 0           a b c d e  cu [0 3 5]   0 0 0 1 1
+    d e . .              1 1 1 1
+
+Masked tokens add an exact zero, hence both layouts give bit-equal sums on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+
+Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
+
+
+def segment_reduce(
+    values: Shaped[Tensor, "*shape"],
+    ids: Int[Tensor, "*shape"],
+    segments: int,
+    *,
+    mask: Bool[Tensor, "*shape"] | None = None,
+    reduce: Reduction = "sum",
+) -> Shaped[Tensor, " segments"]:
+    """Reduce the values that share an id: `out[k] = reduce of values[i] over ids[i] == k`.
+
+    Args:
+        values: one value per token (or sample); any shape, floating or integer.
+        ids: id of each value, in `0 .. segments - 1`.
+        segments: number of segments, known without looking at the data.
+        mask: True where a value counts; None counts all. Masked NaN and infinity do not matter.
+        reduce: `sum`, `mean`, `min` or `max`.
+
+    Returns:
+        One value per segment. A segment without a value gives 0 for every reduction.
+
+    Raises:
+        ValueError: shapes differ, ids are no integers, or `segments` is negative.
+    """
+    check_same_shape("ids", ids, "values", values)
+    check_integer("ids", ids)
+    if segments < 0:
+        raise ValueError(f"segments is {segments}, but must be >= 0")
+    if mask is None:
+        mask = torch.ones_like(values, dtype=torch.bool)
+    check_token_inputs(mask, values=values)
+    flat_ids, flat_mask = ids.reshape(-1).long(), mask.reshape(-1)
+    chosen = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
+    if reduce == "sum":
+        return _scatter_sum(chosen, flat_ids, segments)
+    counts = _scatter_sum(flat_mask.to(torch.int64), flat_ids, segments)
+    if reduce == "mean":
+        return _scatter_sum(chosen, flat_ids, segments) / counts.clamp(min=1)
+    # The neutral element keeps masked values out of the extremum.
+    limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
+    neutral = limits.max if reduce == "min" else limits.min
+    contenders = torch.where(flat_mask, chosen, torch.full_like(chosen, neutral))
+    start = torch.full((segments,), neutral, dtype=values.dtype, device=values.device)
+    extremum = start.scatter_reduce(0, flat_ids, contenders, "amin" if reduce == "min" else "amax")
+    return torch.where(counts > 0, extremum, torch.zeros_like(extremum))
+
+
+def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
+    start = torch.zeros(segments, dtype=values.dtype, device=values.device)
+    return start.scatter_add(0, ids, values)
+
+
+def padded_sequence_ids(mask: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
+    """Id of the sequence (row) that each position of a padded batch belongs to."""
+    rows = torch.arange(mask.shape[0], device=mask.device)
+    return rows[:, None].expand(mask.shape)
+
+
+def packed_sequence_ids(
+    cu_seqlens: Int[Tensor, " boundaries"], tokens: int
+) -> Int[Tensor, " tokens"]:
+    """Id of the sequence that each token of a packed batch belongs to.
+
+    Args:
+        cu_seqlens: cumulative lengths `[0, |y_1|, |y_1| + |y_2|, ...]`; empty sequences are fine.
+        tokens: length of the packed batch, the last entry of `cu_seqlens`.
+    """
+    positions = torch.arange(tokens, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].contiguous().long(), positions, right=True)
+
+
+def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """Number arbitrary integer ids from 0 on, in ascending order of the ids.
+
+    The same as the inverse of `torch.unique`, but with static shapes (vmap, compile). There are
+    at most N different ids, so N is a safe number of segments.
+    """
+    check_integer("ids", ids)
+    ordered, order = torch.sort(ids, stable=True)
+    is_new = torch.ones_like(ordered)
+    is_new = torch.cat([is_new[:1] * 0, (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
+    numbers = torch.cumsum(is_new, 0)
+    return torch.zeros_like(numbers).scatter(0, order, numbers)
