@@ -1,0 +1,390 @@
+"""What each process did when, and why it was idle when it was.
+
+Busy time is what spans say (the innermost one, where they nest). Time that no span covers is idle,
+and its cause follows from the events and actions around it; a span with a `cause` overrides it.
+
+    process   idle cause                           while no span of it goes on, and
+    trainer   waiting for weights                  PushWeights .. WeightsPushed
+              waiting for a batch                  else: too few groups finished
+              request on its way                   Train, Save .. TrainStepDone, CheckpointDone
+              nothing left to do                   the last step is done
+    engine i  paused for weights                   Interrupt .. Resume, new weights are ready
+              paused for training                  Interrupt .. Resume, before they are
+              request on its way                   groups on it are not yet generated
+              waiting for rewards                  all groups on it are generated
+              nothing left to do                   no group on it, the last group was started
+              waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
+              nothing admitted (staleness bound)   no group on it, else
+              lost                                 EngineLost .. EngineJoined
+    rewards   nothing to judge                     no group is between generation and its end
+    pipeline  waiting for events                   always
+    any       before training, after training      outside RunStarted .. Finish
+
+A process that wrote no span at all is busy as its actions say: an engine generates while one of its
+groups is not yet generated, the trainer trains from Train to TrainStepDone and saves from Save to
+CheckpointDone, rewards judge while a group is generated and not yet ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from areal_lab.control.eventlog import (
+    PIPELINE,
+    REWARDS,
+    TRAINER,
+    ActionRecord,
+    EventRecord,
+    Log,
+    SpanRecord,
+    engine_process,
+)
+from areal_lab.control.events import (
+    Action,
+    CheckpointDone,
+    Drop,
+    EngineJoined,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    Save,
+    StartGroup,
+    Train,
+    TrainStepDone,
+    WeightsPushed,
+)
+
+PAUSED = "paused for weights"
+PAUSED_FOR_TRAINING = "paused for training"
+NOTHING_ADMITTED = "nothing admitted (staleness bound)"
+WAIT_BATCH = "waiting for a batch"
+WAIT_WEIGHTS = "waiting for weights"
+WAIT_REWARDS = "waiting for rewards"
+ON_ITS_WAY = "request on its way"
+NOTHING_LEFT = "nothing left to do"
+LOST = "lost"
+NOTHING_TO_JUDGE = "nothing to judge"
+WAIT_EVENTS = "waiting for events"
+BEFORE = "before training"
+AFTER = "after training"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One process doing one thing, or idle for one cause."""
+
+    start_s: float
+    end_s: float
+    name: str
+    """What it did, or the cause of its idleness."""
+    busy: bool
+
+
+@dataclass(slots=True)
+class ProcessUse:
+    """Where the time of one process went."""
+
+    total_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by what was done, longest first."""
+    idle_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by cause, longest first."""
+
+    @property
+    def busy_share(self) -> float:
+        """Busy seconds over all seconds."""
+        return sum(self.busy_s.values()) / self.total_s if self.total_s else 0.0
+
+    @property
+    def idle_share(self) -> float:
+        """Idle seconds over all seconds."""
+        return sum(self.idle_s.values()) / self.total_s if self.total_s else 0.0
+
+    def shares(self) -> dict[str, float]:
+        """Share of each cause, and of everything busy as `"busy"`; they sum to 1."""
+        if not self.total_s:
+            return {}
+        causes = {cause: seconds / self.total_s for cause, seconds in self.idle_s.items()}
+        return {"busy": self.busy_share, **causes}
+
+
+def training_window(log: Log) -> tuple[float, float]:
+    """From the first event (`RunStarted`) to `Finish`, or to the end of a log that was cut."""
+    starts = [record.t_s for record in log.events if isinstance(record.event, RunStarted)]
+    if not starts:
+        return (log.end_s, log.end_s)
+    ends = [record.t_s for record in log.actions if isinstance(record.action, Finish)]
+    return (starts[0], ends[-1] if ends else log.end_s)
+
+
+def idle_by_cause(log: Log) -> dict[str, ProcessUse]:
+    """Seconds of each process by what it did and by cause of idleness, while training went on.
+
+    The module's text defines the causes.
+    """
+    start_s, end_s = training_window(log)
+    uses = {}
+    for process, stretches in activity(log).items():
+        use = ProcessUse(total_s=end_s - start_s)
+        for stretch in stretches:
+            seconds = min(stretch.end_s, end_s) - max(stretch.start_s, start_s)
+            if seconds > 0:
+                by_name = use.busy_s if stretch.busy else use.idle_s
+                by_name[stretch.name] = by_name.get(stretch.name, 0.0) + seconds
+        use.busy_s = dict(sorted(use.busy_s.items(), key=lambda item: -item[1]))
+        use.idle_s = dict(sorted(use.idle_s.items(), key=lambda item: -item[1]))
+        uses[process] = use
+    return uses
+
+
+def activity(log: Log) -> dict[str, list[Stretch]]:
+    """What each process did from 0 s to the end of the log, without gaps or overlaps."""
+    spans: dict[str, list[SpanRecord]] = defaultdict(list)
+    for span in log.spans:
+        spans[span.process].append(span)
+    background = _Background(log, recorded=frozenset(spans))
+    order = list(dict.fromkeys([*log.header.processes, *spans]))
+    return {
+        process: _overlay(_innermost(spans[process]), background.of(process), log.end_s)
+        for process in order
+        if process in spans or process in background
+    }
+
+
+# --- spans over background -----------------------------------------------------------------------
+
+
+def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
+    """The span that counts at each moment: busy before waiting, then the latest to begin."""
+    starting = sorted((s for s in spans if s.end_s > s.t_s), key=lambda span: span.t_s)
+    moments = sorted({moment for span in starting for moment in (span.t_s, span.end_s)})
+    active: list[tuple[bool, float, float, int]] = []
+    following = 0
+    for number, moment in enumerate(moments[:-1]):
+        while following < len(starting) and starting[following].t_s <= moment:
+            span = starting[following]
+            heappush(active, (bool(span.cause), -span.t_s, span.end_s, following))
+            following += 1
+        while active and active[0][2] <= moment:
+            heappop(active)
+        if active:
+            span = starting[active[0][3]]
+            yield Stretch(moment, moments[number + 1], span.cause or span.name, not span.cause)
+
+
+def _overlay(
+    spans: Iterable[Stretch], background: Sequence[Stretch], end_s: float
+) -> list[Stretch]:
+    """Spans where there are some, else the background; neighbors of one kind are joined."""
+    joined: list[Stretch] = []
+
+    def add(start_s: float, end_s: float, like: Stretch) -> None:
+        if end_s <= start_s:
+            return
+        last = joined[-1] if joined else None
+        if last and (last.name, last.busy, last.end_s) == (like.name, like.busy, start_s):
+            joined[-1] = Stretch(last.start_s, end_s, like.name, like.busy)
+        else:
+            joined.append(Stretch(start_s, end_s, like.name, like.busy))
+
+    position, covered_s = 0, 0.0
+
+    def fill(until_s: float) -> None:
+        nonlocal position, covered_s
+        while covered_s < until_s:
+            while background[position].end_s <= covered_s:
+                position += 1
+            piece_end_s = min(until_s, background[position].end_s)
+            add(covered_s, piece_end_s, background[position])
+            covered_s = piece_end_s
+
+    for span in spans:
+        start_s, stop_s = max(span.start_s, 0.0), min(span.end_s, end_s)
+        fill(min(start_s, end_s))
+        add(start_s, stop_s, span)
+        covered_s = max(covered_s, stop_s)
+    fill(end_s)
+    return joined
+
+
+# --- what follows from events and actions --------------------------------------------------------
+
+
+class _Background:
+    """What each process must have been doing, by the events and actions alone."""
+
+    def __init__(self, log: Log, recorded: frozenset[str]) -> None:
+        self._recorded = recorded
+        self._end_s = log.end_s
+        self._changes: dict[str, list[tuple[float, str, bool]]] = {}
+        self._generating: dict[int, set[GroupId]] = {}
+        self._judging: dict[int, set[GroupId]] = {}
+        self._judged_now = 0
+        self._lost: set[int] = set()
+        self._engine_of: dict[GroupId, int] = {}
+        self._paused = self._training = self._saving = self._pushing = self._behind = False
+        self._last_start_s, self._last_train_s = self._last_work(log)
+        for process in log.header.processes:
+            self._changes[process] = [(0.0, BEFORE, False)]
+        self._follow(log)
+
+    def __contains__(self, process: str) -> bool:
+        return process in self._changes
+
+    def of(self, process: str) -> list[Stretch]:
+        """The process from 0 s to the end of the log."""
+        changes = self._changes.get(process, [(0.0, WAIT_EVENTS, False)])
+        ends = [*(change[0] for change in changes[1:]), self._end_s]
+        return [
+            Stretch(start_s, end_s, name, busy)
+            for (start_s, name, busy), end_s in zip(changes, ends, strict=True)
+            if end_s > start_s
+        ]
+
+    def _last_work(self, log: Log) -> tuple[float, float]:
+        """When the last group and the last step began, in a log that ended; else never."""
+        actions = list(log.actions)
+        if not any(isinstance(record.action, Finish) for record in actions):
+            return (float("inf"), float("inf"))
+        starts = [r.t_s for r in actions if isinstance(r.action, StartGroup)]
+        trains = [r.t_s for r in actions if isinstance(r.action, Train)]
+        return (max(starts, default=0.0), max(trains, default=0.0))
+
+    def _follow(self, log: Log) -> None:
+        """Go through the log in order of time; at one time, in order of writing."""
+        told = [(r.t_s, r) for r in log.records if isinstance(r, EventRecord | ActionRecord)]
+        generated = [(record.generated_s, record) for record in log.groups]
+        for t_s, record in sorted((*told, *generated), key=lambda item: item[0]):
+            match record:
+                case EventRecord():
+                    touched = self._event(record.event)
+                case ActionRecord():
+                    touched = self._action(record.action)
+                    if isinstance(record.action, Finish):
+                        for process in self._changes:
+                            self._change(process, t_s, AFTER, False)
+                        return
+                case _:
+                    touched = self._group_generated(record.group)
+            self._note(t_s, self._generating if t_s >= self._last_start_s else touched)
+
+    def _event(self, event: Event) -> Iterable[int]:
+        """Take the event in; returns the engines whose state it may have changed."""
+        match event:
+            case RunStarted():
+                for engine in event.engines:
+                    self._generating[engine], self._judging[engine] = set(), set()
+            case GroupFinished() | GroupFiltered():
+                return self._forget(event.group)
+            case TrainStepDone():
+                self._training, self._behind = False, True
+            case WeightsPushed():
+                self._pushing = self._behind = False
+            case CheckpointDone():
+                self._saving = False
+            case EngineLost():
+                for group in [g for g, at in self._engine_of.items() if at == event.engine]:
+                    self._forget(group)
+                self._lost.add(event.engine)
+            case EngineJoined():
+                self._lost.discard(event.engine)
+                self._generating.setdefault(event.engine, set())
+                self._judging.setdefault(event.engine, set())
+            case _:
+                pass
+        return self._generating
+
+    def _action(self, action: Action) -> Iterable[int]:
+        match action:
+            case StartGroup():
+                self._engine_of[action.group] = action.engine
+                self._generating[action.engine].add(action.group)
+                return (action.engine,)
+            case Drop():
+                return self._forget(action.group)
+            case Interrupt():
+                self._paused = True
+            case Resume():
+                self._paused = False
+            case PushWeights():
+                self._pushing = True
+            case Train():
+                self._training = True
+                return ()
+            case Save():
+                self._saving = True
+                return ()
+            case _:
+                pass
+        return self._generating
+
+    def _group_generated(self, group: GroupId) -> Iterable[int]:
+        engine = self._engine_of.get(group)
+        if engine is None or group not in self._generating[engine]:
+            return ()
+        self._generating[engine].remove(group)
+        self._judging[engine].add(group)
+        self._judged_now += 1
+        return (engine,)
+
+    def _forget(self, group: GroupId) -> Iterable[int]:
+        engine = self._engine_of.pop(group, None)
+        if engine is None:
+            return ()
+        self._generating[engine].discard(group)
+        if group in self._judging[engine]:
+            self._judging[engine].remove(group)
+            self._judged_now -= 1
+        return (engine,)
+
+    def _note(self, t_s: float, engines: Iterable[int]) -> None:
+        self._change(TRAINER, t_s, *self._trainer(t_s))
+        self._change(PIPELINE, t_s, WAIT_EVENTS, False)
+        judging = self._judged_now > 0 and REWARDS not in self._recorded
+        self._change(REWARDS, t_s, "judge" if judging else NOTHING_TO_JUDGE, judging)
+        for engine in engines:
+            self._change(engine_process(engine), t_s, *self._engine(engine, t_s))
+
+    def _change(self, process: str, t_s: float, name: str, busy: bool) -> None:
+        changes = self._changes.get(process)
+        if changes is None:
+            if process in (TRAINER, REWARDS, PIPELINE):
+                return  # only processes that the header names, and engines that joined later
+            changes = self._changes[process] = [(0.0, BEFORE, False)]
+        if changes[-1][1:] != (name, busy):
+            changes.append((t_s, name, busy))
+
+    def _trainer(self, t_s: float) -> tuple[str, bool]:
+        if self._training or self._saving:
+            if TRAINER in self._recorded:
+                return (ON_ITS_WAY, False)
+            return ("train" if self._training else "save", True)
+        if t_s > self._last_train_s:
+            return (NOTHING_LEFT, False)
+        return (WAIT_WEIGHTS if self._pushing else WAIT_BATCH, False)
+
+    def _engine(self, engine: int, t_s: float) -> tuple[str, bool]:
+        recorded = engine_process(engine) in self._recorded
+        if engine in self._lost:
+            return (LOST, False)
+        if self._paused:
+            return (PAUSED if self._behind else PAUSED_FOR_TRAINING, False)
+        if self._generating[engine]:
+            return (ON_ITS_WAY, False) if recorded else ("generate", True)
+        if self._judging[engine]:
+            cause = WAIT_REWARDS
+        elif t_s >= self._last_start_s:
+            cause = NOTHING_LEFT
+        else:
+            cause = WAIT_WEIGHTS if self._behind else NOTHING_ADMITTED
+        return (cause, False)

@@ -1,0 +1,392 @@
+"""The event log: what a run did, one JSON object a line; the same schema from train, cosim and
+simulate.
+
+    kind    class          one line says
+    run     RunHeader      mode, start, limits, processes: always the first line
+    event   EventRecord    the coordinator was told this
+    action  ActionRecord   the coordinator answered this; follows its event, in order
+    span    SpanRecord     one process did, or waited for, this from `t_s` to `end_s`
+    group   GroupRecord    one group of samples ended: when, where, versions, rewards
+    metric  MetricRecord   one measured number, such as the memory of a process
+
+Times are seconds since `RunHeader.started_at`. Lines stand in the order they were written, spans
+and groups when they end: `t_s` may go back from line to line, but never among events and actions.
+JSON knows no infinity: a float that is not finite is the string "inf", "-inf" or "nan".
+
+    {"kind":"event","t_s":2.25,"type":"GroupFinished","group":7,"head_version":0,"tail_version":1}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from areal_lab.control.events import Action, EngineId, Event, GroupId, Version
+
+SCHEMA: Final = 1
+"""Raised when a reader of the old number would misread a line."""
+
+TRAINER: Final = "trainer"
+REWARDS: Final = "rewards"
+PIPELINE: Final = "pipeline"
+
+Mode: TypeAlias = Literal["train", "cosim", "simulate"]
+Scalar: TypeAlias = bool | int | float | str | None
+Segments: TypeAlias = tuple[tuple[Version, int], ...]
+"""(version, tokens) of each uninterrupted stretch of one sample, in order."""
+
+_NOT_FINITE: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def engine_process(engine: EngineId) -> str:
+    """Name of an engine's process in `processes` and spans: `"engine 0"`."""
+    return f"engine {engine}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What the lines after it are about."""
+
+    mode: Mode
+    started_at: float
+    """Seconds since the epoch (simulate: 0) at `t_s` 0."""
+    limits: Mapping[str, Scalar]
+    """The coordinator's constants, by `replay.limits_to_fields`; with them the log replays."""
+    processes: tuple[str, ...]
+    """Every process that spans may name, in the order a picture shows them."""
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}, but must be one of {get_args(Mode)}")
+        for name, value in self.limits.items():
+            if isinstance(value, str) and value in _NOT_FINITE:
+                raise ValueError(f"limit {name} is the text {value!r}; write it as a float")
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """The coordinator handled `event` at `t_s`."""
+
+    t_s: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """The coordinator's answer to the event before it."""
+
+    t_s: float
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord:
+    """What one process did. Spans of one process may nest; the innermost is what it was doing."""
+
+    process: str
+    name: str
+    """`"forward/backward"`, `"decode"`, `"load weights"`, ...; `"wait"` for waiting."""
+    t_s: float
+    end_s: float
+    cause: str = ""
+    """What it waited for; a span with a cause is idle time, one without is busy time."""
+    args: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_order(self.t_s, self.end_s, f"span {self.name!r} of {self.process}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One group from its start on an engine until its samples were judged."""
+
+    group: GroupId
+    engine: EngineId
+    t_s: float
+    generated_s: float
+    """When the last sample ended on the engine; judging takes from here to `end_s`."""
+    end_s: float
+    rewards: tuple[float, ...]
+    """One per sample; nan where judging failed."""
+    segments: tuple[Segments, ...]
+    """One per sample. Lags follow from these and the version that trains on the group."""
+    finish_reasons: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_order(self.t_s, self.generated_s, f"group {self.group}")
+        _check_order(self.generated_s, self.end_s, f"judging of group {self.group}")
+        if not len(self.rewards) == len(self.segments) == len(self.finish_reasons):
+            raise ValueError(
+                f"group {self.group} has {len(self.rewards)} rewards, {len(self.segments)} samples "
+                f"and {len(self.finish_reasons)} finish reasons: one of each per sample"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRecord:
+    """One number at one time, such as `peak_rss_bytes` of a process."""
+
+    process: str
+    name: str
+    t_s: float
+    value: float
+
+
+Record: TypeAlias = RunHeader | EventRecord | ActionRecord | SpanRecord | GroupRecord | MetricRecord
+
+
+# --- one line ------------------------------------------------------------------------------------
+
+
+def encode(record: Record) -> str:
+    """One line of the log, without the newline; `decode` gives the record back exactly."""
+    match record:
+        case EventRecord():
+            value = _encode_typed("event", record.t_s, record.event)
+        case ActionRecord():
+            value = _encode_typed("action", record.t_s, record.action)
+        case _:
+            kind = _KIND_OF[type(record)]
+            value = {"kind": kind}
+            for name in _FIELDS[type(record)]:
+                value[name] = getattr(record, name)
+    try:
+        return _dump(value)
+    except ValueError:
+        return _dump(_with_named_infinities(value))
+
+
+def decode(line: str) -> Record:
+    """The record of one line.
+
+    Raises:
+        ValueError: if the line is no JSON object, its kind or type is unknown, a field is missing,
+            unknown or of the wrong type, or it is the header of a newer schema.
+    """
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"a line of the log is one JSON object, not {line[:60]!r}")
+    kind = value.pop("kind", None)
+    if kind == "run" and (schema := value.get("schema")) != SCHEMA:
+        raise ValueError(
+            f"the log has schema {schema!r}, this version of areal_lab reads schema {SCHEMA}: "
+            "read it with the version that wrote it"
+        )
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise ValueError(f"unknown kind {kind!r}; known are {', '.join(map(str, _READERS))}")
+    try:
+        return reader(value)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"malformed {kind} record: {error}") from error
+
+
+# --- a whole log ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log that was read."""
+
+    header: RunHeader
+    records: tuple[Record, ...]
+    """Everything after the header."""
+    cut: bool = False
+    """The last line was incomplete and left out: the writing process was killed."""
+
+    @property
+    def events(self) -> Iterator[EventRecord]:
+        """The events, in order."""
+        return (record for record in self.records if isinstance(record, EventRecord))
+
+    @property
+    def actions(self) -> Iterator[ActionRecord]:
+        """The actions, in order."""
+        return (record for record in self.records if isinstance(record, ActionRecord))
+
+    @property
+    def spans(self) -> Iterator[SpanRecord]:
+        """The spans, in the order they ended."""
+        return (record for record in self.records if isinstance(record, SpanRecord))
+
+    @property
+    def groups(self) -> Iterator[GroupRecord]:
+        """The groups, in the order they ended."""
+        return (record for record in self.records if isinstance(record, GroupRecord))
+
+    @property
+    def end_s(self) -> float:
+        """The latest time in the log; 0 for a log with a header only."""
+        return max((end_of(record) for record in self.records), default=0.0)
+
+
+def end_of(record: Record) -> float:
+    """When a record's matter ended, in seconds since the start."""
+    match record:
+        case RunHeader():
+            return 0.0
+        case SpanRecord() | GroupRecord():
+            return record.end_s
+        case EventRecord() | ActionRecord() | MetricRecord():
+            return record.t_s
+
+
+def read_log(lines: Iterable[str]) -> Log:
+    """Read a log; an incomplete last line, as a killed writer leaves it, is left out and reported.
+
+    Raises:
+        ValueError: naming the line, if it cannot be read, or if the first is no header.
+    """
+    header: RunHeader | None = None
+    records: list[Record] = []
+    broken: tuple[int, json.JSONDecodeError] | None = None
+    for number, line in enumerate(lines, start=1):
+        if broken is not None:
+            raise ValueError(f"line {broken[0]} of the log is no JSON: {broken[1]}")
+        try:
+            record = decode(line)
+        except json.JSONDecodeError as error:
+            broken = number, error  # the end of the log, if no line follows
+            continue
+        except ValueError as error:
+            raise ValueError(f"line {number} of the log: {error}") from error
+        if header is None:
+            if not isinstance(record, RunHeader):
+                raise ValueError("the first line of a log is its run header (kind run)")
+            header = record
+        elif isinstance(record, RunHeader):
+            raise ValueError(f"line {number} of the log is a second run header")
+        else:
+            records.append(record)
+    if header is None:
+        raise ValueError("the log has no complete line: the run ended before it began")
+    return Log(header, tuple(records), cut=broken is not None)
+
+
+# --- how records become JSON and back ------------------------------------------------------------
+
+_dump: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=dict).encode
+_TYPES: Final[dict[str, type[Any]]] = {t.__name__: t for t in (*get_args(Event), *get_args(Action))}
+_EVENT_NAMES: Final = frozenset(t.__name__ for t in get_args(Event))
+_KIND_OF: Final[dict[type[Any], str]] = {
+    RunHeader: "run",
+    SpanRecord: "span",
+    GroupRecord: "group",
+    MetricRecord: "metric",
+}
+_FIELDS: Final = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES.values(), *_KIND_OF)}
+_JSON_TYPE: Final = {
+    cls: {
+        # `from __future__ import annotations`: types are text. What is no text or tuple is a count.
+        f.name: str if f.type == "str" else list if str(f.type).startswith("tuple") else int
+        for f in fields(cls)
+    }
+    for cls in _TYPES.values()
+}
+
+
+def _check_order(start_s: float, end_s: float, what: str) -> None:
+    if not start_s <= end_s:
+        raise ValueError(f"{what} goes from {start_s} s to {end_s} s, but must not end before")
+
+
+def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any]:
+    cls = type(value)
+    line = {"kind": kind, "t_s": t_s, "type": cls.__name__}
+    for name in _FIELDS[cls]:
+        line[name] = getattr(value, name)
+    return line
+
+
+def _with_named_infinities(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: _with_named_infinities(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_named_infinities(inner) for inner in value]
+    return value
+
+
+def _float(value: float | str) -> float:
+    if isinstance(value, str):
+        return _NOT_FINITE[value]
+    return float(value)
+
+
+def _scalar(value: Scalar) -> Scalar:
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _read_header(value: dict[str, Any]) -> RunHeader:
+    limits = {name: _scalar(limit) for name, limit in value.pop("limits").items()}
+    return RunHeader(
+        started_at=_float(value.pop("started_at")),
+        limits=limits,
+        processes=tuple(value.pop("processes")),
+        **value,
+    )
+
+
+def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
+    name = value.pop("type")
+    cls = _TYPES.get(name)
+    if cls is None or (name in _EVENT_NAMES) is not event:
+        raise ValueError(f"unknown {'event' if event else 'action'} type {name!r}")
+    for field_name, json_type in _JSON_TYPE[cls].items():
+        inner = value[field_name]
+        if type(inner) is not json_type:
+            raise TypeError(f"{name}.{field_name} is {inner!r}, not a {json_type.__name__}")
+        if json_type is list:
+            value[field_name] = tuple(value[field_name])
+    return cls(**value)
+
+
+def _read_event(value: dict[str, Any]) -> EventRecord:
+    return EventRecord(_float(value.pop("t_s")), _read_typed(value, event=True))
+
+
+def _read_action(value: dict[str, Any]) -> ActionRecord:
+    return ActionRecord(_float(value.pop("t_s")), _read_typed(value, event=False))
+
+
+def _read_span(value: dict[str, Any]) -> SpanRecord:
+    return SpanRecord(
+        t_s=_float(value.pop("t_s")),
+        end_s=_float(value.pop("end_s")),
+        args={name: _float(arg) for name, arg in value.pop("args").items()},
+        **value,
+    )
+
+
+def _read_group(value: dict[str, Any]) -> GroupRecord:
+    return GroupRecord(
+        t_s=_float(value.pop("t_s")),
+        generated_s=_float(value.pop("generated_s")),
+        end_s=_float(value.pop("end_s")),
+        rewards=tuple(_float(reward) for reward in value.pop("rewards")),
+        segments=tuple(
+            tuple((version, tokens) for version, tokens in sample)
+            for sample in value.pop("segments")
+        ),
+        finish_reasons=tuple(value.pop("finish_reasons")),
+        **value,
+    )
+
+
+def _read_metric(value: dict[str, Any]) -> MetricRecord:
+    return MetricRecord(t_s=_float(value.pop("t_s")), value=_float(value.pop("value")), **value)
+
+
+_READERS: Final[dict[str | None, Callable[[dict[str, Any]], Record]]] = {
+    "run": _read_header,
+    "event": _read_event,
+    "action": _read_action,
+    "span": _read_span,
+    "group": _read_group,
+    "metric": _read_metric,
+}

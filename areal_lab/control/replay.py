@@ -1,0 +1,132 @@
+"""Is a log true? Its actions must be what a coordinator with its limits says to its events.
+
+limits --limits_to_fields--> header of the log --limits_from_fields--> the same limits
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from areal_lab.control.coordinator import Coordinator, Limits
+from areal_lab.control.eventlog import ActionRecord, EventRecord, Log, Scalar
+from areal_lab.control.events import Action
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
+from areal_lab.control.schedule import OnNewWeights, Schedule
+
+
+def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
+    """The constants of a run, flat, as the header of its log carries them."""
+    return {
+        "batch_groups": limits.batch_groups,
+        "max_in_flight": limits.max_in_flight,
+        "train_steps": limits.train_steps,
+        "save_every_steps": limits.save_every_steps,
+        "schedule": limits.schedule.name,
+        "eta": float(limits.schedule.eta),
+        "on_new_weights": limits.schedule.on_new_weights.value,
+        "carry_over": limits.schedule.carry_over,
+        "order": limits.order.name,
+        "max_lag": float(limits.order.max_lag),
+        "drop_late": limits.order.drop_late,
+    }
+
+
+def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
+    """The constants that `limits_to_fields` wrote; further fields are ignored.
+
+    Raises:
+        ValueError: if a field is missing or has an impossible value.
+    """
+    try:
+        return Limits(
+            batch_groups=_int(fields["batch_groups"]),
+            max_in_flight=_int(fields["max_in_flight"]),
+            train_steps=None if fields["train_steps"] is None else _int(fields["train_steps"]),
+            save_every_steps=_int(fields["save_every_steps"]),
+            schedule=Schedule(
+                name=str(fields["schedule"]),
+                eta=_float(fields["eta"]),
+                on_new_weights=OnNewWeights(str(fields["on_new_weights"])),
+                carry_over=bool(fields["carry_over"]),
+            ),
+            order=_order(
+                str(fields["order"]), _float(fields["max_lag"]), drop=bool(fields["drop_late"])
+            ),
+        )
+    except KeyError as error:
+        raise ValueError(f"the log's header names no {error.args[0]}: it cannot replay") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What replaying a log gave, up to the first difference."""
+
+    events: int
+    actions: int
+    difference: str = ""
+    """The first action that does not follow from the events; empty if all do."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every action follows from the events before it."""
+        return not self.difference
+
+
+def check_replay(log: Log) -> Replay:
+    """Compare the actions after each event with those of a fresh coordinator.
+
+    Only the last event of a log may lack (some of) its actions: the run was killed between them.
+    """
+    coordinator = Coordinator(limits_from_fields(log.header.limits))
+    due: deque[Action] = deque()
+    events = actions = 0
+    for record in log.records:
+        match record:
+            case EventRecord(event=event):
+                if due:
+                    return Replay(events, actions, f"{due[0]} is missing before {event}")
+                events += 1
+                try:
+                    due.extend(coordinator.handle(event))
+                except ValueError as error:
+                    return Replay(events, actions, f"an event cannot have happened: {error}")
+            case ActionRecord(action=action):
+                actions += 1
+                if not due:
+                    return Replay(events, actions, f"{action} follows from no event")
+                if (expected := due.popleft()) != action:
+                    return Replay(events, actions, f"{action} where {expected} follows")
+            case _:
+                pass
+    return Replay(events, actions)
+
+
+def _order(name: str, max_lag: float, *, drop: bool) -> BatchOrder:
+    match name:
+        case "oldest_finished_first":
+            return oldest_finished_first()
+        case "strict_start_order":
+            return strict_start_order()
+        case "bounded_lag":
+            return bounded_lag(max_lag, drop=drop)
+        case _:
+            raise ValueError(f"unknown batch order {name!r} in the log's header")
+
+
+def _int(value: Scalar) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} in the log's header is no whole number")
+    return value
+
+
+def _float(value: Scalar) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"{value!r} in the log's header is no number")
+    return float(value)

@@ -1,0 +1,163 @@
+"""The writer and reader of events.jsonl: each line is handed over before the next thing happens.
+
+    with EventLog(path, header, clock=time.time) as log: log.event(e); log.action(a); ...
+
+Times arrive in seconds since the epoch, as processes measure them, and are written in seconds since
+`header.started_at`. The operating system has each line at once: a killed process loses at most the
+line it was writing, which `read_log_file` then leaves out and reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from areal_lab.control.activity import PAUSED
+from areal_lab.control.eventlog import (
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Log,
+    MetricRecord,
+    Record,
+    RunHeader,
+    SpanRecord,
+    encode,
+    read_log,
+)
+from areal_lab.control.events import Action, EngineId, Event, GroupId
+
+SPAN_CAUSES = {"paused": PAUSED}
+"""Spans in which, by their name, nothing is done, and the cause of idleness they stand for."""
+
+
+class EventLog:
+    """Appends records to one file; closes it at the end of a `with` block."""
+
+    def __init__(self, path: Path, header: RunHeader, *, clock: Callable[[], float]) -> None:
+        """Begin the file with its header.
+
+        Args:
+            clock: seconds since the epoch; called for events and actions.
+
+        Raises:
+            FileExistsError: if there is a log already; one file holds one run.
+        """
+        self._started_at = header.started_at
+        self._clock = clock
+        self._last_s = 0.0
+        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._write(header)
+
+    def event(self, event: Event) -> None:
+        """Note that the coordinator is told `event` now."""
+        self._write(EventRecord(self._now_s(), event))
+
+    def action(self, action: Action) -> None:
+        """Note that the coordinator answered `action` now."""
+        self._write(ActionRecord(self._now_s(), action))
+
+    def span(
+        self,
+        process: str,
+        name: str,
+        start_s: float,
+        end_s: float,
+        args: Mapping[str, float] | None = None,
+        *,
+        cause: str | None = None,
+    ) -> None:
+        """Note what a process did from `start_s` to `end_s`, both in seconds since the epoch.
+
+        Args:
+            cause: why nothing was done in this time; None takes it from `SPAN_CAUSES`.
+        """
+        begin_s = self._since_start(start_s)
+        self._write(
+            SpanRecord(
+                process=process,
+                name=name,
+                t_s=begin_s,
+                end_s=max(begin_s, self._since_start(end_s)),
+                cause=SPAN_CAUSES.get(name, "") if cause is None else cause,
+                args=args or {},
+            )
+        )
+
+    def group(
+        self,
+        *,
+        group: GroupId,
+        engine: EngineId,
+        start_s: float,
+        generated_s: float,
+        end_s: float,
+        samples: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Note a group that ended, trained on or not; times are seconds since the epoch.
+
+        Args:
+            samples: one mapping each with `segments` ([version, tokens] pairs), `reward` and
+                `finish_reason`.
+        """
+        begin_s = self._since_start(start_s)
+        done_s = max(begin_s, self._since_start(generated_s))
+        self._write(
+            GroupRecord(
+                group=group,
+                engine=engine,
+                t_s=begin_s,
+                generated_s=done_s,
+                end_s=max(done_s, self._since_start(end_s)),
+                rewards=tuple(float(sample["reward"]) for sample in samples),
+                segments=tuple(
+                    tuple((version, tokens) for version, tokens in sample["segments"])
+                    for sample in samples
+                ),
+                finish_reasons=tuple(str(sample["finish_reason"]) for sample in samples),
+            )
+        )
+
+    def metric(self, process: str, name: str, value: float) -> None:
+        """Note one number, such as `peak_rss_bytes` of a process."""
+        self._write(MetricRecord(process=process, name=name, t_s=self._now_s(), value=value))
+
+    def close(self) -> None:
+        """Close the file; nothing can be noted afterwards."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, record: Record) -> None:
+        # One write call a line, so that another process's read never sees a mixture.
+        self._file.write(encode(record).encode() + b"\n")
+
+    def _now_s(self) -> float:
+        # The wall clock may be set back; what is written must not be.
+        self._last_s = max(self._last_s, self._since_start(self._clock()))
+        return self._last_s
+
+    def _since_start(self, epoch_s: float) -> float:
+        # Microseconds: what the trace viewer resolves, and half the digits of a float.
+        return round(max(0.0, epoch_s - self._started_at), 6)
+
+
+def read_log_file(path: Path) -> Log:
+    """Read a log, also one that is still being written or whose writer was killed.
+
+    Raises:
+        ValueError: naming the line that cannot be read.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return read_log(file)
