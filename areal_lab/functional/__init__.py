@@ -3,7 +3,8 @@
 A policy loss is a composition: anchor ratio -> surrogate -> weight chain -> aggregate.
 """
 
-# isort: off - the order is that of the topics
+# The order is that of the topics.
+# isort: off
 
 # --- policy losses, and the protocol for your own
 from areal_lab.functional.losses import (
@@ -77,7 +78,7 @@ from areal_lab.functional.segments import (
 
 # isort: on
 
-__all__ = [  # noqa: RUF022 - grouped by topic
+__all__ = [
     # policy losses
     "HasLoss",
     "PlainLoss",
