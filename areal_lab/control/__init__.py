@@ -1,15 +1,17 @@
 """Pure decisions: what to start, train on, push, save and drop. Standard library only.
 
-    events      Event, Action and their members, Version, GroupId, EngineId
-    schedule    Schedule, synchronous, one_step_overlap, asynchronous, partial_rollout
-    admission   start_limit, open_slots, lag_bound
-    order       BatchOrder, oldest_finished_first, strict_start_order, bounded_lag
-    routing     Router
-    coordinator Coordinator, Limits, Counts, replay
+events       Event, Action and their members; Version, GroupId, EngineId
+schedule     when generation runs ahead, and what new weights do to running answers
+admission    how many groups may start (eq. 3)
+order        which finished groups form a batch; backlog: the same, kept up to date
+routing      which engine takes a group
+coordinator  all of these: events in, actions out
+microbatch   how a batch is cut into pieces of the size that memory holds
 """
 
 from areal_lab.control.admission import lag_bound, open_slots, start_limit
-from areal_lab.control.coordinator import Coordinator, Counts, Limits, replay
+from areal_lab.control.coordinator import Coordinator, Counts
+from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
     BatchOrder,
     bounded_lag,
@@ -49,5 +51,4 @@ __all__ = [
     "Coordinator",
     "Counts",
     "Limits",
-    "replay",
 ]

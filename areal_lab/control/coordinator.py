@@ -12,11 +12,12 @@ in the order in which they are to be performed:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn, assert_never
 
-from areal_lab.control.admission import lag_bound, open_slots, start_limit, whole_batches
+from areal_lab.control.admission import open_slots, start_limit, whole_batches
 from areal_lab.control.events import (
     Action,
     CheckpointDone,
@@ -40,46 +41,11 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
-from areal_lab.control.order import BatchOrder, oldest_finished_first
+from areal_lab.control.limits import Limits
 from areal_lab.control.routing import Router
-from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
+from areal_lab.control.schedule import OnNewWeights
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Constants of one run."""
-
-    batch_groups: int
-    """B: groups per training batch."""
-    max_in_flight: int
-    """Groups the engines may generate at once."""
-    train_steps: int | None = None
-    """Version at which the run is complete; None goes on until stopped."""
-    save_every_steps: int = 0
-    """Versions between checkpoints; 0 saves at the end only."""
-    schedule: Schedule = field(default_factory=lambda: asynchronous(4))
-    order: BatchOrder = field(default_factory=oldest_finished_first)
-
-    def __post_init__(self) -> None:
-        for name in ("batch_groups", "max_in_flight", "train_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, but must be >= 1")
-        if self.save_every_steps < 0:
-            raise ValueError(
-                f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
-            )
-        if self.schedule.carry_over and self.schedule.on_new_weights is not OnNewWeights.INTERRUPT:
-            raise ValueError(
-                f"schedule {self.schedule.name!r} carries answers over an update and also waits "
-                "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
-            )
-        if not self.order.drop_late and self.order.max_lag < lag_bound(self.schedule):
-            raise ValueError(
-                f"bounded_lag(max_lag={self.order.max_lag}) cannot hold by waiting: eta is "
-                f"{self.schedule.eta}, which starts groups up to {lag_bound(self.schedule)} "
-                "versions ahead; raise max_lag to that, lower eta, or use drop=True"
-            )
+__all__ = ["Coordinator", "Counts", "Limits", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +78,9 @@ class Coordinator:
         self._dropped_running: set[GroupId] = set()
         self._next_group: GroupId = 0
         self._started = 0
+        self._max_in_flight = limits.max_in_flight
+        self._carry_over = limits.schedule.carry_over
+        self._last_version = math.inf if limits.train_steps is None else limits.train_steps
         self._batches = 0
         self._filtered = 0
         self._dropped = 0
@@ -158,16 +127,18 @@ class Coordinator:
                 self._stop_requested()
             case _ as never:
                 assert_never(never)
-        return tuple(self._decide())
+        return self._decide()
 
     @property
     def counts(self) -> Counts:
         """A snapshot, O(1)."""
+        in_flight = len(self._in_flight) + len(self._orphans)
+        trained = self._batches * self.limits.batch_groups
         return Counts(
             started=self._started,
-            in_flight=len(self._in_flight) + len(self._orphans),
-            finished=len(self._backlog),
-            trained=self._batches * self.limits.batch_groups,
+            in_flight=in_flight,
+            finished=self._started - in_flight - trained,
+            trained=trained,
             filtered=self._filtered,
             dropped=self._dropped,
             trained_version=self._trained,
@@ -181,10 +152,8 @@ class Coordinator:
 
     def waiting_for(self) -> str:
         """What the run waits for, in a few words for a progress display."""
-        if self._over is not None:
-            return f"nothing, the run is over ({self._over})"
         if not self._running:
-            return "the run to start"
+            return "the run to start" if self._over is None else f"nothing ({self._over})"
         if self._training:
             return f"trainer (step {self._trained + 1})"
         if self._saving:
@@ -257,7 +226,8 @@ class Coordinator:
         self._training = False
         self._trained = event.version
         every = self.limits.save_every_steps
-        self._save_due = self._complete or (every > 0 and self._trained % every == 0)
+        due = every > 0 and self._trained % every == 0
+        self._save_due = due or self._trained >= self._last_version
         drops: list[Action] = []
         if self._ending is None:
             reason = f"lag above {self.limits.order.max_lag}"
@@ -315,25 +285,22 @@ class Coordinator:
 
     def _stop_requested(self) -> None:
         # A run whose last step is done ends by itself, as complete.
-        if self._ending is None and (self._training or not self._complete):
+        if self._ending is None and (self._training or self._trained < self._last_version):
             self._ending = "stopped"
 
     # --- what to do ------------------------------------------------------------------------------
 
-    def _decide(self) -> list[Action]:
+    def _decide(self) -> tuple[Action, ...]:
         if self._ending is not None:
             return self._wind_up(self._ending)
-        schedule = self.limits.schedule
-        actions: list[Action] = []
         trainer_free = not (self._training or self._saving)
-        save = trainer_free and self._save_due
-        train = trainer_free and not save and self._backlog.ready(self._trained)
+        train = trainer_free and not self._save_due and self._backlog.ready(self._trained)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
-        pause = push or (train and schedule.carry_over)
-        if pause and self._in_flight and not self._interrupted:
+        actions: list[Action] = []
+        if self._in_flight and (push or (train and self._carry_over)) and not self._interrupted:
             self._interrupted = True
             actions.append(Interrupt())
-        if save:
+        if self._save_due and trainer_free:
             actions.append(self._save())
         if train:
             self._training = True
@@ -342,11 +309,11 @@ class Coordinator:
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
-        if self._pushing is None and not (schedule.carry_over and self._training):
+        if self._pushing is None and not (self._carry_over and self._training):
             self._generate(actions)
-        if self._complete and self._nothing_runs:
+        if self._trained >= self._last_version and self._nothing_runs:
             actions.append(self._finish("complete"))
-        return actions
+        return tuple(actions)
 
     def _may_push(self) -> bool:
         match self.limits.schedule.on_new_weights:
@@ -367,15 +334,17 @@ class Coordinator:
                 self._backlog.restarted(group, self._orphans[group], self._pushed)
                 actions.append(self._start(group))
             self._orphans.clear()
-        for _ in range(self._open_slots()):
-            group = self._next_group
-            self._next_group += 1
-            self._started += 1
+        slots = self._open_slots()
+        for group in range(self._next_group, self._next_group + slots):
             self._backlog.started(group, self._pushed)
             actions.append(self._start(group))
+        self._next_group += slots
+        self._started += slots
 
     def _open_slots(self) -> int:
         limit = self._start_limit
+        if self._started >= limit:
+            return 0
         if self._trained > self._pushed:
             # Newer weights wait for the engines to run empty.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
@@ -387,7 +356,7 @@ class Coordinator:
             started=self._started,
             in_flight=len(self._in_flight),
             limit=limit,
-            max_in_flight=self.limits.max_in_flight,
+            max_in_flight=self._max_in_flight,
         )
 
     def _start(self, group: GroupId) -> StartGroup:
@@ -420,28 +389,23 @@ class Coordinator:
         self._backlog = self.limits.order.make_backlog(self.limits.batch_groups)
         return self._drop(sorted(groups), reason)
 
-    def _wind_up(self, reason: str) -> list[Action]:
+    def _wind_up(self, reason: str) -> tuple[Action, ...]:
         """Once the trainer is free: save what is not saved, give up the rest, and end."""
         if self._training or self._saving:
-            return []
+            return ()
         if self._trained > self._saved:
-            return [self._save()]
+            return (self._save(),)
         if self._pushing is not None:
-            return []
+            return ()
         actions = self._drop_everything("run ended")
         if self._interrupted:
             actions.append(Resume())
         actions.append(self._finish(reason))
-        return actions
+        return tuple(actions)
 
     def _finish(self, reason: str) -> Finish:
         self._running, self._over = False, reason
         return Finish(reason)
-
-    @property
-    def _complete(self) -> bool:
-        steps = self.limits.train_steps
-        return steps is not None and self._trained >= steps
 
     @property
     def _nothing_runs(self) -> bool:

@@ -36,7 +36,7 @@ class Router:
         """Let an engine without work take groups."""
         assert engine not in self._loads
         self._loads[engine] = 0
-        self._changed(engine)
+        heappush(self._heap, (0, engine))
 
     def remove(self, engine: EngineId) -> None:
         """Forget an engine; its groups are the caller's to place again."""
@@ -55,11 +55,9 @@ class Router:
 
     def release(self, engine: EngineId) -> None:
         """One group of `engine` ended."""
-        self._loads[engine] -= 1
-        self._changed(engine)
-
-    def _changed(self, engine: EngineId) -> None:
-        heappush(self._heap, (self._loads[engine], engine))
-        if len(self._heap) > 2 * len(self._loads) + SPARE_ENTRIES:
-            self._heap = [(load, engine) for engine, load in self._loads.items()]
+        loads = self._loads
+        loads[engine] = load = loads[engine] - 1
+        heappush(self._heap, (load, engine))
+        if len(self._heap) > 2 * len(loads) + SPARE_ENTRIES:
+            self._heap = [(load, engine) for engine, load in loads.items()]
             heapify(self._heap)

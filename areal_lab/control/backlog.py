@@ -1,0 +1,284 @@
+"""Groups that were started and not yet trained on, kept in the way that each batch order needs.
+
+    started --> finished --> take
+           \\--> removed (filtered)      late --> dropped
+
+Each class is one rule of `areal_lab.control.order`, kept up to date so that an event costs
+O(log groups); the tests compare them with the rules written plainly (`tests/reference/order.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from heapq import heappop, heappush
+from typing import Protocol
+
+from areal_lab.control.events import GroupId, Version
+
+
+class Backlog(Protocol):
+    """Groups that were started and not yet trained on, as one batch order sees them."""
+
+    def started(self, group: GroupId, version: Version, /) -> None:
+        """`group` is the youngest; the engines hold `version`, never older than before."""
+        ...
+
+    def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
+        """`group`, begun at `old`, lost its engine and begins again at `new`, in its old place."""
+        ...
+
+    def finished(self, group: GroupId, version: Version, /) -> None:
+        """`group`, started at `version`, may be trained on."""
+        ...
+
+    def removed(self, group: GroupId, version: Version, /) -> None:
+        """`group`, started at `version`, ended without a result."""
+        ...
+
+    def late(self, trained: Version, /) -> list[GroupId]:
+        """Forget and return, oldest first, the groups to drop when the trainer has `trained`."""
+        ...
+
+    def ready(self, trained: Version, /) -> bool:
+        """Whether a batch may be taken while the trainer has version `trained`."""
+        ...
+
+    def take(self) -> tuple[GroupId, ...]:
+        """The batch, removed from here; only after `ready` said yes."""
+        ...
+
+    def waiting_for(self, trained: Version, /) -> str:
+        """Why `ready` says no, for a progress display."""
+        ...
+
+    def finished_groups(self) -> list[GroupId]:
+        """Groups that finished and were not taken, in no particular order."""
+        ...
+
+
+def _progress(finished: int, batch_groups: int, trained: Version) -> str:
+    return f"{finished} of {batch_groups} groups for step {trained + 1}"
+
+
+class OldestFirst:
+    """The oldest among the finished; `late` is what started before `trained - max_lag`."""
+
+    def __init__(self, batch_groups: int, max_lag: float = math.inf) -> None:
+        self._batch_groups = batch_groups
+        self._max_lag = max_lag
+        self._heap: list[tuple[Version, GroupId]] = []
+        # Who runs is needed only to find the late ones.
+        self._bounded = not math.isinf(max_lag)
+        self._running: dict[Version, set[GroupId]] = {}
+
+    def started(self, group: GroupId, version: Version, /) -> None:
+        """Only a bounded order needs to know who runs."""
+        if self._bounded:
+            self._running.setdefault(version, set()).add(group)
+
+    def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
+        """Its age counts from `new`."""
+        self.removed(group, old)
+        self.started(group, new)
+
+    def finished(self, group: GroupId, version: Version, /) -> None:
+        """O(log groups)."""
+        heappush(self._heap, (version, group))
+        if self._bounded:
+            self._running[version].remove(group)
+
+    def removed(self, group: GroupId, version: Version, /) -> None:
+        """It can no longer become late."""
+        if self._bounded:
+            self._running[version].remove(group)
+
+    def late(self, trained: Version, /) -> list[GroupId]:
+        """Running or finished, the groups that started before `trained - max_lag`."""
+        oldest = trained - self._max_lag
+        groups: list[GroupId] = []
+        for version in [version for version in self._running if version < oldest]:
+            groups.extend(self._running.pop(version))
+        while self._heap and self._heap[0][0] < oldest:
+            groups.append(heappop(self._heap)[1])
+        return sorted(groups)
+
+    def ready(self, _trained: Version, /) -> bool:
+        """Whatever B groups finished."""
+        return len(self._heap) >= self._batch_groups
+
+    def take(self) -> tuple[GroupId, ...]:
+        """The B oldest of the heap."""
+        heap = self._heap
+        return tuple([heappop(heap)[1] for _ in range(self._batch_groups)])
+
+    def waiting_for(self, trained: Version, /) -> str:
+        """How many finished."""
+        return _progress(len(self._heap), self._batch_groups, trained)
+
+    def finished_groups(self) -> list[GroupId]:
+        """In heap order."""
+        return [group for _, group in self._heap]
+
+
+class StartOrder:
+    """The finished prefix of all groups in start order, and what follows the first unfinished."""
+
+    def __init__(self, batch_groups: int) -> None:
+        self._batch_groups = batch_groups
+        self._prefix: deque[GroupId] = deque()
+        self._rest: deque[GroupId] = deque()
+        self._finished: set[GroupId] = set()
+        self._removed: set[GroupId] = set()
+
+    def started(self, group: GroupId, _version: Version, /) -> None:
+        """It comes last."""
+        self._rest.append(group)
+
+    def restarted(self, _group: GroupId, _old: Version, _new: Version, /) -> None:
+        """It keeps its place, whatever version it begins again with."""
+
+    def finished(self, group: GroupId, _version: Version, /) -> None:
+        """It may extend the finished prefix; O(1) amortized."""
+        self._finished.add(group)
+        if group == self._rest[0]:
+            self._extend_prefix()
+
+    def removed(self, group: GroupId, _version: Version, /) -> None:
+        """The place closes up, and may extend the finished prefix."""
+        self._removed.add(group)
+        if group == self._rest[0]:
+            self._extend_prefix()
+
+    def late(self, _trained: Version, /) -> list[GroupId]:
+        """None: the order itself bounds the lag."""
+        return []
+
+    def ready(self, _trained: Version, /) -> bool:
+        """The B oldest of all finished."""
+        return len(self._prefix) >= self._batch_groups
+
+    def take(self) -> tuple[GroupId, ...]:
+        """The first B of the prefix."""
+        return tuple([self._prefix.popleft() for _ in range(self._batch_groups)])
+
+    def waiting_for(self, trained: Version, /) -> str:
+        """How many finished, or the group that holds the others up."""
+        finished = len(self._prefix) + len(self._finished)
+        if finished >= self._batch_groups and self._rest:
+            return f"group {self._rest[0]}, the oldest, to end"
+        return _progress(finished, self._batch_groups, trained)
+
+    def finished_groups(self) -> list[GroupId]:
+        """The prefix, then the others."""
+        return [*self._prefix, *self._finished]
+
+    def _extend_prefix(self) -> None:
+        rest, finished, removed = self._rest, self._finished, self._removed
+        while rest:
+            group = rest[0]
+            if group in finished:
+                finished.remove(group)
+                self._prefix.append(group)
+            elif group in removed:
+                removed.remove(group)
+            else:
+                return
+            rest.popleft()
+
+
+class EarliestDeadlineFirst:
+    """Oldest finished first under the look-ahead of `bounded_lag`.
+
+    With v the trainer's version, R(s) running and F(s) finished groups that started at version s
+    or earlier: these must be trained on by version s + max_lag, j = s + max_lag - v batches after
+    this one. The batch holds min(F(s), B) of them, so it may be taken if for every s
+
+        R(s) + F(s) - min(F(s), B) <= j B.
+
+    Only versions with running groups can break this; there are few of them.
+    """
+
+    def __init__(self, batch_groups: int, max_lag: float) -> None:
+        self._batch_groups = batch_groups
+        self._max_lag = max_lag
+        self._heap: list[tuple[Version, GroupId]] = []
+        # Ascending, since every start comes with the newest version that the engines hold.
+        self._running: dict[Version, int] = {}
+        self._done: dict[Version, int] = {}
+        # While blocked: `_missing` more groups of `_blocking` or earlier must end before another
+        # look makes sense. Counted down, so that waiting costs O(1) per event.
+        self._missing = 0
+        self._blocking = -1
+
+    def started(self, _group: GroupId, version: Version, /) -> None:
+        """Counted with the running groups of its version."""
+        self._running[version] = self._running.get(version, 0) + 1
+
+    def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
+        """Its deadline counts from `new`."""
+        self.removed(group, old)
+        self.started(group, new)
+
+    def finished(self, group: GroupId, version: Version, /) -> None:
+        """O(log groups)."""
+        heappush(self._heap, (version, group))
+        self._done[version] = self._done.get(version, 0) + 1
+        self.removed(group, version)
+
+    def removed(self, _group: GroupId, version: Version, /) -> None:
+        """One group less that a deadline waits for."""
+        running = self._running[version] - 1
+        if running:
+            self._running[version] = running
+        else:
+            del self._running[version]
+        if self._missing and version <= self._blocking:
+            self._missing -= 1
+
+    def late(self, _trained: Version, /) -> list[GroupId]:
+        """None: waiting keeps the bound."""
+        return []
+
+    def ready(self, trained: Version, /) -> bool:
+        """B finished and the condition holds; O(versions), but O(1) while it is known not to."""
+        if len(self._heap) < self._batch_groups or self._missing:
+            return False
+        running = 0
+        for version, groups in self._running.items():
+            running += groups
+            room = (version + self._max_lag - trained) * self._batch_groups
+            if running > room:
+                finished = sum(n for start, n in self._done.items() if start <= version)
+                missing = running + finished - min(finished, self._batch_groups) - room
+                if missing > 0:
+                    self._missing, self._blocking = int(missing), version
+                    return False
+        return True
+
+    def take(self) -> tuple[GroupId, ...]:
+        """The B oldest of the heap, which have the earliest deadlines."""
+        heap, done = self._heap, self._done
+        batch = []
+        for _ in range(self._batch_groups):
+            version, group = heappop(heap)
+            done[version] -= 1
+            batch.append(group)
+        for version in [version for version, groups in done.items() if not groups]:
+            del done[version]
+        self._missing = 0
+        return tuple(batch)
+
+    def waiting_for(self, trained: Version, /) -> str:
+        """How many finished, or which running groups the look-ahead waits for."""
+        if len(self._heap) < self._batch_groups or self.ready(trained):
+            return _progress(len(self._heap), self._batch_groups, trained)
+        plural = "s" if self._missing > 1 else ""
+        return (
+            f"{self._missing} group{plural} started at version {self._blocking} or earlier to end, "
+            f"which would otherwise exceed a lag of {self._max_lag}"
+        )
+
+    def finished_groups(self) -> list[GroupId]:
+        """In heap order."""
+        return [group for _, group in self._heap]

@@ -1,0 +1,46 @@
+"""The constants of one run, checked so that no combination of them can come to a standstill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from areal_lab.control.admission import lag_bound
+from areal_lab.control.order import BatchOrder, oldest_finished_first
+from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Constants of one run."""
+
+    batch_groups: int
+    """B: groups per training batch."""
+    max_in_flight: int
+    """Groups the engines may generate at once."""
+    train_steps: int | None = None
+    """Version at which the run is complete; None goes on until stopped."""
+    save_every_steps: int = 0
+    """Versions between checkpoints; 0 saves at the end only."""
+    schedule: Schedule = field(default_factory=lambda: asynchronous(4))
+    order: BatchOrder = field(default_factory=oldest_finished_first)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_groups", "max_in_flight", "train_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, but must be >= 1")
+        if self.save_every_steps < 0:
+            raise ValueError(
+                f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
+            )
+        if self.schedule.carry_over and self.schedule.on_new_weights is not OnNewWeights.INTERRUPT:
+            raise ValueError(
+                f"schedule {self.schedule.name!r} carries answers over an update and also waits "
+                "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
+            )
+        if not self.order.drop_late and self.order.max_lag < lag_bound(self.schedule):
+            raise ValueError(
+                f"bounded_lag(max_lag={self.order.max_lag}) cannot hold by waiting: eta is "
+                f"{self.schedule.eta}, which starts groups up to {lag_bound(self.schedule)} "
+                "versions ahead; raise max_lag to that, lower eta, or use drop=True"
+            )
