@@ -1,4 +1,4 @@
-"""What the pipeline needs of an inference engine: tokens in, tokens with log-probs and versions out.
+"""What the pipeline needs of an inference engine: tokens in, tokens with log-probs and versions.
 
     generate ... pause -> load_weights -> resume ... (the same generate calls return)
 

@@ -1,0 +1,191 @@
+"""The HTTP interface of the embedded engine: SGLang's protocol, the subset that we use.
+
+Handlers only parse, queue and wait; the scheduler's thread computes. Where SGLang and this server
+differ, this one is stricter:
+
+- `flush_cache=true` while requests live in the cache (after an `in_place` pause) is refused before
+  anything changes; SGLang loads the weights and then reports failure.
+- After `retract` nothing stale is ever shared, with or without `flush_cache`.
+- An unknown sampling parameter is refused.
+
+Beyond SGLang's: GET /spans, what the engine did when; /weights_checker answers our checksum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from areal_lab.engines.embedded import wire
+from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
+from areal_lab.engines.embedded.scheduler import Scheduler
+from areal_lab.engines.protocol import GenerateRequest
+from areal_lab.engines.weights import CorruptWeights, checksum, tied_once
+
+
+def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
+    """The HTTP interface of a scheduler."""
+    app = FastAPI(title="areal_lab embedded engine", openapi_url=None)
+    model_paths = [model_path]
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        arrived_s = time.monotonic()
+        requests, batch = wire.parse_generate(await _json_body(request))
+        samples = await _until_done_or_gone(scheduler, requests, request)
+        latency_s = time.monotonic() - arrived_s
+        version = scheduler.version
+        replies = [wire.reply(sample, version, latency_s) for sample in samples]
+        return JSONResponse(replies if batch else replies[0])
+
+    @app.post("/pause_generation")
+    async def pause_generation(request: Request) -> Response:
+        mode = wire.parse_pause_mode(await _json_body(request))
+        await asyncio.wrap_future(scheduler.pause(mode))
+        return JSONResponse({"status": "ok", "message": f"generation is paused ({mode})"})
+
+    @app.post("/continue_generation")
+    async def continue_generation() -> Response:
+        await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.resume()))
+        return JSONResponse({"status": "ok", "message": "generation goes on"})
+
+    @app.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        body = await _json_body(request)
+        rid = body.get("rid")
+        if not body.get("abort_all") and not isinstance(rid, str):
+            raise Refused("abort_request needs rid or abort_all")
+        await asyncio.wrap_future(scheduler.abort(None if body.get("abort_all") else [str(rid)]))
+        return Response()
+
+    @app.post("/update_weights_from_disk")
+    async def update_weights_from_disk(request: Request) -> Response:
+        body = await _json_body(request)
+        folder = body.get("model_path")
+        if not isinstance(folder, str):
+            raise Refused("model_path is missing: the folder with the new weights")
+        version = body.get("weight_version")
+        try:
+            message = await asyncio.wrap_future(
+                scheduler.load_weights(
+                    Path(folder),
+                    None if version is None else str(version),
+                    flush=bool(body.get("flush_cache", True)),
+                )
+            )
+        except (Refused, CorruptWeights) as error:
+            return JSONResponse({"success": False, "message": str(error)}, status_code=400)
+        model_paths.append(folder)
+        return JSONResponse({"success": True, "message": message, "num_paused_requests": 0})
+
+    @app.post("/flush_cache")
+    async def flush_cache() -> Response:
+        await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.flush()))
+        return Response("Cache flushed.\n")
+
+    @app.post("/weights_checker")
+    async def weights_checker(request: Request) -> Response:
+        action = (await _json_body(request)).get("action")
+        if action != "checksum":
+            raise Refused(f"weights_checker action {action!r} is not known: checksum")
+        value = await asyncio.wrap_future(
+            scheduler.call(lambda batcher: checksum(tied_once(batcher.model)))
+        )
+        return JSONResponse({"success": True, "message": "", "checksum": value})
+
+    @app.get("/model_info")
+    async def model_info() -> Response:
+        def describe(batcher: Batcher) -> dict[str, Any]:
+            return {
+                "model_path": model_paths[-1],
+                "is_generation": True,
+                "weight_version": batcher.version,
+                "dtype": str(batcher.model.dtype).removeprefix("torch."),
+                "vocab_size": batcher.vocabulary,
+                "context_length": batcher.context_length,
+            }
+
+        return JSONResponse(await asyncio.wrap_future(scheduler.call(describe)))
+
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        return JSONResponse(await asyncio.wrap_future(scheduler.call(_statistics)))
+
+    @app.get("/spans")
+    async def spans(since: int = 0) -> Response:
+        found = scheduler.activity.since(since)
+        return JSONResponse(
+            {
+                "spans": [
+                    {"id": s.id, "name": s.name, "start_s": s.start_s, "end_s": s.end_s}
+                    for s in found
+                ],
+                "next": found[-1].id if found else since,
+            }
+        )
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if scheduler.ready.is_set() else 503)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    return app
+
+
+async def _json_body(request: Request) -> dict[str, Any]:
+    raw = await request.body()
+    if not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise Refused(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refused("the body must be a JSON object")
+    return body
+
+
+async def _until_done_or_gone(
+    scheduler: Scheduler, requests: list[GenerateRequest], connection: Request
+) -> list[Sample]:
+    """Wait for the samples; if the client hangs up first, abort them."""
+    done = asyncio.ensure_future(asyncio.wrap_future(scheduler.generate(requests)))
+    gone = asyncio.ensure_future(_disconnected(connection))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            scheduler.abort([request.request_id for request in requests])
+        return await done
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(connection: Request) -> None:
+    while (await connection.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _statistics(batcher: Batcher) -> dict[str, Any]:
+    return {
+        "weight_version": batcher.version,
+        "running_requests": len(batcher.running),
+        "waiting_requests": len(batcher.waiting),
+        "paused": batcher.paused,
+        "generated_tokens": batcher.generated_tokens,
+        "prefilled_tokens": batcher.prompt_tokens,
+        "cache_bytes": batcher.cache_bytes,
+        "max_running_requests": batcher.max_running_requests,
+    }

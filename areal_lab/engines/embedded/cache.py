@@ -1,0 +1,75 @@
+"""Keys and values of the running requests, one row each, kept compact.
+
+    layer l:  [2, rows, kv_heads, capacity, head_dim]      rows 0 .. live - 1 are in use
+                 k/v
+
+Decoding reads `[:, :live, :, :longest]`, a view. Rows and capacity grow in steps; a freed row is
+filled with the last one.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_ROW_STEP = 8
+_TOKEN_STEP = 64
+
+
+class KVCache:
+    """Storage only: who is in which row, and how long it is, the batcher knows."""
+
+    def __init__(
+        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._empty = torch.empty(2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.layers: list[Float[Tensor, "2 R H C D"]] = [self._empty] * layers
+
+    @property
+    def rows(self) -> int:
+        """Rows that fit without growing."""
+        return self.layers[0].shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row can hold without growing."""
+        return self.layers[0].shape[3]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held now."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+    def reserve(self, rows: int, tokens: int, *, live: int, longest: int) -> None:
+        """Make room for `rows` rows of `tokens` tokens; keeps the first `live` rows' `longest`.
+
+        Grows by at least a quarter, so that the cost of copying stays proportional to the tokens.
+        """
+        if rows <= self.rows and tokens <= self.capacity:
+            return
+        if rows > self.rows:
+            rows = _round_up(max(rows, self.rows + self.rows // 4), _ROW_STEP)
+        if tokens > self.capacity:
+            tokens = _round_up(max(tokens, self.capacity + self.capacity // 4), _TOKEN_STEP)
+        rows, tokens = max(rows, self.rows), max(tokens, self.capacity)
+        _, _, kv_heads, _, head_dim = self._empty.shape
+        for index, old in enumerate(self.layers):
+            # Layer by layer, so that the old and the new storage never exist twice in full. Zeros,
+            # since attention multiplies what lies behind a short row's end by a weight of 0.
+            new = old.new_zeros(2, rows, kv_heads, tokens, head_dim)
+            new[:, :live, :, :longest] = old[:, :live, :, :longest]
+            self.layers[index] = new
+
+    def release(self) -> None:
+        """Give all memory back; no row is live."""
+        self.layers = [self._empty] * len(self.layers)
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` of row `source` over row `target`."""
+        for layer in self.layers:
+            layer[:, target, :, :tokens] = layer[:, source, :, :tokens]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

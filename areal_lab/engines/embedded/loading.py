@@ -1,0 +1,110 @@
+"""From a model folder to a model that the batcher can run, and new weights into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from areal_lab.engines.embedded.attention import IMPLEMENTATION
+from areal_lab.engines.weights import CorruptWeights, read_manifest, read_weights, tied_once
+
+_CHANGING_ROPE = {"dynamic", "longrope"}
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """The model of a Hugging Face folder, checked, with our attention.
+
+    Raises:
+        ValueError: if the folder has no weights or the architecture is not one we compute right.
+        CorruptWeights: if the folder's manifest disagrees with its tensors.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} has no weights (*.safetensors)")
+    if read_manifest(folder) is not None:
+        read_weights(folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=IMPLEMENTATION
+    )
+    refuse_unsupported(model)
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return, arg-type]
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Refuse models whose attention is not plain causal over the whole context.
+
+    Raises:
+        ValueError: naming what the embedded engine lacks.
+    """
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    missing = None
+    if not getattr(model, "_supports_attention_backend", False):
+        missing = "an attention interface"
+    elif window is not None and window < config.max_position_embeddings:
+        missing = f"full attention (it has a sliding window of {window})"
+    elif getattr(config, "attn_logit_softcapping", None):
+        missing = "uncapped attention logits"
+    elif isinstance(rope, dict) and rope.get("rope_type") in _CHANGING_ROPE:
+        missing = f"fixed rotary embeddings (it has {rope['rope_type']})"
+    if missing:
+        raise ValueError(
+            f"the embedded engine cannot run {config.model_type} models without {missing}; "
+            "use the SGLang backend"
+        )
+
+
+def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the model, after all of them have been checked.
+
+    Raises:
+        CorruptWeights: if one is missing, unknown or of another shape; nothing is changed then.
+    """
+    targets = tied_once(model)
+    known = model.state_dict().keys()
+    missing = sorted(targets.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - known)
+    if missing:
+        raise CorruptWeights(f"{len(missing)} tensors are missing, {missing[0]} for one")
+    if unknown:
+        raise CorruptWeights(f"{len(unknown)} tensors are unknown, {unknown[0]} for one")
+    for name, target in targets.items():
+        if tensors[name].shape != target.shape:
+            raise CorruptWeights(
+                f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(target.shape)}"
+            )
+    with torch.inference_mode():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+
+def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end an answer, by the generation config and else by the config."""
+    for source in (model.generation_config, model.config):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return frozenset(value if isinstance(value, list | tuple) else (value,))
+    return frozenset()
+
+
+def compute_dtype(name: str) -> torch.dtype:
+    """`float32`, `bfloat16`, or `auto`: bfloat16 where the CPU computes in it, float32 elsewhere.
+
+    Raises:
+        ValueError: for any other name.
+    """
+    match name:
+        case "float32":
+            return torch.float32
+        case "bfloat16":
+            return torch.bfloat16
+        case "auto":
+            native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+            return torch.bfloat16 if native else torch.float32
+    raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")

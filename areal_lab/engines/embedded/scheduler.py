@@ -1,0 +1,198 @@
+"""The one thread that owns the model: runs steps, and between them what HTTP handlers ask for.
+
+    handler --call(function)--> queue --> thread: function() | step() | load  --> future --> handler
+
+An error in a step ends the process, with the traceback in its log: an engine that cannot compute
+must not look as if it were busy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from areal_lab.engines.embedded.activity import ActivityLog, ActivityName
+from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
+from areal_lab.engines.protocol import GenerateRequest, PauseMode
+from areal_lab.engines.weights import CorruptWeights, read_weights
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Requests that came together and are answered together."""
+
+    samples: list[Sample]
+    unfinished: int
+    future: Future[list[Sample]]
+
+
+@dataclass(slots=True)
+class _Update:
+    """Weights waiting for running requests to end."""
+
+    folder: Path
+    version: str | None
+    """`None` keeps the name of the weights before, as in SGLang."""
+    flush: bool
+    future: Future[str]
+
+
+class Scheduler:
+    """Start the thread with `start`; every other method may be called from any thread."""
+
+    def __init__(self, load: Callable[[], Batcher], *, threads: int) -> None:
+        self.activity = ActivityLog()
+        self.ready = threading.Event()
+        """Set when the model is loaded."""
+        self._load = load
+        self._threads = threads
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._updates: deque[_Update] = deque()
+        self._batch_of: dict[str, _Batch] = {}
+
+    @property
+    def version(self) -> str:
+        """Of the weights now in the model."""
+        return self._batcher.version
+
+    def start(self) -> None:
+        """Load the model and begin, in a thread of its own."""
+        threading.Thread(target=self._run, name="scheduler", daemon=True).start()
+
+    def call(self, function: Callable[[Batcher], T]) -> Future[T]:
+        """Run `function` between two steps; calls are run in the order they came."""
+        future: Future[T] = _new_future()
+
+        def task() -> None:
+            try:
+                result = function(self._batcher)
+            except Refused as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._put(task)
+        return future
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Future[list[Sample]]:
+        """Answer these requests together, when the last one ended."""
+        future: Future[list[Sample]] = _new_future()
+
+        def task() -> None:
+            try:
+                self._admit(requests, future)
+            except Refused as error:
+                future.set_exception(error)
+
+        self._put(task)
+        return future
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Stop decoding."""
+        return self.call(lambda batcher: self._finish(batcher.pause(mode)))
+
+    def abort(self, request_ids: Sequence[str] | None) -> Future[None]:
+        """End these requests, or all."""
+        return self.call(lambda batcher: self._finish(batcher.abort(request_ids)))
+
+    def load_weights(self, folder: Path, version: str | None, *, flush: bool) -> Future[str]:
+        """Load new weights: now if paused, else when the running requests have ended.
+
+        Nothing is admitted meanwhile. The result is a message for the log. The future raises
+        `Refused` or `CorruptWeights` if the old weights stay.
+        """
+        update = _Update(folder, version, flush, _new_future())
+        self._put(lambda: self._updates.append(update))
+        return update.future
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            torch.set_num_threads(self._threads)
+            self._batcher = self._load()
+            self.ready.set()
+            while True:
+                self._turn()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _turn(self) -> None:
+        batcher = self._batcher
+        while self._tasks:
+            self._tasks.popleft()()
+        start_s = time.time()
+        name: ActivityName
+        if self._updates and (batcher.paused or not batcher.running):
+            self._update(self._updates.popleft())
+            name = "load_weights"
+        elif not batcher.paused and (batcher.running or (batcher.waiting and not self._updates)):
+            prompt_tokens = batcher.prompt_tokens
+            ended = batcher.step(admit=not self._updates)
+            self._finish(ended)
+            name = "prefill" if batcher.prompt_tokens > prompt_tokens else "decode"
+        else:
+            with self._wake:
+                while not self._tasks:
+                    self._wake.wait()
+            name = "paused" if batcher.paused else "idle"
+        self.activity.add(name, start_s, time.time())
+
+    def _put(self, task: Callable[[], None]) -> None:
+        with self._wake:
+            self._tasks.append(task)
+            self._wake.notify()
+
+    def _admit(self, requests: Sequence[GenerateRequest], future: Future[list[Sample]]) -> None:
+        seen = set(self._batch_of)
+        for request in requests:
+            self._batcher.check(request)
+            if request.request_id in seen:
+                raise Refused(f"request id {request.request_id!r} is already in use")
+            seen.add(request.request_id)
+        samples = [self._batcher.add(request) for request in requests]
+        batch = _Batch(samples, len(samples), future)
+        for request in requests:
+            self._batch_of[request.request_id] = batch
+
+    def _finish(self, ended: Sequence[Sample]) -> None:
+        for sample in ended:
+            batch = self._batch_of.pop(sample.request.request_id)
+            batch.unfinished -= 1
+            if batch.unfinished == 0:
+                batch.future.set_result(batch.samples)
+
+    def _update(self, update: _Update) -> None:
+        try:
+            if update.flush:
+                self._batcher.flush()  # refused before anything is read
+            tensors = read_weights(update.folder)
+            version = update.version or self._batcher.version
+            self._batcher.replace_weights(tensors, version, flush=update.flush)
+        except (Refused, CorruptWeights) as error:
+            update.future.set_exception(error)
+        else:
+            update.future.set_result(f"weights of version {version} are in force")
+
+
+def _new_future() -> Future[Any]:
+    """A future that its waiter cannot cancel: when the client hangs up, the result is just lost."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -1,0 +1,106 @@
+"""The embedded engine's server: SGLang's HTTP protocol, the subset that we use.
+
+    python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000
+
+This file is the process: options, port, threads, end. What it answers is in `app`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_lab.processes import watch_parent
+
+if TYPE_CHECKING:
+    from areal_lab.engines.embedded.batcher import Batcher
+
+_KEEP_ALIVE_S = 3600
+"""Idle connections stay open longer than any client keeps them, so that none is closed just as a
+request is sent on it."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until terminated."""
+    watch_parent()
+    options = _parser().parse_args(arguments)
+    if options.socket_fd is not None:
+        listener = socket.socket(fileno=options.socket_fd)
+    else:
+        try:
+            listener = socket.create_server((options.host, options.port))
+        except OSError as error:
+            sys.exit(f"port {options.port} on {options.host} is not available: {error.strerror}")
+    host, port = listener.getsockname()[:2]
+    print(f"embedded engine: {options.model_path} on http://{host}:{port}", flush=True)
+
+    # Late, so that a wrong option or a port in use is reported at once.
+    import uvicorn
+
+    from areal_lab.engines.embedded.app import create_app
+    from areal_lab.engines.embedded.scheduler import Scheduler
+
+    scheduler = Scheduler(lambda: load_batcher(options), threads=options.threads)
+    scheduler.start()
+    uvicorn.Server(
+        uvicorn.Config(
+            create_app(scheduler, model_path=options.model_path),
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=0,
+        )
+    ).run(sockets=[listener])
+    # The scheduler's thread may be inside a step, where an orderly end of the interpreter crashes.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def load_batcher(options: argparse.Namespace) -> Batcher:
+    """The batcher of a server started with these options."""
+    from transformers.utils import logging
+
+    from areal_lab.engines.embedded.batcher import Batcher
+    from areal_lab.engines.embedded.loading import compute_dtype, load_model
+    from areal_lab.engines.weights import read_manifest
+
+    logging.disable_progress_bar()
+    folder = Path(options.model_path)
+    version = options.weight_version
+    if version is None:
+        manifest = read_manifest(folder)
+        version = str(manifest["version"]) if manifest is not None else "0"
+    return Batcher(
+        load_model(folder, compute_dtype(options.dtype)),
+        version=version,
+        max_running_requests=options.max_running_requests,
+        context_length=options.context_length,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m areal_lab.engines.embedded.server",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model-path", required=True, help="Hugging Face model folder")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one")
+    parser.add_argument(
+        "--socket-fd", type=int, help="an inherited, bound socket instead of a port"
+    )
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--max-running-requests", type=int, default=64)
+    parser.add_argument("--context-length", type=int, help="at most the model's")
+    parser.add_argument("--weight-version", help="by default the manifest's, else 0")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

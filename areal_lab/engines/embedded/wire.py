@@ -1,0 +1,155 @@
+"""Between the JSON of SGLang's HTTP protocol and our records: pure functions, checked once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from areal_lab.engines.embedded.batcher import Refused, Sample
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
+
+DEFAULT_MAX_NEW_TOKENS = 128
+_INTEGERS = ("max_new_tokens", "top_k", "sampling_seed")
+_NUMBERS = ("temperature", "top_p")
+
+
+def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool]:
+    """The requests of a /generate body, and whether it was a batch.
+
+    Raises:
+        Refused: saying in one line what is wrong.
+    """
+    prompts = body.get("input_ids")
+    if not isinstance(prompts, list):
+        raise Refused("input_ids is missing: a list of token ids, or a list of such lists")
+    batch = bool(prompts) and isinstance(prompts[0], list)
+    if not batch:
+        prompts = [prompts]
+    ids = _one_each(body.get("rid"), len(prompts), "rid")
+    params = _one_each(body.get("sampling_params"), len(prompts), "sampling_params")
+    requests = [
+        GenerateRequest(
+            request_id=_request_id(rid),
+            prompt_tokens=_tokens(prompt),
+            sampling=parse_sampling(values),
+        )
+        for rid, prompt, values in zip(ids, prompts, params, strict=True)
+    ]
+    return requests, batch
+
+
+def parse_sampling(values: object) -> SamplingParams:
+    """Sampling parameters; absent ones have SGLang's defaults.
+
+    Raises:
+        Refused: for an unknown name, since ignoring it would draw from another distribution.
+    """
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping):
+        raise Refused(f"sampling_params is {values!r}, but must be an object")
+    known = {*_INTEGERS, *_NUMBERS, "stop_token_ids", "ignore_eos"}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise Refused(
+            f"sampling parameter {unknown[0]!r} is not known; known: {', '.join(sorted(known))}"
+        )
+    for name in _INTEGERS:
+        if not _is_integer(values.get(name, 0)):
+            raise Refused(f"{name} is {values[name]!r}, but must be an integer")
+    for name in _NUMBERS:
+        value = values.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Refused(f"{name} is {value!r}, but must be a number")
+    try:
+        return SamplingParams(
+            max_new_tokens=values.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+            temperature=values.get("temperature", 1.0),
+            top_p=values.get("top_p", 1.0),
+            top_k=values.get("top_k", -1),
+            stop_token_ids=_tokens(values.get("stop_token_ids") or []),
+            ignore_eos=bool(values.get("ignore_eos", False)),
+            seed=values.get("sampling_seed", 0),
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def parse_pause_mode(body: Mapping[str, Any]) -> PauseMode:
+    """The mode of a /pause_generation body; SGLang's default is `abort`."""
+    mode = body.get("mode", PauseMode.ABORT)
+    try:
+        return PauseMode(mode)
+    except ValueError as error:
+        raise Refused(f"pause mode {mode!r} is not known: abort, retract or in_place") from error
+
+
+def reply(sample: Sample, version: str, latency_s: float) -> dict[str, Any]:
+    """What /generate answers for one request that ended.
+
+    Args:
+        version: reported as the last one if the request has no token.
+        latency_s: from the arrival of the request to its end.
+    """
+    request = sample.request
+    return {
+        "output_ids": sample.tokens,
+        "meta_info": {
+            "id": request.request_id,
+            "finish_reason": _finish_reason(sample),
+            "prompt_tokens": len(request.prompt_tokens),
+            "completion_tokens": len(sample.tokens),
+            "cached_tokens": sample.cached_tokens or 0,
+            "weight_version": sample.spans[-1].version if sample.spans else version,
+            "weight_versions": [
+                {"version": span.version, "start": span.start, "end": span.end}
+                for span in sample.spans
+            ],
+            "output_token_logprobs": [
+                [logprob, token, None]
+                for logprob, token in zip(sample.logprobs, sample.tokens, strict=True)
+            ],
+            "output_token_logprobs_length": len(sample.tokens),
+            "num_retractions": sample.retractions,
+            "e2e_latency": latency_s,
+        },
+    }
+
+
+def _finish_reason(sample: Sample) -> dict[str, Any]:
+    match sample.finish_reason:
+        case "stop":
+            return {"type": "stop", "matched": sample.last_token}
+        case "length":
+            return {"type": "length", "length": len(sample.tokens)}
+        case _:
+            return {"type": "abort", "message": "aborted", "status_code": None, "err_type": None}
+
+
+def _one_each(value: object, count: int, name: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        if isinstance(value, str) and count > 1:
+            raise Refused(f"{name} must be a list of {count}, one for each prompt")
+        return [value] * count
+    if len(value) != count:
+        raise Refused(f"{name} has {len(value)} entries for {count} prompts")
+    return value
+
+
+def _request_id(value: object) -> str:
+    if value is None:
+        return uuid.uuid4().hex
+    if not isinstance(value, str):
+        raise Refused(f"rid is {value!r}, but must be a string")
+    return value
+
+
+def _tokens(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(map(_is_integer, value)):
+        raise Refused("token ids must be a list of integers")
+    return tuple(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,51 @@
+"""What an `abort` pause cuts off, sent again: the rule, without a network.
+
+    request:        prompt                  --> aborted after tokens a b
+    continuation:   prompt a b              --> c d
+    merged:         tokens a b c d, one segment per version
+
+Draws depend on the seed and the position in the sequence, so the continuation repeats none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from areal_lab.data.trajectory import Segment
+from areal_lab.engines.protocol import Generated, GenerateRequest
+
+
+def continuation(request: GenerateRequest, aborted: Generated) -> GenerateRequest:
+    """The request for what is missing of an aborted one."""
+    tokens = tuple(token for segment in aborted.segments for token in segment.tokens)
+    return replace(
+        request,
+        prompt_tokens=request.prompt_tokens + tokens,
+        sampling=replace(
+            request.sampling, max_new_tokens=request.sampling.max_new_tokens - len(tokens)
+        ),
+    )
+
+
+def merge(aborted: Generated, rest: Generated) -> Generated:
+    """An aborted sample and its continuation as one; neighbors of one version become one segment.
+
+    Losing the cache by abort counts as a retraction.
+    """
+    segments = list(aborted.segments)
+    for segment in rest.segments:
+        if segments and segments[-1].version == segment.version:
+            segments[-1] = Segment(
+                segments[-1].tokens + segment.tokens,
+                segments[-1].logprobs + segment.logprobs,
+                segment.version,
+            )
+        else:
+            segments.append(segment)
+    return Generated(
+        request_id=aborted.request_id,
+        segments=tuple(segments),
+        finish_reason=rest.finish_reason,
+        retractions=aborted.retractions + rest.retractions + bool(aborted.segments),
+        cached_tokens=aborted.cached_tokens,
+    )

@@ -1,0 +1,197 @@
+"""Weights on their way from the trainer to the engines: a folder per version.
+
+    root/.tmp-v00000003/  --complete--rename-->  root/v00000003/
+        model.safetensors  config.json  generation_config.json  manifest.json
+
+The folder is an ordinary Hugging Face model folder (without a tokenizer). The rename makes it
+appear complete or not at all; the checksum over names, shapes, types and bytes travels in the
+manifest and is computed again by whoever reads it. The newest two folders are kept, so that an
+engine that is still reading the last one is not disturbed.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from areal_lab.control.events import Version
+from areal_lab.engines.protocol import WeightsFolder
+
+MANIFEST = "manifest.json"
+KEPT_FOLDERS = 2
+
+
+class CorruptWeights(RuntimeError):
+    """A weights folder is incomplete, unreadable, or not what its manifest says."""
+
+
+def write_weights(
+    model: PreTrainedModel, root: Path, version: Version, *, dtype: torch.dtype
+) -> WeightsFolder:
+    """Write the model's weights, cast to `dtype`, as folder `version` below `root`.
+
+    Tied weights are stored once. A folder of the same version is replaced.
+
+    Raises:
+        OSError: with one line that names the place, if there is no room.
+    """
+    tensors = {name: value.detach().to(dtype) for name, value in tied_once(model).items()}
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    root.mkdir(parents=True, exist_ok=True)
+    folder, aside = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
+    shutil.rmtree(aside, ignore_errors=True)
+    _remove_oldest(root, keep=KEPT_FOLDERS - 1, spare=folder)
+    _require_room(root, size_bytes)
+    aside.mkdir()
+    try:
+        _write_model_folder(model, tensors, aside, dtype)
+        weights = WeightsFolder(
+            path=folder, version=version, checksum=checksum(tensors), size_bytes=size_bytes
+        )
+        manifest = {
+            "version": version,
+            "checksum": weights.checksum,
+            "size_bytes": size_bytes,
+            "dtype": _name(dtype),
+        }
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        if not _in_memory(root):
+            for file in aside.iterdir():
+                _sync(file)
+            _sync(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+        if not _in_memory(root):
+            _sync(root)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return weights
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a model folder, mapped into memory, checked against its manifest.
+
+    A folder without a manifest (any Hugging Face folder) is read unchecked.
+
+    Raises:
+        CorruptWeights: if there are none, a file is damaged, or the checksum is another.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CorruptWeights(f"{folder} has no *.safetensors file")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(str(file), framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
+                    tensors[name] = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CorruptWeights(f"{file} cannot be read: {error}") from error
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        found = checksum(tensors)
+        if found != manifest["checksum"]:
+            raise CorruptWeights(
+                f"{folder} is damaged: its tensors have checksum {found}, "
+                f"but its manifest says {manifest['checksum']}"
+            )
+    return tensors
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, or `None` if it was not written by `write_weights`."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+        if not isinstance(manifest, dict) or "checksum" not in manifest:
+            raise ValueError("not a manifest")
+    except ValueError as error:
+        raise CorruptWeights(f"{path} cannot be read: {error}") from error
+    return manifest
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """`xxh3_128:` and 32 hexadecimal digits over name, type, shape and bytes, sorted by name."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {_name(tensor.dtype)} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return f"xxh3_128:{digest.hexdigest()}"
+
+
+def tied_once(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The model's state, without the second and later names of shared tensors."""
+    seen: set[tuple[int, torch.Size]] = set()
+    once = {}
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        once[name] = tensor
+    return once
+
+
+def _write_model_folder(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, dtype: torch.dtype
+) -> None:
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    try:
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+            folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"cannot write the weights: {error}", str(folder)) from error
+
+
+def _require_room(root: Path, size_bytes: int) -> None:
+    free = shutil.disk_usage(root).free
+    if free < size_bytes + (1 << 20):
+        raise OSError(
+            errno.ENOSPC,
+            f"no room for weights of {size_bytes / 2**20:.0f} MiB, "
+            f"only {free / 2**20:.0f} MiB are free",
+            str(root),
+        )
+
+
+def _remove_oldest(root: Path, *, keep: int, spare: Path) -> None:
+    folders = sorted(path for path in root.glob("v*") if path.is_dir() and path != spare)
+    for folder in folders[: max(0, len(folders) - keep)]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
