@@ -31,6 +31,8 @@ from areal_lab.control.events import Action, EngineId, Event, GroupId
 
 SPAN_CAUSES = {"paused": PAUSED}
 """Spans in which, by their name, nothing is done, and the cause of idleness they stand for."""
+UNEXPLAINED = "idle"
+"""Spans of this name are left out: why a process was idle follows from events and actions."""
 
 
 class EventLog:
@@ -72,13 +74,16 @@ class EventLog:
         """Note what a process did from `start_s` to `end_s`, both in seconds since the epoch.
 
         Args:
+            name: words; `load_weights` is written as `load weights`.
             cause: why nothing was done in this time; None takes it from `SPAN_CAUSES`.
         """
+        if name == UNEXPLAINED:
+            return
         begin_s = self._since_start(start_s)
         self._write(
             SpanRecord(
                 process=process,
-                name=name,
+                name=name.replace("_", " "),
                 t_s=begin_s,
                 end_s=max(begin_s, self._since_start(end_s)),
                 cause=SPAN_CAUSES.get(name, "") if cause is None else cause,

@@ -1,0 +1,264 @@
+"""A run's log as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+    process row   threads                      slices               instants       counters
+    run           activity                     -                    push, resume   groups, versions,
+                                                                    drop, finish   lag of each batch
+    trainer       activity, measured           what it did, idle    -              -
+    engine i      activity, slot 0, slot 1 ..  groups, judging      interrupt      -
+    rewards, ...  activity                     what it did, idle    -              -
+
+Groups of one engine overlap, and slices of one thread must not: each group takes the lowest free
+slot. Timestamps are microseconds since the run's start. Format: "Trace Event Format" of the
+Catapult project (phases X complete, i instant, C counter, M metadata).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+from areal_lab.control.activity import activity
+from areal_lab.control.eventlog import (
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Log,
+    SpanRecord,
+    engine_process,
+)
+from areal_lab.control.events import (
+    Drop,
+    Finish,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    StartGroup,
+    Train,
+    TrainStepDone,
+    WeightsPushed,
+)
+from areal_lab.control.lags import mean_lag, trained_batches
+
+TraceEvent: TypeAlias = dict[str, Any]
+
+_RUN_PID = 1
+_ACTIVITY_TID = 1
+_FIRST_SLOT_TID = 100
+"""Below are the threads of a process that are no slots."""
+_SPANS_TID = 2
+
+
+def chrome_trace(log: Log) -> dict[str, Any]:
+    """The JSON object format of the Trace Event Format; write it with `json.dump`."""
+    activities = activity(log)
+    groups = list(log.groups)
+    names = list(activities)
+    for group in groups:
+        if engine_process(group.engine) not in names:
+            names.append(engine_process(group.engine))
+    pids = {name: number for number, name in enumerate(names, start=_RUN_PID + 1)}
+    events: list[TraceEvent] = [*_process_names(_RUN_PID, "run", 0)]
+    for name, pid in pids.items():
+        events.extend(_process_names(pid, name, pid))
+        events.append(_thread_name(pid, _ACTIVITY_TID, "activity"))
+    for name, stretches in activities.items():
+        for stretch in stretches:
+            events.append(
+                _slice(
+                    stretch.name if stretch.busy else f"idle: {stretch.name}",
+                    "busy" if stretch.busy else "idle",
+                    (stretch.start_s, stretch.end_s),
+                    (pids[name], _ACTIVITY_TID),
+                    {},
+                )
+            )
+    events.extend(_details(log.spans, pids))
+    events.extend(_group_slices(groups, pids))
+    events.extend(_instants(log, pids))
+    events.extend((*_group_counters(log), *_version_counters(log), *_lag_counters(log)))
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "mode": log.header.mode,
+            "started_at": str(log.header.started_at),
+            **{name: str(value) for name, value in log.header.limits.items()},
+        },
+    }
+
+
+def _details(spans: Iterable[SpanRecord], pids: dict[str, int]) -> Iterator[TraceEvent]:
+    """Spans that carry numbers, on a thread of their own: activity joins neighbors."""
+    detailed = sorted((s for s in spans if s.args), key=lambda span: (span.t_s, -span.end_s))
+    for process in dict.fromkeys(span.process for span in detailed):
+        yield _thread_name(pids[process], _SPANS_TID, "measured")
+    for span in detailed:
+        where = (pids[span.process], _SPANS_TID)
+        args = {name: _number(value) for name, value in span.args.items()}
+        yield _slice(span.name, "span", (span.t_s, span.end_s), where, args)
+
+
+def _group_slices(groups: Iterable[GroupRecord], pids: dict[str, int]) -> Iterator[TraceEvent]:
+    free: dict[int, list[int]] = {}
+    busy: dict[int, list[tuple[float, int]]] = {}
+    slots: dict[int, int] = {}
+    for group in sorted(groups, key=lambda group: (group.t_s, group.group)):
+        pid = pids[engine_process(group.engine)]
+        mine, running = free.setdefault(pid, []), busy.setdefault(pid, [])
+        while running and running[0][0] <= group.t_s:
+            heappush(mine, heappop(running)[1])
+        if mine:
+            slot = heappop(mine)
+        else:
+            slot = slots.get(pid, 0)
+            slots[pid] = slot + 1
+            yield _thread_name(pid, _FIRST_SLOT_TID + slot, f"slot {slot}")
+        heappush(running, (group.end_s, slot))
+        where = (pid, _FIRST_SLOT_TID + slot)
+        versions = [version for sample in group.segments for version, _ in sample]
+        args = {
+            "group": group.group,
+            "tokens": sum(tokens for sample in group.segments for _, tokens in sample),
+            "head_version": min(versions, default=None),
+            "tail_version": max(versions, default=None),
+            "rewards": [_number(reward) for reward in group.rewards],
+            "finish_reasons": list(group.finish_reasons),
+        }
+        yield _slice(f"group {group.group}", "group", (group.t_s, group.end_s), where, args)
+        if group.end_s > group.generated_s:
+            yield _slice("judge", "reward", (group.generated_s, group.end_s), where, {})
+
+
+def _instants(log: Log, pids: dict[str, int]) -> Iterator[TraceEvent]:
+    engines = [pid for name, pid in pids.items() if name.startswith(engine_process(0)[:-1])]
+    for record in log.actions:
+        match record.action:
+            case Interrupt():
+                for pid in engines:
+                    yield _instant("interrupt", "p", record.t_s, pid)
+            case Resume():
+                yield _instant("resume", "g", record.t_s, _RUN_PID)
+            case PushWeights(version=version):
+                yield _instant(f"push version {version}", "g", record.t_s, _RUN_PID)
+            case Drop(group=group, reason=reason):
+                yield _instant(f"drop group {group}: {reason}", "p", record.t_s, _RUN_PID)
+            case Finish(reason=reason):
+                yield _instant(f"finish: {reason}", "g", record.t_s, _RUN_PID)
+            case _:
+                pass
+
+
+def _group_counters(log: Log) -> Iterator[TraceEvent]:
+    running: set[GroupId] = set()
+    finished: set[GroupId] = set()
+    for record in log.records:
+        if not isinstance(record, EventRecord | ActionRecord):
+            continue
+        match record.event if isinstance(record, EventRecord) else record.action:
+            case StartGroup(group=group):
+                running.add(group)
+            case GroupFinished(group=group) if group in running:
+                running.remove(group)
+                finished.add(group)
+            case GroupFiltered(group=group) | Drop(group=group):
+                running.discard(group)
+                finished.discard(group)
+            case Train(groups=groups):
+                finished.difference_update(groups)
+            case _:
+                continue
+        yield _counter("groups in flight", record.t_s, len(running))
+        yield _counter("groups waiting to be trained on", record.t_s, len(finished))
+
+
+def _version_counters(log: Log) -> Iterator[TraceEvent]:
+    for record in log.events:
+        match record.event:
+            case RunStarted(version=version):
+                yield _counter("version of the trainer", record.t_s, version)
+                yield _counter("version on the engines", record.t_s, version)
+            case TrainStepDone(version=version):
+                yield _counter("version of the trainer", record.t_s, version)
+            case WeightsPushed(version=version):
+                yield _counter("version on the engines", record.t_s, version)
+            case _:
+                pass
+
+
+def _lag_counters(log: Log) -> Iterator[TraceEvent]:
+    for batch in trained_batches(log):
+        if batch.tokens:
+            yield _counter("token lag, mean", batch.done_s, mean_lag(batch.token_lags))
+            yield _counter("token lag, largest", batch.done_s, max(batch.token_lags))
+
+
+# --- the events of the format --------------------------------------------------------------------
+
+
+def _microseconds(t_s: float) -> float:
+    return round(t_s * 1e6, 3)
+
+
+def _process_names(pid: int, name: str, position: int) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    sort = {"sort_index": position}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": sort}
+
+
+def _thread_name(pid: int, tid: int, name: str) -> TraceEvent:
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(
+    name: str,
+    category: str,
+    times_s: tuple[float, float],
+    where: tuple[int, int],
+    args: dict[str, Any],
+) -> TraceEvent:
+    start = _microseconds(times_s[0])
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": start,
+        # From rounded ends, so that what touches does not overlap by a rounding error.
+        "dur": round(_microseconds(times_s[1]) - start, 3),
+        "pid": where[0],
+        "tid": where[1],
+        "args": args,
+    }
+
+
+def _instant(name: str, scope: str, t_s: float, pid: int) -> TraceEvent:
+    return {
+        "ph": "i",
+        "name": name,
+        "cat": "action",
+        "s": scope,
+        "ts": _microseconds(t_s),
+        "pid": pid,
+        "tid": _ACTIVITY_TID,
+    }
+
+
+def _counter(name: str, t_s: float, value: float) -> TraceEvent:
+    return {
+        "ph": "C",
+        "name": name,
+        "ts": _microseconds(t_s),
+        "pid": _RUN_PID,
+        "tid": 0,
+        "args": {"value": value},
+    }
+
+
+def _number(value: float) -> float | str:
+    """JSON knows no infinity."""
+    return value if math.isfinite(value) else str(value)
