@@ -1,0 +1,49 @@
+"""Asynchronous reinforcement learning of language models, after AReaL (arXiv:2505.24298).
+
+Names are loaded when they are first used, so that `import areal_lab` costs nothing and parts that do
+without torch stay without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from areal_lab.config import TrainConfig as TrainConfig
+    from areal_lab.data.problems import Problem as Problem
+    from areal_lab.data.problems import ProblemSet as ProblemSet
+    from areal_lab.data.trajectory import Segment as Segment
+    from areal_lab.data.trajectory import Trajectory as Trajectory
+    from areal_lab.load import load_config as load_config
+    from areal_lab.pipeline.reports import StepReport as StepReport
+    from areal_lab.pipeline.train import TrainingRun as TrainingRun
+    from areal_lab.pipeline.train import train as train
+
+_HOMES = {
+    "Problem": "areal_lab.data.problems",
+    "ProblemSet": "areal_lab.data.problems",
+    "Segment": "areal_lab.data.trajectory",
+    "StepReport": "areal_lab.pipeline.reports",
+    "TrainConfig": "areal_lab.config",
+    "TrainingRun": "areal_lab.pipeline.train",
+    "Trajectory": "areal_lab.data.trajectory",
+    "load_config": "areal_lab.load",
+    "train": "areal_lab.pipeline.train",
+}
+
+__all__ = [  # noqa: PLE0604 - the table above is the one list of names
+    *_HOMES
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """All public names, loaded or not."""
+    return sorted(_HOMES)

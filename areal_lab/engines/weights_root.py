@@ -1,7 +1,7 @@
 """Where a run's weights travel: shared memory if that has room, else the run folder. No torch.
 
-The root belongs to the pipeline's process. It goes when that process ends; if it is killed, the next
-run finds the root's lock free and removes it.
+The root belongs to the pipeline's process. It goes when that process ends; if it is killed, the
+next run finds the root's lock free and removes it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _locks: dict[Path, int] = {}
 
 
 def choose_weights_root(run_dir: Path, size_bytes: int) -> Path:
-    """A fresh folder for weights of this size: in shared memory if that has room, else in the run's.
+    """A fresh folder for weights of this size: in shared memory if it has room, else the run's.
 
     It is removed when this process ends normally. Folders of processes that were killed are
     removed here, by the next run: a lock on a file inside tells the living from the dead.
     """
-    if _in_memory(SHARED_MEMORY):
+    if in_memory(SHARED_MEMORY):
         remove_abandoned_roots(SHARED_MEMORY)
         if shutil.disk_usage(SHARED_MEMORY).free >= ROOM_FACTOR * size_bytes:
             return _make_locked_root(SHARED_MEMORY)
@@ -78,5 +78,6 @@ def _make_locked_root(place: Path) -> Path:
     return root
 
 
-def _in_memory(place: Path) -> bool:
+def in_memory(place: Path) -> bool:
+    """Whether files there live in memory, so that syncing them to a disk means nothing."""
     return place.is_dir() and os.access(place, os.W_OK) and place.is_relative_to(SHARED_MEMORY)

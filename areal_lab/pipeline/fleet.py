@@ -1,0 +1,112 @@
+"""The processes of one run: started here, watched while the run works, stopped when it ends.
+
+guard(work)   returns what `work` returns, or raises
+    the death of any child, with its last words, as soon as it happens
+    the first error of `work`, taken out of the exception groups around it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from areal_lab.engines.client import EngineUnreachable
+from areal_lab.engines.launch import EngineProcess
+from areal_lab.processes import Child, ChildDied
+from areal_lab.training.client import TrainerProcess
+from areal_lab.training.settings import TrainerSettings
+
+Result = TypeVar("Result")
+
+DEATH_NOTICE_S = 2.0
+"""How long after a broken connection the process behind it may take to be seen dead."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The children of one run, and everything else that is closed with it."""
+
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _deaths: asyncio.Queue[ChildDied] = field(default_factory=asyncio.Queue)
+    _watchers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Fleet:
+        """Nothing is started yet."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop everything, the youngest first."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await self.stack.aclose()
+
+    async def start_trainer(self, settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
+        """Start the trainer and wait until its model is loaded."""
+        trainer = await TrainerProcess.start(settings, log_path=log_path)
+        self.stack.push_async_callback(trainer.stop)
+        self.watch(trainer.child)
+        return trainer
+
+    def add_engine(self, engine: EngineProcess) -> None:
+        """Watch an engine that was launched, and stop it in the end."""
+        self.stack.push_async_callback(engine.stop)
+        self.watch(engine.child)
+
+    def watch(self, child: Child) -> None:
+        """From now on the death of `child` ends the run."""
+
+        async def report() -> None:
+            self._deaths.put_nowait(await child.died())
+
+        self._watchers.append(asyncio.create_task(report(), name=f"watch {child.name}"))
+
+    async def guard(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` until it returns or something breaks."""
+        working = asyncio.create_task(work, name="run")
+        dying = asyncio.create_task(self._deaths.get(), name="watch processes")
+        try:
+            await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                raise dying.result()
+            try:
+                return working.result()
+            except BaseException as error:
+                await self._raise_cause(first_error(error), dying)
+                raise
+        finally:
+            dying.cancel()
+            working.cancel()
+            with suppress(BaseException):  # it was raised above, or lost to the first error
+                await working
+
+    async def _raise_cause(self, error: BaseException, dying: asyncio.Task[ChildDied]) -> None:
+        """A connection breaks before its process is reaped: say which process it was."""
+        if isinstance(error, EngineUnreachable):
+            with suppress(TimeoutError):
+                raise await asyncio.wait_for(asyncio.shield(dying), DEATH_NOTICE_S) from error
+        raise error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups; a child's death goes first."""
+    leaves: list[BaseException] = []
+
+    def collect(node: BaseException) -> None:
+        if isinstance(node, BaseExceptionGroup):
+            for inner in node.exceptions:
+                collect(inner)
+        else:
+            leaves.append(node)
+
+    collect(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, ChildDied)), leaves[0])

@@ -1,0 +1,228 @@
+"""The real performer: engines, trainer and rewards behind the coordinator's actions.
+
+It owns what the actions are about: the samples of groups not yet trained on, the weight folders not
+yet loaded everywhere, and the counts of the run. Only `drive`'s tasks call it, one step at a time,
+on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from areal_lab.control.eventlog import TRAINER, engine_process
+from areal_lab.control.events import (
+    EngineId,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    StartGroup,
+    Train,
+    Version,
+)
+from areal_lab.data.problems import PromptSource
+from areal_lab.data.trajectory import Trajectory
+from areal_lab.engines.client import EngineClient, VersionMismatch
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.rollout import RolledOut, Rollout, request_id
+from areal_lab.training.client import TrainerProcess
+from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run; everything dropped is in here."""
+
+    interruptions: int = 0
+    """Times that running answers were interrupted for new weights."""
+    interrupted_samples: int = 0
+    """Samples that lost their cache to an interruption, each time counted."""
+    version_mismatches: int = 0
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    trained_samples: int = 0
+    multi_version_samples: int = 0
+    """Trained samples whose tokens come from two or more versions."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups given up, by reason."""
+    filtered: Counter[str] = field(default_factory=Counter)
+    """Groups that ended but were not fit to train on, by reason."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveRun:
+    """Performs actions with real processes."""
+
+    folder: RunFolder
+    log: EventLog
+    rollout: Rollout
+    source: PromptSource
+    trainer: TrainerProcess
+    clients: Mapping[EngineId, EngineClient]
+    pause_mode: PauseMode
+    samples: int
+    """Samples per group."""
+    total_steps: int
+    on_step: Callable[[StepReport], None]
+    weights: dict[Version, WeightsFolder]
+    tally: Tally = field(default_factory=Tally)
+    began_s: float = field(default_factory=time.time)
+    last_checkpoint: Version | None = None
+    _kept: dict[GroupId, tuple[RolledOut, tuple[Trajectory, ...]]] = field(default_factory=dict)
+    _tokens_at_last_step: int = 0
+    _last_step_s: float = 0.0
+    _span_cursor: dict[EngineId, int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Training begins now: step times and rates count from here."""
+        self.began_s = time.time()
+        self._last_step_s, self._tokens_at_last_step = 0.0, self.tally.generated_tokens
+
+    async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
+        """Draw and judge one group; keep it if it can be trained on."""
+        rolled = await self.rollout.training_group(start, self.source, self.samples)
+        self.tally.interrupted_samples += sum(sample.retractions for sample in rolled.generated)
+        self.tally.generated_tokens += sum(
+            len(part.tokens) for sample in rolled.generated for part in sample.segments
+        )
+        self._log_group(start, rolled)
+        if (reason := rolled.failure) is not None:
+            self.tally.filtered[reason] += 1
+            return GroupFiltered(start.group, reason)
+        trajectories = rolled.trajectories(start.group)
+        self._kept[start.group] = (rolled, trajectories)
+        return GroupFinished(
+            start.group,
+            head_version=min(t.head_version for t in trajectories),
+            tail_version=max(t.tail_version for t in trajectories),
+        )
+
+    async def train(self, train: Train) -> Version:
+        """One optimizer batch in the trainer's process."""
+        kept = [self._kept.pop(group) for group in train.groups]
+        trajectories = tuple(t for _, of_group in kept for t in of_group)
+        texts = [(rolled.problem.prompt, text) for rolled, _ in kept for text in rolled.completions]
+        await asyncio.to_thread(
+            self.folder.write_trajectories, train.version + 1, trajectories, texts
+        )
+        result = await self.trainer.train(
+            TrainBatchRequest(version=train.version, trajectories=trajectories)
+        )
+        self.weights[result.version] = result.weights
+        self.tally.trained_samples += len(trajectories)
+        self.tally.trained_tokens += sum(t.generated_tokens for t in trajectories)
+        self.tally.multi_version_samples += sum(
+            len({part.version for part in t.segments}) > 1 for t in trajectories
+        )
+        for span in result.spans:
+            self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        await self.collect_engine_spans()
+        self._report(result.version, result.metrics)
+        return result.version
+
+    async def save(self, version: Version) -> None:
+        """A Hugging Face folder of the trainer's weights."""
+        saved = await self.trainer.save(SaveRequest(self.folder.checkpoint(version)))
+        span = saved.span
+        self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        self.folder.point_model_to(saved.path)
+        self.last_checkpoint = version
+
+    async def interrupt(self) -> None:
+        """Pause all engines at once."""
+        self.tally.interruptions += 1
+        await asyncio.gather(*(c.pause(self.pause_mode) for c in self.clients.values()))
+
+    async def push_weights(self, version: Version) -> None:
+        """Load one version into all engines; older folders are removed when all have it."""
+        weights = self.weights[version]
+        try:
+            await asyncio.gather(
+                *(c.load_weights(weights, self.pause_mode) for c in self.clients.values())
+            )
+        except VersionMismatch:
+            self.tally.version_mismatches += 1
+            raise
+        for old in [v for v in self.weights if v < version]:
+            await asyncio.to_thread(shutil.rmtree, self.weights.pop(old).path, ignore_errors=True)
+
+    async def resume(self) -> None:
+        """Let all engines go on."""
+        await asyncio.gather(*(c.resume() for c in self.clients.values()))
+
+    async def drop_group(self, group: GroupId, reason: str) -> None:
+        """Count it, forget its samples, abort what still runs of it."""
+        self.tally.dropped[reason] += 1
+        if self._kept.pop(group, None) is None:
+            ids = [request_id("train", group, index) for index in range(self.samples)]
+            await asyncio.gather(*(c.abort(ids) for c in self.clients.values()))
+
+    async def collect_engine_spans(self, *, final: bool = False) -> None:
+        """Bring what the engines did since the last call into the log.
+
+        The newest span of an engine may still grow, so it is left for the next call, unless this
+        is the last one.
+        """
+        for engine, client in self.clients.items():
+            spans, self._span_cursor[engine] = await client.spans(self._span_cursor.get(engine, 0))
+            for span in spans if final else spans[:-1]:
+                self.log.span(engine_process(engine), span["name"], span["start_s"], span["end_s"])
+
+    def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
+        self.log.group(
+            group=start.group,
+            engine=start.engine,
+            start_s=rolled.started_s,
+            end_s=rolled.judged_s,
+            generated_s=rolled.generated_s,
+            samples=[
+                {
+                    "segments": [[part.version, len(part.tokens)] for part in sample.segments],
+                    "reward": outcome.reward,
+                    "finish_reason": sample.finish_reason,
+                }
+                for sample, outcome in zip(rolled.generated, rolled.outcomes, strict=True)
+            ],
+        )
+
+    def _report(self, version: Version, metrics: Mapping[str, float]) -> None:
+        now_s = time.time() - self.began_s
+        step_s = now_s - self._last_step_s
+        tokens = self.tally.generated_tokens - self._tokens_at_last_step
+        self._last_step_s, self._tokens_at_last_step = now_s, self.tally.generated_tokens
+        report = StepReport(
+            step=version,
+            total_steps=self.total_steps,
+            version=version,
+            time_s=now_s,
+            step_s=step_s,
+            tokens_per_s=tokens / step_s if step_s > 0 else 0.0,
+            reward_mean=metrics["reward_mean"],
+            loss=metrics["loss"],
+            lag_token_mean=metrics["lag_token_mean"],
+            lag_token_max=metrics["lag_token_max"],
+            metrics={
+                **metrics,
+                "generated_tokens": self.tally.generated_tokens,
+                "interruptions": self.tally.interruptions,
+                "kept_groups": len(self._kept),
+            },
+        )
+        self.folder.append_metrics(
+            {
+                "step": report.step,
+                "version": report.version,
+                "time_s": report.time_s,
+                "step_s": report.step_s,
+                "tokens_per_s": report.tokens_per_s,
+                **report.metrics,
+            }
+        )
+        self.on_step(report)

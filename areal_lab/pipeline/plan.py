@@ -1,0 +1,97 @@
+"""What a configuration means for the control core and the machine: limits, threads. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from areal_lab.config import TrainConfig
+from areal_lab.control.coordinator import Limits
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
+from areal_lab.control.schedule import (
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+
+
+def schedule_of(config: TrainConfig) -> Schedule:
+    """The schedule that the configuration names."""
+    rollout = config.rollout
+    match rollout.schedule:
+        case "synchronous":
+            return synchronous()
+        case "one_step_overlap":
+            return one_step_overlap()
+        case "asynchronous":
+            return asynchronous(rollout.max_head_offpolicyness, interruptible=rollout.interruptible)
+        case "partial_rollout":
+            return partial_rollout(rollout.max_head_offpolicyness)
+        case other:
+            raise ValueError(
+                f"rollout.schedule is {other!r}, but must be synchronous, one_step_overlap, "
+                "asynchronous or partial_rollout"
+            )
+
+
+def order_of(config: TrainConfig) -> BatchOrder:
+    """The batch order that the configuration names."""
+    rollout = config.rollout
+    match rollout.batch_order:
+        case "oldest_finished_first":
+            return oldest_finished_first()
+        case "strict_start_order":
+            return strict_start_order()
+        case "bounded_lag":
+            bound = rollout.max_lag or math.ceil(schedule_of(config).eta)
+            return bounded_lag(bound, drop=rollout.drop_late)
+        case other:
+            raise ValueError(
+                f"rollout.batch_order is {other!r}, but must be oldest_finished_first, "
+                "strict_start_order or bounded_lag"
+            )
+
+
+def limits_of(config: TrainConfig) -> Limits:
+    """What the coordinator may do in this run."""
+    schedule = schedule_of(config)
+    batch = config.dataset.batch_size
+    in_flight = config.rollout.max_concurrent_rollouts
+    if in_flight == 0:
+        in_flight = int(min(schedule.admissible_groups(0, batch), 2 * batch))
+    return Limits(
+        batch_groups=batch,
+        max_in_flight=in_flight,
+        train_steps=config.total_train_steps,
+        save_every_steps=config.save_every_steps,
+        schedule=schedule,
+        order=order_of(config),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """CPU threads of each engine and of the trainer."""
+
+    engine: int
+    trainer: int
+
+
+def threads_of(config: TrainConfig, cores: int) -> Threads:
+    """Share the cores: phases that overlap split them, phases that alternate each get them all."""
+    schedule = schedule_of(config)
+    alternate = schedule.carry_over or schedule.eta == 0
+    engines = config.rollout.engines
+    trainer = cores if alternate else max(1, cores - max(1, cores // 2))
+    engine = (cores if alternate else max(1, cores // 2)) // engines
+    return Threads(
+        engine=config.rollout.threads or max(1, engine),
+        trainer=config.actor.threads or trainer,
+    )

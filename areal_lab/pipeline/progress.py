@@ -1,0 +1,146 @@
+"""What a person sees while a run goes on: the step, reward, speed, staleness, and what is waited for.
+
+On a terminal a few lines are redrawn in place; elsewhere each step and each phase is one line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from areal_lab.pipeline.reports import StepReport
+
+_BAR_WIDTH = 32
+
+
+class Display(Protocol):
+    """Where a run says how it goes."""
+
+    def phase(self, text: str) -> None:
+        """A new phase begins; `text` says what is done or waited for."""
+        ...
+
+    def step(self, report: StepReport) -> None:
+        """A training step is complete."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something a user should read that is neither."""
+        ...
+
+
+class Silent:
+    """No output: for library use."""
+
+    def phase(self, text: str) -> None:
+        """Say nothing."""
+
+    def step(self, report: StepReport) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+
+@dataclass
+class Lines:
+    """One line per phase, step and note: for logs and pipes."""
+
+    console: Console
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def phase(self, text: str) -> None:
+        """Print the phase with the seconds since the start."""
+        self.console.print(
+            f"[{time.monotonic() - self._began_s:6.1f} s] {text}", markup=False, highlight=False
+        )
+
+    def step(self, report: StepReport) -> None:
+        """Print the step."""
+        self.phase(describe(report))
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self.phase(text)
+
+
+@dataclass
+class Screen:
+    """A panel that is redrawn in place, four times a second."""
+
+    console: Console
+    waiting_for: Callable[[], str]
+    """What the run waits for, asked at every redraw."""
+    live_counts: Callable[[], str]
+    """Versions, groups in flight and tokens, asked at every redraw."""
+    _began_s: float = field(default_factory=time.monotonic)
+    _phase: str = "starting"
+    _phase_s: float = field(default_factory=time.monotonic)
+    _last: StepReport | None = None
+
+    def phase(self, text: str) -> None:
+        """Show the phase until the next one."""
+        self._phase, self._phase_s = text, time.monotonic()
+
+    def step(self, report: StepReport) -> None:
+        """Print the step above the panel."""
+        self._last = report
+        self.console.print(Text(describe(report)))
+
+    def note(self, text: str) -> None:
+        """Print the note above the panel."""
+        self.console.print(Text(text, style="bold"))
+
+    def __rich__(self) -> RenderableType:
+        """The panel, as of now."""
+        now = time.monotonic()
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", justify="right")
+        table.add_column(overflow="fold")
+        table.add_row("now", f"{self._phase}  ({now - self._phase_s:.0f} s)")
+        if waiting := self.waiting_for():
+            table.add_row("waiting for", waiting)
+        if counts := self.live_counts():
+            table.add_row("state", counts)
+        if self._last is not None:
+            table.add_row(
+                "steps",
+                ProgressBar(
+                    total=self._last.total_steps, completed=self._last.step, width=_BAR_WIDTH
+                ),
+            )
+        table.add_row("elapsed", f"{now - self._began_s:.0f} s")
+        return Group(Text(""), table)
+
+
+def describe(report: StepReport) -> str:
+    """One line about one step."""
+    return (
+        f"step {report.step:>3}/{report.total_steps}  reward {report.reward_mean:.3f}  "
+        f"loss {report.loss:+.4f}  {report.tokens_per_s:5.0f} tokens/s  "
+        f"lag mean {report.lag_token_mean:.1f} max {report.lag_token_max:.0f}  "
+        f"{report.step_s:.1f} s"
+    )
+
+
+@contextmanager
+def terminal_display(
+    waiting_for: Callable[[], str], live_counts: Callable[[], str]
+) -> Iterator[Display]:
+    """The display that fits where standard error goes."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    screen = Screen(console, waiting_for, live_counts)
+    with Live(screen, console=console, refresh_per_second=4, transient=True):
+        yield screen

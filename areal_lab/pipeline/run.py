@@ -1,0 +1,356 @@
+"""One training run from its configuration to its summary: processes up, measure, drive, measure.
+
+    check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary, plots
+
+Every process the run starts is stopped when it ends, however it ends; the death of one ends the run
+with that process's last words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_lab import preflight
+from areal_lab.config import TrainConfig
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.eventlog import TRAINER, RunHeader, Scalar, engine_process
+from areal_lab.control.events import EngineId, Event, Finish, GroupId, RunStarted, StopRequested
+from areal_lab.control.replay import limits_to_fields
+from areal_lab.data.problems import ProblemSet, PromptSource
+from areal_lab.data.sources import load_problems
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.launch import launch_embedded
+from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
+from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.evaluate import HeldOutReward, measure
+from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.pipeline.fleet import Fleet
+from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.plan import limits_of, threads_of
+from areal_lab.pipeline.progress import Display
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.rollout import Rollout
+from areal_lab.rewards.service import RewardFunction, RewardService
+from areal_lab.training.model_path import resolve_model_path
+from areal_lab.training.settings import settings_from_config
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """Asks a run to finish its step, save and end; `request` may be called from any thread."""
+
+    _requested: bool = False
+    _event: asyncio.Event | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self) -> None:
+        """Ask; asking twice is asking once."""
+        self._requested = True
+        if self._loop is not None and self._event is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._requested
+
+    async def wait(self) -> None:
+        """Return once somebody asked."""
+        if self._event is None:
+            self._event, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if self._requested:
+            return
+        await self._event.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run leaves."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+
+@dataclass(slots=True)
+class RunState:
+    """The parts of a run that a display looks at; empty until they exist."""
+
+    coordinator: Coordinator | None = None
+    live: LiveRun | None = None
+
+    def waiting_for(self) -> str:
+        """What the run waits for, in a few words; empty before and after training."""
+        return self.coordinator.waiting_for() if self.coordinator is not None else ""
+
+    def counts(self) -> str:
+        """Versions, groups and tokens right now; empty before training."""
+        if self.coordinator is None or self.live is None:
+            return ""
+        counts, tally = self.coordinator.counts, self.live.tally
+        return (
+            f"weights v{counts.trained_version} trained, v{counts.pushed_version} on engines; "
+            f"groups: {counts.in_flight} in flight, {counts.finished} ready, "
+            f"{counts.trained} trained, {counts.filtered + counts.dropped} filtered or dropped; "
+            f"{tally.generated_tokens:,} tokens"
+        )
+
+
+def prepare(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemSet:
+    """Check everything that can be checked before a process starts; return the problems.
+
+    Raises:
+        ConfigError: in one line, naming the value, the bound and the mend.
+    """
+    preflight.check(config, problems)
+    return problems or load_problems(config.dataset, seed=config.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one run is about, and who is told of it."""
+
+    config: TrainConfig
+    problems: ProblemSet
+    on_step: Callable[[StepReport], None]
+    """Called on the event loop after each step."""
+    display: Display
+    stop: StopSignal
+    reward_fn: RewardFunction | str
+    state: RunState
+    answer_tokens: Callable[[GroupId, int], int] | None
+    folder: RunFolder
+    fleet: Fleet
+
+
+async def run(
+    config: TrainConfig,
+    problems: ProblemSet,
+    *,
+    on_step: Callable[[StepReport], None],
+    display: Display,
+    stop: StopSignal,
+    reward_fn: RewardFunction | None = None,
+    answer_tokens: Callable[[GroupId, int], int] | None = None,
+    state: RunState | None = None,
+) -> RunResult:
+    """Run to the end, or to the first error.
+
+    Args:
+        problems: what `prepare` returned for this configuration.
+        on_step: called on the event loop after each step.
+        stop: asks for an orderly end.
+        reward_fn: judges instead of `config.reward.fn`.
+        answer_tokens: exact length of each sample (`Rollout.answer_tokens`).
+        state: filled in as the run goes on, for whoever shows it.
+
+    Raises:
+        ChildDied: an engine, the trainer or a reward worker ended; with its last words.
+        Exception: the first error of any part, not an exception group.
+    """
+    folder = RunFolder.create(config)
+    display.phase(f"run folder {folder.path}")
+    began_s = time.time()
+    try:
+        async with Fleet() as fleet:
+            task = Task(
+                config=config,
+                problems=problems,
+                on_step=on_step,
+                display=display,
+                stop=stop,
+                reward_fn=reward_fn or config.reward.fn,
+                state=state or RunState(),
+                answer_tokens=answer_tokens,
+                folder=folder,
+                fleet=fleet,
+            )
+            summary = await fleet.guard(_measured_run(task))
+    except BaseException as error:
+        failure = {"status": "failed", "error": str(error) or type(error).__name__}
+        folder.write_json("summary.json", {**failure, "wall_s": time.time() - began_s})
+        raise
+    summary["wall_s"] = time.time() - began_s
+    folder.write_json("summary.json", summary)
+    if config.plots:
+        display.phase("drawing reward.png, timeline.png, staleness.png")
+        await asyncio.to_thread(write_report, folder.path)
+    return RunResult(folder.path, summary)
+
+
+async def _measured_run(task: Task) -> dict[str, Any]:
+    """Start everything, measure, train, measure again; returns the summary."""
+    config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
+    limits = limits_of(config)
+    display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
+    model_path = await asyncio.to_thread(resolve_model_path, config.actor.path)
+    codec = TextCodec.load(model_path)
+    threads = threads_of(config, len(os.sched_getaffinity(0)))
+    weights_root = choose_weights_root(folder.path, _weights_bytes(model_path))
+    fleet.stack.callback(remove_weights_root, weights_root)
+    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
+    trainer = await fleet.start_trainer(
+        settings_from_config(
+            config,
+            model_path=model_path,
+            weights_root=weights_root,
+            threads=threads.trainer,
+        ),
+        log_path=folder.log("trainer"),
+    )
+    weights = trainer.ready.weights
+    display.phase(
+        f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
+        f"{trainer.ready.compute_dtype}; waiting for {config.rollout.engines} engine(s)"
+    )
+    clients = await _start_engines(task, weights, threads.engine)
+    rewards = await fleet.stack.enter_async_context(
+        RewardService(
+            task.reward_fn,
+            timeout_s=config.reward.timeout_s,
+            workers=config.reward.workers,
+            max_error_rate=config.reward.max_error_rate,
+            log_folder=folder.path / "logs",
+        )
+    )
+    rollout = Rollout(
+        engines=clients,
+        codec=codec,
+        rewards=rewards,
+        sampling=_sampling(config, codec),
+        run_seed=config.seed,
+        answer_tokens=task.answer_tokens,
+    )
+    log = fleet.stack.enter_context(_open_log(folder, clients, limits_to_fields(limits)))
+    live = LiveRun(
+        folder=folder,
+        log=log,
+        rollout=rollout,
+        source=PromptSource(task.problems.train, seed=config.seed),
+        trainer=trainer,
+        clients=clients,
+        pause_mode=PauseMode(config.rollout.pause_mode),
+        samples=config.gconfig.n_samples,
+        total_steps=config.total_train_steps,
+        on_step=lambda report: (display.step(report), task.on_step(report)),
+        weights={weights.version: weights},
+    )
+    before = await _measure(task, rollout, "before training")
+    display.phase("training")
+    live.begin()
+    task.state.coordinator, task.state.live = Coordinator(limits), live
+    finish = await _drive(task, task.state.coordinator, live, clients)
+    training_s = time.time() - live.began_s
+    if finish.reason == "stopped":
+        display.note("stopped as asked; the weights are saved")
+    task.state.coordinator = None
+    after = await _measure(task, rollout, "after training")
+    await live.collect_engine_spans(final=True)
+    return {
+        "before": before and before.problem_means,
+        "after": after and after.problem_means,
+        "training_s": training_s,
+    }
+
+
+async def _start_engines(
+    task: Task, weights: WeightsFolder, threads: int
+) -> dict[EngineId, EngineClient]:
+    rollout = task.config.rollout
+    engines = await asyncio.gather(
+        *(
+            launch_embedded(
+                index=index,
+                weights=weights,
+                port=rollout.port + index if rollout.port else 0,
+                threads=threads,
+                dtype=rollout.dtype,
+                max_running_requests=rollout.max_running_requests,
+                context_length=None,
+                log_path=task.folder.log(f"engine-{index}"),
+                request_timeout_s=rollout.request_timeout_s,
+            )
+            for index in range(rollout.engines)
+        )
+    )
+    for engine in engines:
+        task.fleet.add_engine(engine)
+    return {index: engine.client for index, engine in enumerate(engines)}
+
+
+async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:
+    """The held-out reward now; None if evaluation is switched off or a stop was asked for."""
+    evaluation = task.config.evaluation
+    if evaluation.max_problems == 0 or task.stop.requested:
+        return None
+    measuring = asyncio.create_task(
+        measure(
+            rollout,
+            task.problems.held_out[: evaluation.max_problems],
+            samples=evaluation.samples_per_problem,
+            when=when,
+            display=task.display,
+        )
+    )
+    stopping = asyncio.create_task(task.stop.wait())
+    try:
+        await asyncio.wait({measuring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return measuring.result() if measuring.done() else None
+    finally:
+        stopping.cancel()
+        measuring.cancel()
+
+
+async def _drive(
+    task: Task, coordinator: Coordinator, live: LiveRun, clients: Mapping[EngineId, EngineClient]
+) -> Finish:
+    """Drive the run; a stop asked for from anywhere becomes an event."""
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def pass_on_stop() -> None:
+        await task.stop.wait()
+        task.display.note("stopping: the running step ends and is saved (again to stop at once)")
+        events.put_nowait(StopRequested())
+
+    passing = asyncio.create_task(pass_on_stop(), name="stop")
+    try:
+        return await drive(coordinator, live, RunStarted(tuple(clients)), events, live.log)
+    finally:
+        passing.cancel()
+
+
+def _weights_bytes(model_path: Path) -> int:
+    """Size of the model's weights on disk, of which one export takes no more."""
+    files = (*model_path.glob("*.safetensors"), *model_path.glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
+def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
+    generation = config.gconfig
+    return SamplingParams(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        stop_token_ids=codec.stop_token_ids(generation.stop),
+    )
+
+
+def _open_log(
+    folder: RunFolder, clients: Mapping[EngineId, EngineClient], limits: Mapping[str, Scalar]
+) -> EventLog:
+    header = RunHeader(
+        mode="train",
+        started_at=time.time(),
+        limits=limits,
+        processes=(TRAINER, *(engine_process(index) for index in clients)),
+    )
+    return EventLog(folder.events, header, clock=time.time)

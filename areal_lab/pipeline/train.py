@@ -1,0 +1,128 @@
+"""Training from Python: build a configuration, call `train`, iterate over the steps.
+
+    for report in train(load_config("configs/arithmetic.yaml", ["total_train_steps=20"])):
+        print(report.step, report.reward_mean)
+
+The run lives on a thread with an event loop of its own, so it works in a notebook whose loop is
+already running. `pipeline.run.run` is the same for callers that have a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_lab.config import TrainConfig
+from areal_lab.data.problems import ProblemSet
+from areal_lab.pipeline.progress import Display, Silent
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.run import RunResult, StopSignal, prepare, run
+from areal_lab.rewards.service import RewardFunction
+
+
+class TrainingRun:
+    """A run in progress; iterate over it once. Leaving the loop early saves and stops the run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        problems: ProblemSet,
+        reward_fn: RewardFunction | None,
+        display: Display,
+    ) -> None:
+        self._stop = StopSignal()
+        self._reports: queue.SimpleQueue[StepReport | RunResult | BaseException] = (
+            queue.SimpleQueue()
+        )
+        self._result: RunResult | None = None
+        self._thread = threading.Thread(
+            target=self._work, args=(config, problems, reward_fn, display), name="areal_lab run"
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, once the run has ended."""
+        return self._ended().folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds, once the run has ended."""
+        return self._ended().summary
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """Start the run and yield a report after each step.
+
+        Raises:
+            Exception: whatever ended the run early, such as `ChildDied`.
+        """
+        if self._thread.ident is not None:
+            raise RuntimeError("a run can be iterated over once; call train(...) again")
+        self._thread.start()
+        try:
+            while not isinstance(message := self._reports.get(), RunResult):
+                if isinstance(message, BaseException):
+                    raise message
+                yield message
+            self._result = message
+        finally:  # also when the caller breaks out of its loop, or presses Ctrl-C
+            self._stop.request()
+            self._thread.join()
+            self._keep_result()
+
+    def _keep_result(self) -> None:
+        while not self._reports.empty():
+            if isinstance(message := self._reports.get(), RunResult):
+                self._result = message
+
+    def _ended(self) -> RunResult:
+        if self._result is None:
+            raise RuntimeError("the run has not ended: iterate over it first")
+        return self._result
+
+    def _work(
+        self,
+        config: TrainConfig,
+        problems: ProblemSet,
+        reward_fn: RewardFunction | None,
+        display: Display,
+    ) -> None:
+        try:
+            result = asyncio.run(
+                run(
+                    config,
+                    problems,
+                    reward_fn=reward_fn,
+                    on_step=self._reports.put,
+                    display=display,
+                    stop=self._stop,
+                )
+            )
+        except BaseException as error:  # delivered to the caller's thread
+            self._reports.put(error)
+        else:
+            self._reports.put(result)
+
+
+def train(
+    config: TrainConfig,
+    *,
+    problems: ProblemSet | None = None,
+    reward_fn: RewardFunction | None = None,
+    display: Display | None = None,
+) -> TrainingRun:
+    """Check a configuration and return the run, which starts when it is iterated over.
+
+    Args:
+        config: see `areal_lab.config`; `load_config` makes one from YAML and overrides.
+        problems: train on these instead of `config.dataset`.
+        reward_fn: judge by this instead of `config.reward.fn`; may be defined in a notebook.
+        display: where to show progress; silent if None.
+
+    Raises:
+        ConfigError: in one line, before any process starts.
+    """
+    return TrainingRun(config, prepare(config, problems), reward_fn, display or Silent())

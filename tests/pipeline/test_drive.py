@@ -1,0 +1,186 @@
+"""The shell performs what the coordinator decides: order, errors, stop. No time passes here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from areal_lab.control.coordinator import Coordinator, Limits
+from areal_lab.control.events import (
+    Action,
+    Drop,
+    Event,
+    Finish,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    StartGroup,
+    StopRequested,
+    Train,
+    Version,
+)
+from areal_lab.control.order import oldest_finished_first
+from areal_lab.control.schedule import Schedule, asynchronous, synchronous
+from areal_lab.pipeline.drive import drive
+
+
+@dataclass
+class Log:
+    """Everything the shell was told, in order."""
+
+    entries: list[Event | Action] = field(default_factory=list)
+
+    def event(self, event: Event) -> None:
+        self.entries.append(event)
+
+    def action(self, action: Action) -> None:
+        self.entries.append(action)
+
+
+@dataclass
+class ToyMachine:
+    """Generates, trains and pushes in a few turns of the event loop; checks what it is asked."""
+
+    turns_per_group: int = 3
+    fail_at_step: int | None = None
+    filtered: frozenset[GroupId] = frozenset()
+    engine_version: Version = 0
+    paused: bool = False
+    kept: set[GroupId] = field(default_factory=set)
+    trained: list[tuple[GroupId, ...]] = field(default_factory=list)
+    dropped: list[GroupId] = field(default_factory=list)
+    saved: list[Version] = field(default_factory=list)
+
+    async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
+        head = self.engine_version
+        for _ in range(self.turns_per_group + start.group % 2):
+            await asyncio.sleep(0)
+            while self.paused:
+                await asyncio.sleep(0)
+        if start.group in self.filtered:
+            return GroupFiltered(start.group, "test")
+        self.kept.add(start.group)
+        return GroupFinished(start.group, head, self.engine_version)
+
+    async def train(self, train: Train) -> Version:
+        if train.version + 1 == self.fail_at_step:
+            raise RuntimeError("the trainer broke")
+        self.kept -= set(train.groups)
+        self.trained.append(train.groups)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return train.version + 1
+
+    async def save(self, version: Version) -> None:
+        self.saved.append(version)
+
+    async def interrupt(self) -> None:
+        assert not self.paused
+        self.paused = True
+
+    async def push_weights(self, version: Version) -> None:
+        await asyncio.sleep(0)
+        assert version > self.engine_version
+        self.engine_version = version
+
+    async def resume(self) -> None:
+        assert self.paused
+        self.paused = False
+
+    async def drop_group(self, group: GroupId, reason: str) -> None:
+        self.kept.discard(group)
+        self.dropped.append(group)
+
+
+def limits(schedule: Schedule, train_steps: int | None = 5) -> Limits:
+    return Limits(
+        batch_groups=4,
+        max_in_flight=8,
+        train_steps=train_steps,
+        save_every_steps=0,
+        schedule=schedule,
+        order=oldest_finished_first(),
+    )
+
+
+def run_toy(
+    machine: ToyMachine, schedule: Schedule, *, train_steps: int | None = 5, stop_after: int = 0
+) -> tuple[Finish, Log]:
+    """Drive the machine; ask it to stop when `stop_after` steps were trained (0: never)."""
+    log = Log()
+
+    async def go() -> Finish:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        async def stop_later() -> None:
+            while len(machine.trained) < stop_after:
+                await asyncio.sleep(0)
+            events.put_nowait(StopRequested())
+
+        stopper = asyncio.create_task(stop_later()) if stop_after else None
+        coordinator = Coordinator(limits(schedule, train_steps))
+        finish = await drive(coordinator, machine, RunStarted((0,)), events, log)
+        if stopper is not None:
+            await stopper
+        return finish
+
+    return asyncio.run(go()), log
+
+
+def test_a_run_trains_every_group_once_and_ends_with_all_engines_running() -> None:
+    machine = ToyMachine()
+    finish, _ = run_toy(machine, asynchronous(2))
+    assert finish.reason == "complete"
+    assert sorted(g for batch in machine.trained for g in batch) == list(range(20))
+    assert machine.kept == set()
+    assert machine.engine_version == 5
+    assert not machine.paused
+    assert machine.saved == [5]
+
+
+def test_filtered_groups_are_replaced() -> None:
+    machine = ToyMachine(filtered=frozenset({1, 6}))
+    run_toy(machine, asynchronous(1))
+    trained = sorted(g for batch in machine.trained for g in batch)
+    assert trained == [g for g in range(22) if g not in (1, 6)]
+
+
+def test_interrupt_comes_before_push_and_push_before_resume() -> None:
+    _, log = run_toy(ToyMachine(), asynchronous(4))
+    order = [type(e) for e in log.entries if isinstance(e, Interrupt | PushWeights | Resume)]
+    assert Interrupt in order  # else this run would show nothing
+    for index, kind in enumerate(order):
+        if kind is Interrupt:
+            assert order[index + 1] is PushWeights
+        if kind is Resume:
+            assert order[index - 1] is PushWeights
+
+
+def test_eta_zero_is_the_synchronous_schedule() -> None:
+    logs = [run_toy(ToyMachine(), s)[1].entries for s in (synchronous(), asynchronous(0))]
+    assert logs[0] == logs[1]
+
+
+def test_the_first_error_reaches_the_caller_and_nothing_hangs() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        run_toy(ToyMachine(fail_at_step=3), asynchronous(2))
+    assert [str(e) for e in caught.value.exceptions] == ["the trainer broke"]
+
+
+def test_a_stop_saves_and_accounts_for_every_group() -> None:
+    machine = ToyMachine()
+    finish, log = run_toy(machine, asynchronous(2), train_steps=None, stop_after=3)
+    assert finish.reason == "stopped"
+    assert machine.saved == [len(machine.trained)]
+    started = {a.group for a in log.entries if isinstance(a, StartGroup)}
+    trained = {g for batch in machine.trained for g in batch}
+    dropped = {a.group for a in log.entries if isinstance(a, Drop)}
+    assert started == trained | dropped
+    assert not trained & dropped
+    assert machine.dropped == [a.group for a in log.entries if isinstance(a, Drop)]
