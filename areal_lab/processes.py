@@ -1,7 +1,11 @@
 """Child processes that never outlive their parent, however it dies.
 
-    parent holds the write end of a pipe (the lifeline) --- child blocks on its read end
+    parent holds the write end of a pipe (the lifeline) --- child waits at its read end,
+                                                            and on the parent's pidfd
     parent ends, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group
+
+The pidfd (Linux) is for parents that forked other children: those hold copies of the write end,
+so the pipe stays open.
 
 A child runs in a session of its own, so that Ctrl-C at the terminal reaches the parent only, which
 then decides what to finish. Its output goes to a log file; the last lines become part of the error
@@ -12,14 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-_LIFELINE = "AREAL_LAB_LIFELINE_FD"
+_LIFELINE = "AREAL_LAB_LIFELINE"
+"""Environment variable of a child: descriptor of the pipe's read end, comma, parent's id."""
 
 STOP_GRACE_S = 5.0
 """Seconds between asking a child to end (SIGTERM) and ending it (SIGKILL)."""
@@ -36,7 +43,7 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     log_path: Path
-    _lifeline_fd: int
+    _lifeline: IO[bytes]
 
     @property
     def pid(self) -> int:
@@ -54,18 +61,18 @@ class Child:
 
     async def stop(self) -> None:
         """End the process and its descendants: politely, then for certain. Idempotent."""
+        if self._lifeline.closed:
+            return  # the process id may be someone else's by now
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.process.wait(), STOP_GRACE_S)
         except TimeoutError:
             pass
         finally:
+            # Also when it has ended: its descendants may have not.
             self._signal(signal.SIGKILL)
+            self._lifeline.close()
             await self.process.wait()
-            try:
-                os.close(self._lifeline_fd)
-            except OSError:
-                pass  # closed by an earlier stop
 
     def _signal(self, number: signal.Signals) -> None:
         try:
@@ -103,7 +110,7 @@ async def start_child(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **(environment or {}), _LIFELINE: str(read_fd)},
+                env={**os.environ, **(environment or {}), _LIFELINE: f"{read_fd},{os.getpid()}"},
                 pass_fds=(read_fd, *pass_fds),
                 start_new_session=True,
             )
@@ -112,7 +119,7 @@ async def start_child(
         raise
     finally:
         os.close(read_fd)
-    return Child(name=name, process=process, log_path=log_path, _lifeline_fd=write_fd)
+    return Child(name=name, process=process, log_path=log_path, _lifeline=os.fdopen(write_fd, "wb"))
 
 
 def watch_parent() -> None:
@@ -121,17 +128,27 @@ def watch_parent() -> None:
     Does nothing in a process that was not started by `start_child`, so that a server can also be
     run by hand.
     """
-    fd = os.environ.pop(_LIFELINE, None)
-    if fd is None:
+    lifeline = os.environ.pop(_LIFELINE, None)
+    if lifeline is None:
         return
+    fd, parent = map(int, lifeline.split(","))
+    os.set_inheritable(fd, False)
+    watched = [fd]
+    if sys.platform == "linux":
+        try:
+            watched.append(os.pidfd_open(parent))
+        except OSError:
+            pass  # the parent is gone already; getppid says so below
 
-    def wait_for_end(fd: int) -> None:
-        while os.read(fd, 1):
-            pass
+    def wait_for_end() -> None:
+        if os.getppid() == parent:
+            poll = select.poll()
+            for end in watched:
+                poll.register(end, select.POLLIN)
+            poll.poll()  # nobody writes: whatever comes is the end
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
-    os.set_inheritable(int(fd), False)
-    threading.Thread(target=wait_for_end, args=(int(fd),), name="lifeline", daemon=True).start()
+    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
 
 
 def last_lines(path: Path, count: int = 20) -> str:

@@ -317,8 +317,12 @@ def _version(value: object, base_url: str) -> Version:
 def _finish_reason(value: object, base_url: str) -> FinishReason:
     kind = value.get("type") if isinstance(value, Mapping) else None
     match kind:
-        case "stop" | "length" | "abort":
-            return kind
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
+        case "abort":
+            return "abort"
     raise EngineError(f"engine {base_url} gave the finish reason {value!r}")
 
 

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.weights_root import in_memory
 
 MANIFEST = "manifest.json"
 KEPT_FOLDERS = 2
@@ -68,13 +69,13 @@ def write_weights(
             "dtype": _name(dtype),
         }
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        if not _in_memory(root):
+        if not in_memory(root):
             for file in aside.iterdir():
                 _sync(file)
             _sync(aside)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-        if not _in_memory(root):
+        if not in_memory(root):
             _sync(root)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -132,7 +133,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {_name(tensor.dtype)} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return f"xxh3_128:{digest.hexdigest()}"
 
 

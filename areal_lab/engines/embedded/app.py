@@ -165,7 +165,7 @@ async def _until_done_or_gone(
     done = asyncio.ensure_future(asyncio.wrap_future(scheduler.generate(requests)))
     gone = asyncio.ensure_future(_disconnected(connection))
     try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             scheduler.abort([request.request_id for request in requests])
         return await done

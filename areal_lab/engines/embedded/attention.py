@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -91,13 +92,13 @@ def attend(
     *,
     scaling: float,
     pack: Pack,
-    **_: object,
+    **_others: object,
 ) -> tuple[Float[Tensor, "1 T Hq D"], None]:
     """Store the new keys and values of a layer and attend to the cache.
 
     Called by transformers for each layer, with `pack` as it was given to the model's forward.
     """
-    layer = pack.cache.layers[module.layer_idx]  # type: ignore[index]  # an int on every attention
+    layer = pack.cache.layers[cast(int, module.layer_idx)]
     _, query_heads, tokens, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query[0].view(kv_heads, query_heads // kv_heads, tokens, head_dim)

@@ -275,8 +275,9 @@ class Batcher:
                 break
             self.waiting.popleft()
             twin = same.get(full.tobytes())
+            source: Sample | None
             if twin is not None:
-                source, shared, index = twin[0], len(full), twin[1]
+                (source, index), shared = twin, len(full)
             else:
                 source, shared = _longest_common_prefix(full, shareable)
                 count = len(full) - shared
