@@ -1,0 +1,188 @@
+"""Problems from files: JSON lines of any kind, GSM8K's among them, and what `datasets` can read.
+
+JSON lines are read here, since a broken one is to be named by its line, and since importing
+`datasets` takes 2 s and 140 MB. Parquet, CSV, Arrow and folders of `save_to_disk` go through it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_lab.data.problems import Problem, ProblemSet, held_out_size
+
+_JSON_LINES = {".jsonl", ".json", ".ndjson", ""}
+_BY_DATASETS = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+
+_GSM8K_MARK = "####"
+_SHOWN_CHARACTERS = 60
+
+
+def file_problems(
+    path: str | Path,
+    *,
+    prompt_field: str = "question",
+    answer_field: str = "answer",
+    prompt_template: str = "{prompt}",
+    eval_path: str | Path = "",
+    eval_size: int = 0,
+    seed: int = 1,
+) -> ProblemSet:
+    """Problems of a file; held out is another file, or a seeded part of this one.
+
+    Problems with one prompt stay on one side. With `eval_path`, what is held out there is left out
+    of training, and `eval_size` takes a seeded part of it (0 is all).
+
+    Args:
+        prompt_template: text around the problem; `{prompt}` is replaced, other braces are kept.
+
+    Raises:
+        ValueError: in one line, with file, line and field.
+    """
+    if "{prompt}" not in prompt_template:
+        raise ValueError(f"prompt_template is {prompt_template!r}, but must contain {{prompt}}")
+    fields = (prompt_field, answer_field, prompt_template)
+    problems = read_problems(path, *fields)
+    rng = random.Random(f"{seed}/split")
+    if eval_path:
+        held_out = read_problems(eval_path, *fields)
+        size = eval_size or len(held_out)
+        if not 0 < size <= len(held_out):
+            raise ValueError(
+                f"eval_size is {eval_size}, but {eval_path} has {len(held_out)} problems"
+            )
+        held_out = rng.sample(held_out, size) if size < len(held_out) else held_out
+        keys = {problem.key for problem in held_out}
+    else:
+        keys_of_all = list(dict.fromkeys(problem.key for problem in problems))
+        if len(keys_of_all) < 2:
+            raise ValueError(
+                f"{path} has {len(keys_of_all)} different problems, but needs at least 2: "
+                "some to train on and some to hold out (or set dataset.eval_path)"
+            )
+        keys = set(rng.sample(keys_of_all, held_out_size(len(keys_of_all), eval_size)))
+        held_out = [problem for problem in problems if problem.key in keys]
+    train = [problem for problem in problems if problem.key not in keys]
+    if not train:
+        raise ValueError(
+            f"all problems of {path} are also in {eval_path}: none is left to train on"
+        )
+    return ProblemSet(train=tuple(train), held_out=tuple(held_out))
+
+
+def read_problems(
+    path: str | Path, prompt_field: str, answer_field: str, prompt_template: str = "{prompt}"
+) -> list[Problem]:
+    """All problems of a file, in order.
+
+    Raises:
+        ValueError: in one line, with file, line and field.
+    """
+    problems = [
+        _problem(row, where, prompt_field, answer_field, prompt_template)
+        for where, row in _rows(Path(path))
+    ]
+    if not problems:
+        raise ValueError(f"{path} has no problem in it")
+    return problems
+
+
+def gold_answer(answer: str) -> str:
+    """What stands after GSM8K's `####`, without thousands separators; else the answer itself.
+
+    >>> gold_answer("She has 4 * 300 = 1200 left.\\n#### 1,200")
+    '1200'
+    """
+    if _GSM8K_MARK not in answer:
+        return answer.strip()
+    return answer.rsplit(_GSM8K_MARK, 1)[1].strip().replace(",", "")
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each row with where it stands, as in `train.jsonl, line 12`."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist (paths are relative to {Path.cwd()})")
+    if path.is_dir() or path.suffix in _BY_DATASETS:
+        yield from _rows_by_datasets(path)
+    elif path.suffix in _JSON_LINES:
+        try:
+            with path.open("rb") as file:
+                yield from _json_lines(path, file)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    else:
+        known = ", ".join(sorted({*_JSON_LINES, *_BY_DATASETS} - {""}))
+        raise ValueError(f"{path} has an unknown ending; known are {known}")
+
+
+def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{where} is not JSON: {error.msg} at column {error.colno}: {_shown(line)}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where} is not UTF-8 at byte {error.start + 1}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} is not a JSON object: {_shown(line)}")
+        yield where, row
+
+
+def _rows_by_datasets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import datasets
+
+    try:
+        if path.is_dir():
+            table = datasets.load_from_disk(str(path))
+        else:
+            table = datasets.load_dataset(
+                _BY_DATASETS[path.suffix], data_files=str(path), split="train"
+            )
+    except Exception as error:  # every format's reader has its own
+        reason = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+        raise ValueError(f"datasets cannot read {path}: {reason}") from error
+    if isinstance(table, dict):
+        raise ValueError(
+            f"{path} holds several splits ({', '.join(table)}); name the folder of one of them"
+        )
+    for number, row in enumerate(table, start=1):
+        yield f"{path}, row {number}", row
+
+
+def _problem(
+    row: Mapping[str, Any], where: str, prompt_field: str, answer_field: str, template: str
+) -> Problem:
+    prompt = _text(row, where, prompt_field)
+    answer = _text(row, where, answer_field)
+    if not prompt.strip():
+        raise ValueError(f"{where} has an empty {prompt_field!r}")
+    return Problem(
+        prompt=template.replace("{prompt}", prompt),
+        answer=gold_answer(answer),
+        key=prompt.strip(),
+        metadata={**row, "full_answer": answer},
+    )
+
+
+def _text(row: Mapping[str, Any], where: str, field: str) -> str:
+    if field not in row:
+        raise ValueError(f"{where} has no field {field!r}; it has {', '.join(map(repr, row))}")
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(
+            f"{where} has {type(value).__name__} in {field!r}, but text or a number is needed"
+        )
+    return str(value)
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode(errors="replace").strip()
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

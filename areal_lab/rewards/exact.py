@@ -1,0 +1,71 @@
+"""Rewards that compare text: 1 for the right answer, 0 otherwise. Standard library only.
+
+A reward function takes the completion and the example (`prompt`, `answer`, the problem's other
+fields) and returns a number, or named numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\$?\.\d+")
+
+
+def exact_first_line(completion: str, example: Mapping[str, Any]) -> float:
+    r"""1 if the first line is the answer, apart from spaces around it.
+
+    >>> exact_first_line(" 13\n5 + 5 = 10", {"answer": "13"})
+    1.0
+    >>> exact_first_line(" 13 or 14", {"answer": "13"})
+    0.0
+    """
+    first_line = completion.split("\n", 1)[0]
+    return float(first_line.strip() == str(example["answer"]).strip())
+
+
+def last_number(completion: str, example: Mapping[str, Any]) -> float:
+    """1 if the last number of the completion equals the answer's.
+
+    >>> last_number("12 eggs at $2: that makes $24.00.", {"answer": "24"})
+    1.0
+    """
+    return _equal(_last_number(completion), _last_number(str(example["answer"])))
+
+
+def gsm8k(completion: str, example: Mapping[str, Any]) -> float:
+    r"""1 if the number after the last `####` equals the answer's.
+
+    Without the mark it is the last number that counts: the data set's own check wants the mark, but
+    few base models write it.
+    Source: Cobbe et al. (arXiv:2110.14168), `dataset.py` of their release.
+
+    >>> gsm8k("7 * 9 = 63\n#### 63", {"answer": "63"})
+    1.0
+    """
+    marked = completion.rsplit("####", 1)[1] if "####" in completion else None
+    found = _last_number(completion) if marked is None else _first_number(marked)
+    return _equal(found, _last_number(str(example["answer"])))
+
+
+def _first_number(text: str) -> Decimal | None:
+    match = _NUMBER.search(text)
+    return None if match is None else _value(match.group())
+
+
+def _last_number(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text)
+    return _value(numbers[-1]) if numbers else None
+
+
+def _value(number: str) -> Decimal | None:
+    try:
+        return Decimal(number.replace(",", "").replace("$", ""))
+    except InvalidOperation:
+        return None
+
+
+def _equal(found: Decimal | None, wanted: Decimal | None) -> float:
+    return float(found is not None and found == wanted)

@@ -1,0 +1,325 @@
+"""Judge completions off the event loop, in processes that can be killed.
+
+    score(group) --> an idle worker --(one request)--> function(completion, example) each
+                                    <--(an outcome as each ends)--
+
+A completion that takes too long, or brings its worker down, costs that completion and a new worker;
+the rest of its group goes on there, and other groups never notice. What failed is counted, never
+scored 0: its reward is NaN. Each worker dies with this process, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import pickle
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from areal_lab.data.problems import Problem
+from areal_lab.processes import Child, start_child
+from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+
+RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
+"""`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
+
+START_TIMEOUT_S = 120.0
+"""For importing what the function needs; not counted against its time limit."""
+
+WINDOW = 100
+"""Calls that the error rate looks back on."""
+
+_EXIT_GRACE_S = 2.0  # between the end of the connection and the end of the process
+
+_SOFT_TIMEOUT_GRACE_S = 1.0  # an async function is stopped inside its worker first
+
+
+class RewardError(RuntimeError):
+    """The reward function failed too often, or could not be loaded; carries its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutcome:
+    """What became of one completion."""
+
+    status: Status
+    reward: float
+    """What is trained on; NaN unless `status` is ok."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Named parts, where the function gave some. `reward` is the one of that name or their sum."""
+    detail: str = ""
+    """Traceback, or how the worker ended."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One process with its end of the socket."""
+
+    child: Child
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    is_async: bool = False
+
+    async def receive(self) -> Any:
+        header = await self.reader.readexactly(LENGTH.size)
+        return pickle.loads(await self.reader.readexactly(LENGTH.unpack(header)[0]))
+
+    def send(self, message: object) -> None:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self.writer.write(LENGTH.pack(len(data)) + data)
+
+    async def stop(self) -> None:
+        self.writer.close()
+        await self.child.stop()
+
+
+class RewardService:
+    """Runs one reward function in worker processes.
+
+    >>> async with RewardService("my_rewards:score", timeout_s=10, workers=2) as rewards:
+    ...     outcomes = await rewards.score(completions, problem)
+
+    Args:
+        function: a callable, also one defined in a notebook or a script; or `module:function`.
+        timeout_s: for one completion. A sync function judges the completions of a group one after
+            the other, an async one all at once.
+        workers: groups judged at the same time.
+        max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
+            raises. Calls not yet made count as good ones.
+        log_folder: receives what the function prints; None keeps it until the service ends.
+    """
+
+    def __init__(
+        self,
+        function: RewardFunction | str,
+        *,
+        timeout_s: float = 10.0,
+        workers: int = 1,
+        max_error_rate: float = 0.1,
+        log_folder: Path | None = None,
+    ) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is {timeout_s}, but must be > 0 (seconds)")
+        if workers < 1:
+            raise ValueError(f"workers is {workers}, but must be >= 1")
+        if not 0 <= max_error_rate <= 1:
+            raise ValueError(f"max_error_rate is {max_error_rate}, but must be in [0, 1]")
+        self._function = function
+        self._timeout_s = timeout_s
+        self._workers = workers
+        self._max_error_rate = max_error_rate
+        self._log_folder = log_folder
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._counts: Counter[str] = Counter()
+        self._first_failure = ""
+        self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()  # None: start one when needed
+        self._alive: list[_Worker] = []
+        self._started = 0
+        self._stack = AsyncExitStack()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Calls so far that were `ok`, took too long (`timeout`) or failed (`error`)."""
+        return {status: self._counts[status] for status in ("ok", "timeout", "error")}
+
+    async def __aenter__(self) -> RewardService:
+        """Start the workers.
+
+        Raises:
+            RewardError: if the function cannot be loaded there.
+        """
+        if self._log_folder is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-reward-"))
+            self._log_folder = Path(folder)
+        self._stack.push_async_callback(self._stop_all)
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(self._start()) for _ in range(self._workers)]
+        except BaseExceptionGroup as errors:
+            await self._stack.aclose()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        for start in starts:
+            self._idle.put_nowait(start.result())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the workers."""
+        await self._stack.aclose()
+
+    async def score(
+        self, completions: Sequence[str], example: Problem | Mapping[str, Any]
+    ) -> list[RewardOutcome]:
+        """Judge the completions of one problem; outcomes come in their order.
+
+        Raises:
+            RewardError: if too many of the last calls failed; carries the first traceback.
+        """
+        if isinstance(example, Problem):
+            example = example.as_example()
+        worker = await self._idle.get()
+        outcomes: dict[int, RewardOutcome] = {}
+        one_by_one = False
+        try:
+            while len(outcomes) < len(completions):
+                if worker is None:
+                    worker = await self._start()
+                left = [i for i in range(len(completions)) if i not in outcomes]
+                together = worker.is_async and not one_by_one
+                broken = await self._judge(
+                    worker, left, completions, example, outcomes, together=together
+                )
+                if broken is None:
+                    continue
+                await self._discard(worker)
+                worker = None
+                # Which of several at once brought it down shows when they are judged singly.
+                if together and len(left) > 1:
+                    one_by_one = True
+                else:
+                    culprit = next(index for index in left if index not in outcomes)
+                    outcomes[culprit] = broken
+        except BaseException:
+            # Half-way through a request a worker cannot take the next one.
+            if worker is not None:
+                await asyncio.shield(self._discard(worker))
+                worker = None
+            raise
+        finally:
+            self._idle.put_nowait(worker)
+        result = [outcomes[index] for index in range(len(completions))]
+        self._count(result)
+        return result
+
+    async def _judge(
+        self,
+        worker: _Worker,
+        left: Sequence[int],
+        completions: Sequence[str],
+        example: Mapping[str, Any],
+        outcomes: dict[int, RewardOutcome],
+        *,
+        together: bool,
+    ) -> RewardOutcome | None:
+        """Judge what is left, into `outcomes`; returns what befell the worker, if something did."""
+        chosen = tuple(completions[index] for index in left)
+        worker.send(Judge(chosen, example, together, self._timeout_s))
+        # Told apart from the function's own limit, which an async one meets inside the worker.
+        allowance_s = self._timeout_s + (_SOFT_TIMEOUT_GRACE_S if worker.is_async else 0.0)
+        started_s = time.monotonic()
+        for _ in left:
+            try:
+                async with asyncio.timeout(allowance_s):
+                    judged: Judged = await worker.receive()
+            except TimeoutError:
+                waited_s = time.monotonic() - started_s
+                return RewardOutcome(
+                    "timeout", math.nan, detail=f"no reward after {waited_s:.3g} s; it was stopped"
+                )
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return RewardOutcome("error", math.nan, detail=await _how_it_ended(worker))
+            outcomes[left[judged.index]] = RewardOutcome(
+                judged.status, judged.reward, judged.rewards, judged.detail
+            )
+            started_s = time.monotonic()
+        return None
+
+    async def _start(self) -> _Worker:
+        """A new worker that has loaded the function."""
+        assert self._log_folder is not None, "the service was not entered"
+        ours, theirs = socket.socketpair()
+        name = f"reward worker {self._started}"
+        log_path = self._log_folder / f"reward-{self._started}.log"
+        self._started += 1
+        with theirs:
+            arguments, fds = [str(theirs.fileno())], [theirs.fileno()]
+            try:
+                child = await start_child(
+                    name, "areal_lab.rewards.worker", arguments, log_path=log_path, pass_fds=fds
+                )
+            except BaseException:
+                ours.close()
+                raise
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        worker = _Worker(child, reader, writer)
+        self._alive.append(worker)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                worker.send((sys.path, *self._portable_function()))
+                answer = await worker.receive()
+        except TimeoutError:
+            await self._discard(worker)
+            raise RewardError(
+                f"the reward function was not loaded within {START_TIMEOUT_S:g} s"
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            ended = await _how_it_ended(worker)
+            await self._discard(worker)
+            raise RewardError(f"the reward function could not be loaded: {ended}") from None
+        except BaseException:
+            await self._discard(worker)
+            raise
+        if isinstance(answer, Failed):
+            await self._discard(worker)
+            raise RewardError(f"the reward function could not be loaded:\n{answer.traceback}")
+        assert isinstance(answer, Ready)
+        worker.is_async = answer.is_async
+        return worker
+
+    def _portable_function(self) -> tuple[bool, str | bytes]:
+        """Whether the function is sent by name, and the name or the pickle."""
+        if isinstance(self._function, str):
+            return True, self._function
+        # Plain pickle cannot send what a notebook defines. Imported by name: it ships no types.
+        cloudpickle: Any = importlib.import_module("cloudpickle")
+        return False, cloudpickle.dumps(self._function)
+
+    async def _discard(self, worker: _Worker) -> None:
+        if worker in self._alive:
+            self._alive.remove(worker)
+            await worker.stop()
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(self._discard(worker) for worker in list(self._alive)))
+
+    def _count(self, outcomes: Sequence[RewardOutcome]) -> None:
+        """Keep the counts; raise if too many of the last calls failed."""
+        for outcome in outcomes:
+            self._counts[outcome.status] += 1
+            self._recent.append(outcome.status != "ok")
+            if outcome.status != "ok" and not self._first_failure:
+                self._first_failure = f"{outcome.status}: {outcome.detail}"
+        failed = sum(self._recent)
+        if failed > self._max_error_rate * WINDOW:
+            raise RewardError(
+                f"the reward function failed or timed out in {failed} of the last "
+                f"{len(self._recent)} calls (max_error_rate {self._max_error_rate:g} allows "
+                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); the first time, it was a "
+                f"{self._first_failure}"
+            )
+
+
+async def _how_it_ended(worker: _Worker) -> str:
+    """How the process ended, whose socket just closed."""
+    try:
+        async with asyncio.timeout(_EXIT_GRACE_S):
+            return str(await worker.child.died())
+    except TimeoutError:
+        return f"{worker.child.name} (process {worker.child.pid}) closed its connection"

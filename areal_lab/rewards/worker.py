@@ -1,0 +1,134 @@
+"""One reward worker: loads a function, then judges what it is sent until the pipe closes.
+
+Run by `RewardService` as `python -m areal_lab.rewards.worker FD`; never imports torch itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from areal_lab.functions import load_function
+from areal_lab.processes import watch_parent
+from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the socket whose descriptor is the first argument."""
+    watch_parent()
+    os.set_inheritable(int(arguments[0]), False)  # what the function starts must not hold it open
+    with socket.socket(fileno=int(arguments[0])) as connection:
+        messages = _received(connection)
+        try:
+            function = _function(next(messages))
+        except BaseException:  # a module may raise anything, SystemExit too
+            _send(connection, Failed(traceback.format_exc()))
+            return 1
+        is_async = _is_async(function)
+        _send(connection, Ready(is_async))
+        for message in messages:
+            job: Judge = pickle.loads(message)
+            if is_async:
+                asyncio.run(_judge_async(function, job, connection))
+            else:
+                for index, completion in enumerate(job.completions):
+                    _send(connection, _judge_one(function, index, completion, job.example))
+    return 0
+
+
+def reward_of(value: Any) -> tuple[float, dict[str, float]]:
+    """The reward to train on and its named parts.
+
+    Of named numbers, `reward` is trained on if there is one, else their sum.
+
+    Raises:
+        TypeError: if it is neither a number nor named numbers.
+        ValueError: if a number is not finite.
+    """
+    if isinstance(value, Mapping):
+        if not value:
+            raise TypeError("the reward function returned no named number")
+        parts = {str(name): _number(number) for name, number in value.items()}
+        return parts.get("reward", math.fsum(parts.values())), parts
+    return _number(value), {}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(
+            f"the reward function returned {value!r}, but must return a number or named numbers"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward function returned {number}, but rewards are finite")
+    return number
+
+
+def _function(message: bytes) -> Callable[..., Any]:
+    sys_path, by_name, payload = pickle.loads(message)
+    # A function that was sent by reference is found where the sender found it.
+    sys.path.extend(entry for entry in sys_path if entry not in sys.path)
+    function: Callable[..., Any] = load_function(payload) if by_name else pickle.loads(payload)
+    return function
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 -- not whether it can be called, but how
+    )
+
+
+def _judge_one(
+    function: Callable[..., Any], index: int, completion: str, example: Mapping[str, Any]
+) -> Judged:
+    try:
+        reward, parts = reward_of(function(completion, dict(example)))
+    except Exception:
+        return Judged(index, "error", detail=traceback.format_exc())
+    return Judged(index, "ok", reward, parts)
+
+
+async def _judge_async(function: Callable[..., Any], job: Judge, connection: socket.socket) -> None:
+    async def one(index: int, completion: str) -> None:
+        limit = asyncio.timeout(job.timeout_s)
+        try:
+            async with limit:
+                reward, parts = reward_of(await function(completion, dict(job.example)))
+            judged = Judged(index, "ok", reward, parts)
+        except Exception as error:
+            timed_out = isinstance(error, TimeoutError) and limit.expired()
+            status: Status = "timeout" if timed_out else "error"
+            judged = Judged(index, status, detail=traceback.format_exc())
+        _send(connection, judged)
+
+    if job.together:
+        async with asyncio.TaskGroup() as group:
+            for index, completion in enumerate(job.completions):
+                group.create_task(one(index, completion))
+    else:
+        for index, completion in enumerate(job.completions):
+            await one(index, completion)
+
+
+def _send(connection: socket.socket, message: object) -> None:
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _received(connection: socket.socket) -> Iterator[bytes]:
+    """Messages until the service closes its end."""
+    with connection.makefile("rb") as stream:
+        while header := stream.read(LENGTH.size):
+            yield stream.read(LENGTH.unpack(header)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
