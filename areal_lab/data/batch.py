@@ -1,0 +1,183 @@
+"""Trajectories as tensors: packed along prefix trees, or padded to a rectangle.
+
+    tree      p0 p1 p2 -+- a0 a1          packed tokens   p0 p1 p2 a0 a1 b0
+                        '- b0             positions        0  1  2  3  4  3
+                                          subtree_end      6  6  6  5  5  6
+
+Token `j` is seen by token `i` exactly when `j <= i < subtree_end[j]`. The last token of a sequence
+predicts nothing and is left out. Axes: `P` packed tokens, `U` distinct predictions (a position and
+the token it has to predict), `R` tokens that the policy chose, in sequence order, `N` sequences,
+`T` tokens of the longest sequence.
+
+Both layouts hold the same numbers: packed row `r` is the `r`-th True of the padded mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from areal_lab.control.events import PROMPT_VERSION
+from areal_lab.data.prefix_tree import PrefixTree, common_prefix
+from areal_lab.data.trajectory import Trajectory
+
+
+class TreeSpan(NamedTuple):
+    """Packed tokens `start` to `end` (excluded) attend to nothing outside the span."""
+
+    start: int
+    end: int
+    branching: bool
+
+
+class PackedBatch(NamedTuple):
+    """Sequences along their prefix trees; every shared prefix appears once."""
+
+    tokens: Int[Tensor, " P"]
+    positions: Int[Tensor, " P"]
+    subtree_end: Int[Tensor, " P"]
+    trees: tuple[TreeSpan, ...]
+    predict_from: Int[Tensor, " U"]
+    """Packed position whose hidden state predicts the target."""
+    targets: Int[Tensor, " U"]
+    prediction: Int[Tensor, " R"]
+    """Index into `U`: two samples that chose the same token after the same prefix share it."""
+    behavior_logprobs: Float[Tensor, " R"]
+    versions: Int[Tensor, " R"]
+    sequence_ids: Int[Tensor, " R"]
+    """Index into the trajectories that were packed."""
+    group_ids: Int[Tensor, " R"]
+
+
+class PaddedBatch(NamedTuple):
+    """One row per sequence, padded on the right."""
+
+    tokens: Int[Tensor, "N T"]
+    attention_mask: Bool[Tensor, "N T"]
+    """True on tokens, False on padding."""
+    response_mask: Bool[Tensor, "N T"]
+    """True where the policy chose the token."""
+    behavior_logprobs: Float[Tensor, "N T"]
+    versions: Int[Tensor, "N T"]
+    group_ids: Int[Tensor, " N"]
+
+
+def input_tokens(trajectory: Trajectory) -> tuple[int, ...]:
+    """Tokens a forward pass needs to predict every token the policy chose."""
+    mask = trajectory.response_mask
+    last_chosen = max(index for index, chosen in enumerate(mask) if chosen)
+    return trajectory.prompt_tokens + trajectory.response_tokens[:last_chosen]
+
+
+def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> PackedBatch:
+    """Lay out the members of the trees, one tree after the other.
+
+    Args:
+        trajectories: all sequences; members of the trees index into them, and so do the returned
+            `sequence_ids`. What no tree holds is left out.
+        trees: from `grow_trees` over `input_tokens` of each trajectory.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[TreeSpan] = []
+    paths: dict[int, list[int]] = {}
+    for tree in trees:
+        start = len(tokens)
+        before: tuple[int, ...] = ()
+        path: list[int] = []
+        for member in tree.members:
+            row = input_tokens(trajectories[member])
+            shared = common_prefix(before, row)
+            path = path[:shared] + list(range(len(tokens), len(tokens) + len(row) - shared))
+            tokens.extend(row[shared:])
+            positions.extend(range(shared, len(row)))
+            paths[member] = path
+            before = row
+        spans.append(TreeSpan(start, len(tokens), tree.branching))
+
+    predictions: dict[tuple[int, int], int] = {}
+    prediction: list[int] = []
+    rows: list[tuple[float, int, int, int]] = []
+    for member in sorted(paths):
+        trajectory, path = trajectories[member], paths[member]
+        before_first = len(trajectory.prompt_tokens) - 1
+        chosen = zip(
+            trajectory.response_tokens,
+            trajectory.response_mask,
+            trajectory.behavior_logprobs,
+            trajectory.versions,
+            strict=True,
+        )
+        for offset, (token, by_policy, logprob, version) in enumerate(chosen):
+            if by_policy:
+                key = (path[before_first + offset], token)
+                prediction.append(predictions.setdefault(key, len(predictions)))
+                rows.append((logprob, version, member, trajectory.group))
+    return PackedBatch(
+        tokens=_ints(tokens),
+        positions=_ints(positions),
+        subtree_end=_ints(_subtree_ends(positions, spans)),
+        trees=tuple(spans),
+        predict_from=_ints([position for position, _ in predictions]),
+        targets=_ints([token for _, token in predictions]),
+        prediction=_ints(prediction),
+        behavior_logprobs=torch.tensor([row[0] for row in rows], dtype=torch.float32),
+        versions=_ints([row[1] for row in rows]),
+        sequence_ids=_ints([row[2] for row in rows]),
+        group_ids=_ints([row[3] for row in rows]),
+    )
+
+
+def pad(trajectories: Sequence[Trajectory], *, pad_token: int = 0) -> PaddedBatch:
+    """Lay out one row per trajectory, prompt and response, padded on the right."""
+    shape = (
+        len(trajectories),
+        max(len(t.prompt_tokens) + len(t.response_tokens) for t in trajectories),
+    )
+    batch = PaddedBatch(
+        tokens=torch.full(shape, pad_token),
+        attention_mask=torch.zeros(shape, dtype=torch.bool),
+        response_mask=torch.zeros(shape, dtype=torch.bool),
+        behavior_logprobs=torch.zeros(shape),
+        versions=torch.full(shape, PROMPT_VERSION),
+        group_ids=_ints([trajectory.group for trajectory in trajectories]),
+    )
+    for row, trajectory in enumerate(trajectories):
+        prompt = len(trajectory.prompt_tokens)
+        end = prompt + len(trajectory.response_tokens)
+        batch.tokens[row, :prompt] = _ints(trajectory.prompt_tokens)
+        batch.tokens[row, prompt:end] = _ints(trajectory.response_tokens)
+        batch.attention_mask[row, :end] = True
+        batch.response_mask[row, prompt:end] = torch.tensor(trajectory.response_mask)
+        batch.behavior_logprobs[row, prompt:end] = torch.tensor(trajectory.behavior_logprobs)
+        batch.versions[row, prompt:end] = _ints(trajectory.versions)
+    return batch
+
+
+def ancestor_mask(packed: PackedBatch, span: TreeSpan) -> Bool[Tensor, "S S"]:
+    """True where the row's token sees the column's: itself and what lies above it in the tree."""
+    index = torch.arange(span.start, span.end, device=packed.tokens.device)
+    ends = packed.subtree_end[span.start : span.end]
+    return (index[:, None] >= index[None, :]) & (index[:, None] < ends[None, :])
+
+
+def _subtree_ends(positions: Sequence[int], spans: Sequence[TreeSpan]) -> list[int]:
+    """First packed index after each token's subtree: where depth falls back to its own or less."""
+    ends = [0] * len(positions)
+    for span in spans:
+        open_tokens: list[int] = []
+        for index in range(span.start, span.end):
+            while open_tokens and positions[open_tokens[-1]] >= positions[index]:
+                ends[open_tokens.pop()] = index
+            open_tokens.append(index)
+        for index in open_tokens:
+            ends[index] = span.end
+    return ends
+
+
+def _ints(values: Sequence[int]) -> Int[Tensor, " ..."]:
+    return torch.tensor(values, dtype=torch.int64)

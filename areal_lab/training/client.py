@@ -1,0 +1,163 @@
+"""The pipeline's end of the trainer process. Loads no torch.
+
+TrainerProcess.start --spawns--> worker
+train / save  --request--> worker --answer--> (one at a time)
+
+waits for               unblocked by
+an answer               the answer, TrainerFailed, or the end of the process
+the process to end      `None` sent by `stop`, then SIGTERM, then SIGKILL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+from areal_lab.processes import (
+    MALLOC_FOR_TRAINING,
+    STOP_GRACE_S,
+    Child,
+    ChildDied,
+    start_child,
+)
+from areal_lab.training.protocol import (
+    Saved,
+    SaveRequest,
+    TrainBatchRequest,
+    TrainerFailed,
+    TrainerReady,
+    TrainStepResult,
+)
+from areal_lab.training.settings import TrainerSettings
+
+Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Saved)
+
+
+class TrainingError(RuntimeError):
+    """The trainer gave up; the message is its error, `remote_traceback` where it happened."""
+
+    def __init__(self, failure: TrainerFailed) -> None:
+        super().__init__(failure.message)
+        self.remote_traceback = failure.traceback
+        self.add_note(f"in the trainer process:\n{failure.traceback}")
+
+
+@dataclass(slots=True)
+class TrainerProcess:
+    """A running trainer. Made by `start`; `stop` it, whatever happened."""
+
+    child: Child
+    ready: TrainerReady
+    """What the trainer said when its model was loaded."""
+    _pipe: Connection
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _works: bool = False
+    """Whether an answer is due; also after whoever waited for it was cancelled."""
+
+    @staticmethod
+    async def start(settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
+        """Start the process and wait until its model is loaded and version 0 is exported.
+
+        Args:
+            settings: what it is told.
+            log_path: file that receives its output.
+
+        Raises:
+            TrainingError: if it says why it cannot start.
+            ChildDied: if it ends without a word.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                child = await start_child(
+                    "trainer",
+                    "areal_lab.training.worker",
+                    ["--fd", str(theirs.fileno()), "--settings", settings.to_json()],
+                    log_path=log_path,
+                    environment=_environment(settings.threads),
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        pipe: Connection = Connection(ours.detach())
+        try:
+            ready = await _answer(child, pipe, TrainerReady)
+        except BaseException:
+            await _end(child, pipe)
+            raise
+        return TrainerProcess(child, ready, pipe)
+
+    async def train(self, request: TrainBatchRequest) -> TrainStepResult:
+        """Train on one batch.
+
+        Raises:
+            TrainingError: the step failed; the process has ended.
+            ChildDied: the process ended without a word.
+        """
+        return await self._ask(request, TrainStepResult)
+
+    async def save(self, request: SaveRequest) -> Saved:
+        """Write a Hugging Face folder. Raises as `train` does."""
+        return await self._ask(request, Saved)
+
+    async def died(self) -> ChildDied:
+        """Wait for the end of the process, to be raised when nobody asked for it."""
+        return await self.child.died()
+
+    async def stop(self) -> None:
+        """End the process: ask, then insist. Idempotent."""
+        # While it works it would read the request only after the step.
+        if not (self._works or self._pipe.closed):
+            try:
+                self._pipe.send(None)
+                await asyncio.wait_for(self.child.process.wait(), STOP_GRACE_S)
+            except (OSError, TimeoutError):
+                pass  # it is gone already, or does not listen
+        await _end(self.child, self._pipe)
+
+    async def _ask(self, request: TrainBatchRequest | SaveRequest, kind: type[Answer]) -> Answer:
+        async with self._turn:
+            self._works = True
+            try:
+                await asyncio.to_thread(self._pipe.send, request)
+            except OSError:
+                pass  # reading the answer says how it ended
+            answer = await _answer(self.child, self._pipe, kind)
+            self._works = False
+            return answer
+
+
+async def _answer(child: Child, pipe: Connection, kind: type[Answer]) -> Answer:
+    """Wait for a message in a thread of its own.
+
+    If the waiting task is cancelled the thread waits on, until the process is stopped.
+    """
+    try:
+        message = await asyncio.to_thread(pipe.recv)
+    except (EOFError, OSError) as error:
+        raise await child.died() from error
+    if isinstance(message, TrainerFailed):
+        raise TrainingError(message)
+    if not isinstance(message, kind):
+        raise RuntimeError(f"the trainer sent {type(message).__name__}, not {kind.__name__}")
+    return message
+
+
+async def _end(child: Child, pipe: Connection) -> None:
+    await child.stop()
+    pipe.close()
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return {
+        **MALLOC_FOR_TRAINING,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }

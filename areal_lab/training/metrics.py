@@ -1,0 +1,130 @@
+"""What a step reports: rewards, ratios, lags. Everything is a float under a plain name.
+
+A metric whose tokens do not exist is left out rather than NaN: a batch in which every token lags
+has no `sampler_gap_mean`, and says `sampler_gap_tokens` 0.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from areal_lab.control.events import Version
+from areal_lab.data.batch import PackedBatch
+from areal_lab.data.trajectory import Trajectory
+from areal_lab.functional.losses import HasLoss
+from areal_lab.functional.staleness import effective_sample_size, token_lag, trajectory_lag
+from areal_lab.training.forward import Predictions
+
+
+class TokenRecord(NamedTuple):
+    """Detached per-token values of one micro-batch, on the CPU."""
+
+    entropy: Float[Tensor, " R"]
+    proximal_logprobs: Float[Tensor, " R"]
+    behavior_logprobs: Float[Tensor, " R"]
+    versions: Int[Tensor, " R"]
+    diagnostics: dict[str, Float[Tensor, " R"]]
+    """Per-token fields of the loss's result, by name."""
+
+
+def token_record(
+    packed: PackedBatch, predicted: Predictions, proximal: Tensor, result: HasLoss
+) -> TokenRecord:
+    """Keep what the metrics of the step need of one micro-batch."""
+    fields: dict[str, object] = getattr(result, "_asdict", dict)()
+    return TokenRecord(
+        entropy=predicted.entropy.cpu(),
+        proximal_logprobs=proximal.cpu(),
+        behavior_logprobs=packed.behavior_logprobs.cpu(),
+        versions=packed.versions.cpu(),
+        diagnostics={
+            name: value.detach().float().cpu()
+            for name, value in fields.items()
+            if isinstance(value, Tensor) and value.shape == proximal.shape
+        },
+    )
+
+
+def step_metrics(
+    trajectories: Sequence[Trajectory],
+    advantages: Float[Tensor, " N"],
+    records: Sequence[TokenRecord],
+    version: Version,
+) -> dict[str, float]:
+    """Metrics of one batch.
+
+    Rewards, lengths and lags are over all trajectories. Entropy, ratios and weights are over the
+    tokens that went through the forward pass: those of advantages other than 0.
+
+    Args:
+        trajectories: the batch.
+        advantages: of each trajectory.
+        records: of each micro-batch.
+        version: the trainer's version before the step.
+    """
+    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
+    lengths = torch.tensor([t.generated_tokens for t in trajectories], dtype=torch.float64)
+    metrics = {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "trained_samples": float(len(trajectories)),
+        "trained_tokens": float(lengths.sum()),
+        "response_tokens_mean": float(lengths.mean()),
+        "response_tokens_max": float(lengths.max()),
+        "zero_advantage_samples": float((advantages == 0).sum()),
+        "sampler_gap_tokens": 0.0,
+        "peak_rss_bytes": float(peak_rss_bytes()),
+    }
+    return metrics | _lags(trajectories, version) | _token_metrics(records, version)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _lags(trajectories: Sequence[Trajectory], version: Version) -> dict[str, float]:
+    versions: list[int] = []
+    ids: list[int] = []
+    for index, trajectory in enumerate(trajectories):
+        for segment in trajectory.segments:
+            versions.extend([segment.version] * len(segment.tokens))
+            ids.extend([index] * len(segment.tokens))
+    mask = torch.ones(len(ids), dtype=torch.bool)
+    lag = token_lag(torch.tensor(versions), mask, version)
+    head, tail, _, _ = trajectory_lag(lag, mask, torch.tensor(ids), len(trajectories))
+    metrics = {}
+    for name, values in (("head", head), ("tail", tail), ("token", lag)):
+        metrics[f"lag_{name}_mean"] = float(values.double().mean())
+        metrics[f"lag_{name}_max"] = float(values.max())
+    return metrics
+
+
+def _token_metrics(records: Sequence[TokenRecord], version: Version) -> dict[str, float]:
+    if not records:
+        return {}
+    metrics = {"entropy": float(torch.cat([r.entropy for r in records]).double().mean())}
+    fresh = torch.cat([r.versions for r in records]) == version
+    gap = torch.cat([(r.proximal_logprobs - r.behavior_logprobs).abs() for r in records])[fresh]
+    if len(gap):
+        metrics["sampler_gap_mean"] = float(gap.double().mean())
+        metrics["sampler_gap_max"] = float(gap.max())
+        metrics["sampler_gap_tokens"] = float(len(gap))
+    for name in records[0].diagnostics:
+        values = torch.cat([r.diagnostics[name] for r in records])
+        # The share of clipped tokens has had its own name since PPO.
+        label = "clip_fraction" if name == "clipped" else f"{name}_mean"
+        metrics[label] = float(values.double().mean())
+        if name == "behavior_weight":
+            everything = torch.ones_like(values, dtype=torch.bool)
+            metrics["behavior_weight_max"] = float(values.max())
+            metrics["effective_sample_size"] = float(effective_sample_size(values, everything))
+    return metrics

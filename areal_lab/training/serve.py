@@ -1,0 +1,143 @@
+"""What the trainer process does between its first message and its last.
+
+load model -> export first version -> TrainerReady
+TrainBatchRequest -> step -> export -> TrainStepResult      until None or the end of the pipe
+SaveRequest -> Hugging Face folder -> Saved
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_lab.control.events import Version
+from areal_lab.engines.weights import write_weights
+from areal_lab.training.model import compute_dtype, load_policy
+from areal_lab.training.protocol import (
+    Saved,
+    SaveRequest,
+    Span,
+    TrainBatchRequest,
+    TrainerReady,
+    TrainStepResult,
+)
+from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.step import Learner, make_learner, train_batch
+
+
+def serve(pipe: Connection, settings_json: str) -> None:
+    """Load the model and answer messages until `None` or the end of the pipe."""
+    settings = TrainerSettings.from_json(settings_json)
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    _log(f"loading {settings.model_path}")
+    model = load_policy(
+        Path(settings.model_path),
+        device=settings.device,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
+    learner = make_learner(model, settings)
+    version = settings.first_version
+    ready = TrainerReady(
+        weights=write_weights(
+            model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
+        ),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        compute_dtype=str(learner.dtype).removeprefix("torch."),
+        device=settings.device,
+    )
+    _log(f"ready: {ready.parameters:,} parameters, computing in {ready.compute_dtype}")
+    pipe.send(ready)
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            _log("the pipeline closed the connection")
+            return
+        match message:
+            case TrainBatchRequest():
+                pipe.send(train_and_export(learner, message, version))
+                version += 1
+            case SaveRequest(path=path):
+                start_s = time.time()
+                save_folder(model, Path(settings.model_path), path)
+                pipe.send(Saved(path, version, Span("save", start_s, time.time())))
+            case None:
+                _log("asked to end")
+                return
+            case _:
+                raise TypeError(f"the trainer does not understand {type(message).__name__}")
+
+
+def train_and_export(
+    learner: Learner, request: TrainBatchRequest, version: Version
+) -> TrainStepResult:
+    """One step and the weights that came of it.
+
+    Raises:
+        ValueError: if the request is for another version than the trainer has.
+        NonFiniteStep: from `train_batch`.
+    """
+    if request.version != version:
+        raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
+    outcome = train_batch(learner, request)
+    start_s = time.time()
+    weights = write_weights(
+        learner.model,
+        Path(learner.settings.weights_root),
+        version + 1,
+        dtype=_export_dtype(learner.settings),
+    )
+    export = Span("export weights", start_s, time.time(), {"bytes": float(weights.size_bytes)})
+    return TrainStepResult(version + 1, weights, outcome.metrics, (*outcome.spans, export))
+
+
+def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
+    """Write float32 weights, configuration and tokenizer; complete or not there at all.
+
+    Args:
+        model: the policy.
+        source: folder that the model was loaded from; its tokenizer is copied as it is.
+        path: folder to make; an older one of that name is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
+    try:
+        model.save_pretrained(aside)
+        for file in _tokenizer_files(source):
+            shutil.copy(file, aside)
+        aside.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _tokenizer_files(source: Path) -> list[Path]:
+    """Everything beside the weights that a tokenizer may be read from.
+
+    Copied rather than loaded and saved: tokenizers do not always survive the round trip.
+    """
+    own = {"config.json", "generation_config.json", "source.json"}
+    kinds = {".json", ".jinja", ".model", ".txt"}
+    return [
+        file
+        for file in sorted(source.iterdir())
+        if file.suffix in kinds and file.name not in own and not file.name.endswith(".index.json")
+    ]
+
+
+def _export_dtype(settings: TrainerSettings) -> torch.dtype:
+    return compute_dtype(settings.export_dtype, settings.device)
+
+
+def _log(line: str) -> None:
+    print(f"trainer: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""Settings of the trainer process: a plain record that crosses the process border as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from areal_lab.config import OptimizerConfig, TrainConfig
+from areal_lab.control.events import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """What the trainer process has to know."""
+
+    model_path: str
+    """A Hugging Face folder (`resolve_model_path` has been called)."""
+    weights_root: str
+    """Folder that receives exported weights, best one in memory."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    clip_epsilon: float = 0.2
+    decoupled: bool = True
+    """Decoupled PPO; false is standard PPO anchored at the behavior policy."""
+    behavior_weight_cap: float = 5.0
+    loss_fn: str = ""
+    """Import path of an own loss; empty is what the fields above say."""
+    normalize_std: bool = True
+    minibatches: int = 1
+    max_tokens_per_microbatch: int = 4096
+    compute_dtype: str = "auto"
+    export_dtype: str = "auto"
+    """Type of the exported weights; the engines' compute type."""
+    temperature: float = 1.0
+    """What the sampler divided logits by. Greedy samples (0) are scored at 1."""
+    threads: int = 1
+    seed: int = 1
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    first_version: Version = 0
+
+    def __post_init__(self) -> None:
+        if self.minibatches < 1 or self.max_tokens_per_microbatch < 1 or self.threads < 1:
+            raise ValueError(f"minibatches, token budget and threads must be >= 1: {self}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be > 0 in training")
+        if not self.optimizer.gradient_clipping > 0:
+            raise ValueError(
+                f"gradient_clipping is {self.optimizer.gradient_clipping}, but must be > 0; "
+                "infinity switches it off"
+            )
+
+    def to_json(self) -> str:
+        """One line; infinity is written as the word."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> TrainerSettings:
+        """Inverse of `to_json`."""
+        fields = json.loads(text)
+        return TrainerSettings(**{**fields, "optimizer": OptimizerConfig(**fields["optimizer"])})
+
+
+def settings_from_config(
+    config: TrainConfig,
+    *,
+    model_path: Path,
+    threads: int,
+    weights_root: Path,
+    device: str = "cpu",
+) -> TrainerSettings:
+    """The trainer's share of a run's configuration.
+
+    Args:
+        config: the run.
+        model_path: folder that `resolve_model_path(config.actor.path)` returned.
+        threads: CPU threads, when the configuration leaves them open.
+        weights_root: where weights are exported to.
+        device: as torch names it.
+    """
+    actor = config.actor
+    return TrainerSettings(
+        model_path=str(model_path),
+        weights_root=str(weights_root),
+        optimizer=replace(actor.optimizer),
+        clip_epsilon=actor.eps_clip,
+        decoupled=actor.use_decoupled_loss,
+        behavior_weight_cap=actor.behav_imp_weight_cap,
+        loss_fn=actor.loss_fn,
+        normalize_std=actor.adv_norm_std,
+        minibatches=actor.ppo_n_minibatches,
+        max_tokens_per_microbatch=actor.max_tokens_per_mb,
+        compute_dtype=actor.dtype,
+        export_dtype=config.rollout.dtype,
+        temperature=config.gconfig.temperature or 1.0,
+        threads=actor.threads or threads,
+        seed=config.seed,
+        device=device,
+        gradient_checkpointing=actor.gradient_checkpointing,
+    )
+
+
+def warmup_factor(step: int, warmup_steps: int) -> float:
+    """Share of the learning rate at optimizer step `step` (from 0): linear, then constant 1."""
+    return min(1.0, (step + 1) / warmup_steps) if warmup_steps > 0 else 1.0

@@ -1,0 +1,287 @@
+"""One optimizer batch: advantages, proximal log-probs, minibatches of token-budget micro-batches.
+
+    trajectories -> advantages -> leave out A = 0 -> minibatches -> trees -> micro-batches
+                                                     |
+    pi_prox: parameters before this batch            | 1: its own training forward gives them
+                                                     | 2..n: a pass without gradient, before 1
+                                                     v
+                        forward, loss / N, backward (each micro-batch) -> clip -> AdamW
+
+`N` is the number of tokens the policy chose in the whole minibatch, so how it is cut into
+micro-batches and what is left out because it has no gradient changes nothing but memory and time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from areal_lab.control.microbatch import dynamic_batches
+from areal_lab.data.batch import PackedBatch, input_tokens, pack
+from areal_lab.data.prefix_tree import ForwardCost, grow_trees
+from areal_lab.data.trajectory import Trajectory
+from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
+from areal_lab.functional.losses import HasLoss, PolicyLoss
+from areal_lab.training.forward import on_device, predict
+from areal_lab.training.loss import choose_loss, vanishes_without_advantage
+from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
+from areal_lab.training.model import compute_dtype, forward_cost
+from areal_lab.training.protocol import Span, TrainBatchRequest
+from areal_lab.training.settings import TrainerSettings, warmup_factor
+
+
+class NonFiniteStep(ArithmeticError):
+    """The loss or gradient of a step is infinite or NaN; the message names the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A policy and what updates it."""
+
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    loss: PolicyLoss
+    settings: TrainerSettings
+    dtype: torch.dtype
+    cost: ForwardCost
+
+
+class StepOutcome(NamedTuple):
+    """What a step measured."""
+
+    metrics: dict[str, float]
+    spans: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Spans of one step, in the order in which they ended."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    @contextmanager
+    def span(self, name: str, **args: float) -> Iterator[None]:
+        """Time what happens inside."""
+        start_s = time.time()
+        yield
+        self.spans.append(Span(name, start_s, time.time(), args))
+
+
+def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
+    """Give a model an optimizer, a learning-rate schedule and a loss."""
+    numbers = settings.optimizer
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=numbers.lr,
+        betas=(numbers.beta1, numbers.beta2),
+        eps=numbers.eps,
+        weight_decay=numbers.weight_decay,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmup_factor(step, numbers.warmup_steps)
+    )
+    return Learner(
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        loss=choose_loss(settings),
+        settings=settings,
+        dtype=compute_dtype(settings.compute_dtype, settings.device),
+        cost=forward_cost(model),
+    )
+
+
+def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
+    """Update the policy on one batch.
+
+    Raises:
+        ValueError: if the batch has fewer groups than there are minibatches.
+        NonFiniteStep: if the loss or gradient is not finite; the parameters are then those before
+            the minibatch in question.
+    """
+    timeline = Timeline()
+    trajectories = request.trajectories
+    with timeline.span("advantages and packing"):
+        advantages = batch_advantages(trajectories, learner.settings)
+        minibatches = [
+            _micro_batches(learner, trajectories, members, advantages)
+            for members in split_by_group(trajectories, learner.settings.minibatches)
+        ]
+    with timeline.span("proximal log-probs"):
+        # The first minibatch needs no pass of its own: at its forward the parameters are pi_prox.
+        proximal: list[list[Tensor | None]] = [[None] * len(minibatches[0].parts)]
+        proximal += [
+            [score(learner, part) for part in minibatch.parts] for minibatch in minibatches[1:]
+        ]
+    updates = [
+        _update(learner, minibatch, known, advantages, timeline)
+        for minibatch, known in zip(minibatches, proximal, strict=True)
+    ]
+    metrics = step_metrics(
+        trajectories, advantages, [r for u in updates for r in u.records], request.version
+    )
+    metrics |= {
+        "loss": math.fsum(update.loss for update in updates) / len(updates),
+        "grad_norm": max(update.grad_norm for update in updates),
+        "lr": updates[-1].lr,
+        "packed_tokens": float(sum(len(p.tokens) for m in minibatches for p in m.parts)),
+        "micro_batches": float(sum(len(m.parts) for m in minibatches)),
+        "optimizer_steps": float(len(updates)),
+    }
+    return StepOutcome(metrics, tuple(timeline.spans))
+
+
+def batch_advantages(
+    trajectories: Sequence[Trajectory], settings: TrainerSettings
+) -> Float[Tensor, " N"]:
+    """Advantage of each trajectory: its reward against its group's."""
+    return group_advantages(
+        torch.tensor([t.reward for t in trajectories]),
+        torch.tensor([t.group for t in trajectories]),
+        scale=std_of_group if settings.normalize_std else no_scale,
+    )
+
+
+def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[int]]:
+    """Cut a batch into minibatches of whole groups, as equal in groups as can be, in batch order.
+
+    Raises:
+        ValueError: if there are fewer groups than parts.
+    """
+    groups = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
+    if len(groups) < parts:
+        raise ValueError(
+            f"ppo_n_minibatches is {parts}, but the batch has only {len(groups)} groups to share"
+        )
+    part_of = {group: rank * parts // len(groups) for rank, group in enumerate(groups)}
+    split: list[list[int]] = [[] for _ in range(parts)]
+    for index, trajectory in enumerate(trajectories):
+        split[part_of[trajectory.group]].append(index)
+    return split
+
+
+class _Minibatch(NamedTuple):
+    parts: list[PackedBatch]
+    token_count: int
+
+
+class _Update(NamedTuple):
+    loss: float
+    grad_norm: float
+    lr: float
+    records: list[TokenRecord]
+
+
+def _micro_batches(
+    learner: Learner, trajectories: Sequence[Trajectory], members: list[int], advantages: Tensor
+) -> _Minibatch:
+    """Pack what has a gradient into micro-batches of whole trees; count the tokens of all."""
+    token_count = sum(trajectories[index].generated_tokens for index in members)
+    if vanishes_without_advantage(learner.settings):
+        members = [index for index in members if advantages[index] != 0]
+    if not members:
+        return _Minibatch([], token_count)
+    chosen = [trajectories[index] for index in members]
+    budget = learner.settings.max_tokens_per_microbatch
+    trees = grow_trees([input_tokens(t) for t in chosen], learner.cost, max_tokens=budget)
+    # One sequence longer than the budget has to go through whole; it goes alone.
+    small = [tree for tree in trees if tree.tokens <= budget]
+    batches = [[tree] for tree in trees if tree.tokens > budget]
+    for chosen_trees in dynamic_batches([tree.tokens for tree in small], max_tokens=budget):
+        batches.append([small[index] for index in chosen_trees])
+    parts = []
+    for batch in batches:
+        packed = pack(chosen, batch)
+        # Ids of the whole batch, where the advantages are.
+        packed = packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids])
+        parts.append(on_device(packed, torch.device(learner.settings.device)))
+    return _Minibatch(parts, token_count)
+
+
+def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
+    """Log-probs of the chosen tokens under the parameters as they are, without gradient."""
+    with torch.no_grad():
+        return predict(
+            learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
+        ).logprobs
+
+
+def _update(
+    learner: Learner,
+    minibatch: _Minibatch,
+    proximal: Sequence[Tensor | None],
+    advantages: Tensor,
+    timeline: Timeline,
+) -> _Update:
+    """One optimizer step. `proximal` holds `None` where the parameters still are pi_prox."""
+    learner.optimizer.zero_grad(set_to_none=True)
+    records = []
+    loss = 0.0
+    for packed, known in zip(minibatch.parts, proximal, strict=True):
+        with timeline.span("forward/backward", tokens=len(packed.tokens)):
+            result, record = _forward_loss(learner, packed, known, advantages, minibatch)
+            result.loss.backward()
+            loss += result.loss.item()
+            records.append(record)
+    with timeline.span("optimizer"):
+        grad_norm = _clip_gradient(learner, loss)
+        lr = float(learner.optimizer.param_groups[0]["lr"])
+        learner.optimizer.step()
+        learner.schedule.step()
+    return _Update(loss, grad_norm, lr, records)
+
+
+def _forward_loss(
+    learner: Learner,
+    packed: PackedBatch,
+    known_proximal: Tensor | None,
+    advantages: Tensor,
+    minibatch: _Minibatch,
+) -> tuple[HasLoss, TokenRecord]:
+    predicted = predict(
+        learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
+    )
+    proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
+    result = learner.loss(
+        predicted.logprobs,
+        proximal,
+        packed.behavior_logprobs,
+        advantages.to(proximal)[packed.sequence_ids],
+        torch.ones_like(proximal, dtype=torch.bool),
+        token_count=minibatch.token_count,
+    )
+    return result, token_record(packed, predicted, proximal, result)
+
+
+def _clip_gradient(learner: Learner, loss: float) -> float:
+    """Global norm before clipping. Parameters without a gradient get one of zeros.
+
+    A batch of equal rewards has no gradient at all; momentum then still moves the parameters, just
+    as it would had the zeros been computed.
+    """
+    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    if not (math.isfinite(loss) and bool(torch.isfinite(norm))):
+        raise NonFiniteStep(
+            f"optimizer step {learner.schedule.last_epoch + 1} has loss {loss} and gradient norm "
+            f"{norm.item()}; it was not taken. Try a smaller learning rate, and look at the "
+            "log-probs and rewards of its batch"
+        )
+    largest = learner.settings.optimizer.gradient_clipping
+    if float(norm) > largest:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return float(norm)

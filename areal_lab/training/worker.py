@@ -1,0 +1,57 @@
+"""The trainer process: `python -m areal_lab.training.worker --fd N --settings JSON`.
+
+Reads pickled records of `areal_lab.training.protocol` from an inherited socket and answers them;
+log lines go to standard error. Whatever goes wrong is sent as `TrainerFailed`, and the process
+exits with 1. SIGTERM ends it at once, and so does the end of its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from areal_lab.processes import watch_parent
+from areal_lab.training.protocol import TrainerFailed
+
+LINGER_S = 5.0
+"""Longest wait for the pipeline to react to a failure before the process ends."""
+
+
+def main() -> int:
+    """Parse the command line, serve, and report what goes wrong. Returns the exit code."""
+    watch_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parser = argparse.ArgumentParser(description="trainer process of areal_lab")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
+    parser.add_argument("--settings", required=True, help="TrainerSettings as JSON")
+    arguments = parser.parse_args()
+    os.set_inheritable(arguments.fd, False)
+    pipe: Connection = Connection(arguments.fd)
+    try:
+        # Imported here so that a torch that does not load is reported like every other error.
+        from areal_lab.training.serve import serve
+
+        serve(pipe, arguments.settings)
+    except Exception as error:
+        # The one place that catches broadly: the pipeline shall hear of it, whatever it is.
+        traceback.print_exc()
+        _report(pipe, TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        return 1
+    return 0
+
+
+def _report(pipe: Connection, failure: TrainerFailed) -> None:
+    try:
+        pipe.send(failure)
+        # Whoever waits for an answer shall read this before others notice that the process ended.
+        pipe.poll(LINGER_S)
+    except OSError:
+        print("the pipeline is gone; nobody to report to", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

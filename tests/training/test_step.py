@@ -1,0 +1,401 @@
+"""One optimizer batch: equal to the slow reference, and unmoved by what must not matter."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from areal_lab.config import OptimizerConfig
+from areal_lab.data.trajectory import Segment
+from areal_lab.training import step as step_module
+from areal_lab.training.model import load_policy
+from areal_lab.training.protocol import TrainBatchRequest
+from areal_lab.training.step import (
+    Learner,
+    NonFiniteStep,
+    batch_advantages,
+    score,
+    split_by_group,
+    train_batch,
+)
+from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
+from tests.training.tiny import (
+    gradients,
+    learner_for,
+    parameters,
+    random_batch,
+    save_model,
+    settings_for,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def plain_model(folder: Path) -> Any:
+    model = load_policy(folder)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(value, right[name], atol=atol, rtol=1e-4, msg=name)
+
+
+def reference_proximal(model: Any, request: TrainBatchRequest) -> list[list[float]]:
+    with torch.no_grad():
+        return [[float(lp) for lp in sequence_logprobs(model, t)] for t in request.trajectories]
+
+
+def test_one_step_equals_the_slow_reference(folder: Path) -> None:
+    request = random_batch()
+    model = plain_model(folder)
+    advantages = grpo_advantages(request.trajectories)
+    loss = decoupled_loss(
+        model,
+        request.trajectories,
+        advantages,
+        reference_proximal(model, request),
+        clip_epsilon=0.2,
+        weight_cap=1.5,
+    )
+    loss.backward()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
+    )
+    optimizer.step()
+
+    learner = learner_for(folder, behavior_weight_cap=1.5)
+    outcome = train_batch(learner, request)
+
+    assert outcome.metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients(model).values()))
+    assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert_same(gradients(learner.model), gradients(model))
+    # Adam's first step is a sign: where the gradient is rounding noise, so is the sign.
+    for name, value in parameters(learner.model).items():
+        clear = gradients(model)[name].abs() > 1e-5
+        torch.testing.assert_close(value[clear], parameters(model)[name][clear], atol=1e-5, rtol=0)
+
+
+def test_minibatches_share_the_proximal_policy_of_the_batch(folder: Path) -> None:
+    request = random_batch(groups=6)
+    model = plain_model(folder)
+    advantages = grpo_advantages(request.trajectories)
+    proximal = reference_proximal(model, request)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for members in split_by_group(request.trajectories, 3):
+        optimizer.zero_grad()
+        decoupled_loss(
+            model,
+            [request.trajectories[i] for i in members],
+            [advantages[i] for i in members],
+            [proximal[i] for i in members],
+            clip_epsilon=0.2,
+            weight_cap=5.0,
+        ).backward()
+        optimizer.step()
+
+    learner = with_sgd(learner_for(folder, minibatches=3), lr=0.02)
+    outcome = train_batch(learner, request)
+
+    assert_same(parameters(learner.model), parameters(model))
+    assert outcome.metrics["ratio_mean"] != 1.0
+    assert outcome.metrics["optimizer_steps"] == 3
+
+
+def with_sgd(learner: Learner, lr: float) -> Learner:
+    """Plain gradient descent: parameters then differ by gradients, not by their signs."""
+    optimizer = torch.optim.SGD(learner.model.parameters(), lr=lr)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    return dataclasses.replace(learner, optimizer=optimizer, schedule=constant)
+
+
+def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_gives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    scored: list[Tensor] = []
+
+    def spy(logprobs: Tensor, proximal_logprobs: Tensor, *rest: Any, **numbers: Any) -> Any:
+        seen.append((logprobs.detach(), proximal_logprobs))
+        return original(logprobs, proximal_logprobs, *rest, **numbers)
+
+    def counting(learner: Learner, packed: Any) -> Tensor:
+        scored.append(score(learner, packed))
+        return scored[-1]
+
+    learner = learner_for(folder, minibatches=2, max_tokens_per_microbatch=30)
+    original = learner.loss
+    untouched = copy.deepcopy(learner.model)
+    monkeypatch.setattr(step_module, "score", counting)
+    outcome = train_batch(dataclasses.replace(learner, loss=spy), random_batch())
+
+    first = int(outcome.metrics["micro_batches"]) - len(scored)
+    assert 0 < first < outcome.metrics["micro_batches"]
+    assert all(torch.equal(logprobs, proximal) for logprobs, proximal in seen[:first])
+    assert all(torch.equal(s, p) for s, (_, p) in zip(scored, seen[first:], strict=True))
+    assert not any(torch.equal(logprobs, proximal) for logprobs, proximal in seen[first:])
+    # And a separate pass before everything would have given the same numbers.
+    naive: list[Tensor] = []
+
+    def naive_spy(logprobs: Tensor, *rest: Any, **numbers: Any) -> Any:
+        naive.append(logprobs.detach())
+        return original(logprobs, *rest, **numbers)
+
+    frozen = dataclasses.replace(learner, model=untouched, loss=naive_spy)
+    frozen = with_sgd(frozen, lr=0.0)
+    train_batch(frozen, random_batch())
+    for (_, proximal), separate in zip(seen, naive, strict=True):
+        torch.testing.assert_close(proximal, separate, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_leaving_out_zero_advantages_changes_nothing(folder: Path, minibatches: int) -> None:
+    request = random_batch(groups=4, equal_groups=2)
+    learners = []
+    for omit in (True, False):
+        learner = learner_for(folder, minibatches=minibatches)
+        if not omit:
+            own = dataclasses.replace(learner.settings, loss_fn="kept:everything")
+            learner = dataclasses.replace(learner, settings=own)
+        outcome = train_batch(with_sgd(learner, 0.1), request)
+        learners.append((learner, outcome))
+    (left, omitted), (right, kept) = learners
+    assert_same(parameters(left.model), parameters(right.model))
+    assert omitted.metrics["packed_tokens"] < kept.metrics["packed_tokens"]
+    assert omitted.metrics["zero_advantage_samples"] == 8
+    assert omitted.metrics["loss"] == pytest.approx(kept.metrics["loss"], abs=1e-7)
+    assert omitted.metrics["trained_tokens"] == kept.metrics["trained_tokens"]
+    assert omitted.metrics["reward_mean"] == pytest.approx(0.75)
+
+
+def test_a_batch_of_equal_rewards_moves_parameters_by_momentum_only(folder: Path) -> None:
+    learner, reference = learner_for(folder), learner_for(folder)
+    train_batch(learner, random_batch())
+    outcome = train_batch(learner, random_batch(equal_groups=4))
+    train_batch(reference, random_batch())
+    for parameter in reference.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    reference.optimizer.step()
+    assert_same(parameters(learner.model), parameters(reference.model), atol=0)
+    assert outcome.metrics["grad_norm"] == 0
+    assert outcome.metrics["micro_batches"] == 0
+    assert "entropy" not in outcome.metrics
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40])
+def test_cutting_into_micro_batches_changes_nothing(folder: Path, budget: int) -> None:
+    results = []
+    for tokens in (4096, budget):
+        learner = learner_for(folder, max_tokens_per_microbatch=tokens)
+        outcome = train_batch(learner, random_batch())
+        results.append((outcome.metrics, gradients(learner.model)))
+    (whole, whole_gradients), (cut, cut_gradients) = results
+    assert whole["micro_batches"] == 1
+    assert cut["micro_batches"] > 1
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-6)
+    assert_same(cut_gradients, whole_gradients)
+    for name in ("entropy", "ratio_mean", "behavior_weight_max", "effective_sample_size"):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+def test_order_of_trajectories_does_not_matter(folder: Path) -> None:
+    request = random_batch()
+    shuffled = dataclasses.replace(request, trajectories=request.trajectories[::-1])
+    results = []
+    for batch in (request, shuffled):
+        learner = learner_for(folder)
+        results.append((train_batch(learner, batch).metrics["loss"], gradients(learner.model)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
+    assert_same(results[0][1], results[1][1])
+
+
+def test_warmup_is_linear_and_counts_minibatches(folder: Path) -> None:
+    optimizer = OptimizerConfig(lr=1e-3, warmup_steps=4)
+    learner = learner_for(folder, optimizer=optimizer, minibatches=2)
+    rates = [train_batch(learner, random_batch(seed)).metrics["lr"] for seed in range(3)]
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3])
+
+
+def test_clipping_scales_the_gradient_to_the_bound(folder: Path) -> None:
+    free = learner_for(folder)
+    train_batch(free, random_batch())
+    optimizer = OptimizerConfig(gradient_clipping=0.01)
+    bounded = learner_for(folder, optimizer=optimizer)
+    outcome = train_batch(bounded, random_batch())
+    norm = outcome.metrics["grad_norm"]
+    assert norm > 0.01
+    scaled = {name: g * (0.01 / norm) for name, g in gradients(free.model).items()}
+    assert_same(gradients(bounded.model), scaled, atol=1e-7)
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(folder: Path) -> None:
+    learner = learner_for(folder)
+    before = parameters(learner.model)
+
+    def broken(logprobs: Tensor, *_: Any, **__: Any) -> Any:
+        return Plain(loss=(logprobs * math.inf).sum())
+
+    with pytest.raises(NonFiniteStep, match="optimizer step 1 has loss"):
+        train_batch(dataclasses.replace(learner, loss=broken), random_batch())
+    assert_same(parameters(learner.model), before, atol=0)
+
+
+class Plain(NamedTuple):
+    """Result of an own loss with one diagnostic of its own."""
+
+    loss: Tensor
+    surprise: Tensor | None = None
+
+
+def own_loss(
+    logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    token_count: int | None = None,
+) -> Plain:
+    """REINFORCE, found by its import path."""
+    del proximal_logprobs, behavior_logprobs
+    assert token_count is not None
+    return Plain(-(advantages * logprobs)[mask].sum() / token_count, -logprobs)
+
+
+def test_own_loss_by_import_path_sees_every_sample(folder: Path) -> None:
+    learner = learner_for(folder, loss_fn=f"{__name__}:own_loss")
+    request = random_batch(equal_groups=1)
+    outcome = train_batch(learner, request)
+    model = plain_model(folder)
+    total = torch.zeros(())
+    for advantage, trajectory in zip(
+        grpo_advantages(request.trajectories), request.trajectories, strict=True
+    ):
+        total = total - advantage * sum(sequence_logprobs(model, trajectory), torch.zeros(()))
+    expected = total.item() / sum(t.generated_tokens for t in request.trajectories)
+    assert outcome.metrics["loss"] == pytest.approx(expected, abs=1e-6)
+    assert outcome.metrics["surprise_mean"] > 0
+    assert "clip_fraction" not in outcome.metrics
+
+
+@pytest.mark.parametrize("path", ["nowhere", "no_such_module:loss", "math:no_such", "math:pi"])
+def test_an_import_path_that_leads_nowhere_is_refused(folder: Path, path: str) -> None:
+    with pytest.raises(ValueError, match="loss_fn"):
+        learner_for(folder, loss_fn=path)
+
+
+def test_standard_ppo_is_anchored_at_the_behavior_policy(folder: Path) -> None:
+    request = random_batch()
+    model = plain_model(folder)
+    behavior = [[lp for s in t.segments for lp in s.logprobs] for t in request.trajectories]
+    expected = decoupled_loss(
+        model,
+        request.trajectories,
+        grpo_advantages(request.trajectories),
+        behavior,
+        clip_epsilon=0.2,
+        weight_cap=math.inf,
+    )
+    outcome = train_batch(learner_for(folder, decoupled=False), request)
+    assert outcome.metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert 0 < outcome.metrics["clip_fraction"] < 1
+
+
+def test_lag_is_counted_on_chosen_tokens_of_all_trajectories(folder: Path) -> None:
+    base = random_batch(groups=1, samples=2).trajectories[0]
+
+    def sample(index: int, parts: tuple[Segment, ...]) -> Any:
+        return dataclasses.replace(base, sample=index, parts=parts, reward=float(index))
+
+    old, new = Segment((1, 2, 3), (-1.0,) * 3, 3), Segment((4,), (-1.0,), 5)
+    request = TrainBatchRequest(5, (sample(0, (old, new)), sample(1, (new,))))
+    metrics = train_batch(learner_for(folder), request).metrics
+    assert (metrics["lag_head_mean"], metrics["lag_head_max"]) == (1, 2)
+    assert (metrics["lag_tail_mean"], metrics["lag_tail_max"]) == (0, 0)
+    assert metrics["lag_token_mean"] == pytest.approx(6 / 5)
+    assert metrics["sampler_gap_tokens"] == 2
+    assert metrics["response_tokens_mean"] == 2.5
+
+
+def test_sampler_gap_is_left_out_when_every_token_lags(folder: Path) -> None:
+    request = dataclasses.replace(random_batch(), version=9)
+    metrics = train_batch(learner_for(folder), request).metrics
+    assert metrics["sampler_gap_tokens"] == 0
+    assert "sampler_gap_mean" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_the_trainers_own_samples_have_no_gap_and_weight_one(folder: Path) -> None:
+    model = plain_model(folder)
+
+    def resampled(trajectory: Any) -> Any:
+        with torch.no_grad():
+            values = iter([float(lp) for lp in sequence_logprobs(model, trajectory)])
+        parts = tuple(
+            Segment(p.tokens, tuple(next(values) for _ in p.tokens), 3)
+            if isinstance(p, Segment)
+            else p
+            for p in trajectory.parts
+        )
+        return dataclasses.replace(trajectory, parts=parts)
+
+    request = random_batch()
+    request = TrainBatchRequest(3, tuple(resampled(t) for t in request.trajectories))
+    metrics = train_batch(learner_for(folder), request).metrics
+    assert metrics["sampler_gap_max"] < 1e-5
+    assert metrics["behavior_weight_max"] == pytest.approx(1, abs=1e-5)
+    assert metrics["effective_sample_size"] == pytest.approx(metrics["sampler_gap_tokens"])
+
+
+def test_spans_are_in_order_and_named(folder: Path) -> None:
+    outcome = train_batch(learner_for(folder, minibatches=2), random_batch())
+    names = [span.name for span in outcome.spans]
+    assert names == [
+        "advantages and packing",
+        "proximal log-probs",
+        *("forward/backward", "optimizer") * 2,
+    ]
+    ends = [span.end_s for span in outcome.spans]
+    assert ends == sorted(ends)
+    assert all(span.start_s <= span.end_s for span in outcome.spans)
+
+
+def test_dr_grpo_advantages_are_not_divided_by_the_deviation(tmp_path: Path) -> None:
+    request = random_batch()
+    settings = settings_for(tmp_path, normalize_std=False)
+    assert batch_advantages(request.trajectories, settings).tolist() == [-0.5, 0.5] * 8
+
+
+def test_minibatches_are_whole_groups_in_equal_number() -> None:
+    trajectories = random_batch(groups=5, samples=2).trajectories
+    split = split_by_group(trajectories, 2)
+    assert split == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
+    with pytest.raises(ValueError, match="has only 5 groups"):
+        split_by_group(trajectories, 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"minibatches": 0},
+        {"temperature": 0.0},
+        {"optimizer": OptimizerConfig(gradient_clipping=0.0)},
+        {"max_tokens_per_microbatch": 0},
+    ],
+)
+def test_settings_out_of_range_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        settings_for(tmp_path, **change)

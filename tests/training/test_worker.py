@@ -1,0 +1,134 @@
+"""The trainer as a real process: start, step, save, stop, and every way to die."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from areal_lab.processes import ChildDied
+from areal_lab.training.client import TrainerProcess, TrainingError
+from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
+from areal_lab.training.serve import train_and_export
+from areal_lab.training.step import train_batch
+from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_model(tmp_path_factory.mktemp("tiny") / "model")
+    (folder / "tokenizer.json").write_text('{"a tokenizer": "as it was"}')
+    return folder
+
+
+def with_trainer(
+    folder: Path, tmp_path: Path, work: Callable[[TrainerProcess], Awaitable[None]]
+) -> None:
+    """Run `work` with a trainer, and see that nothing is left of it."""
+
+    async def run() -> None:
+        settings = settings_for(folder, weights_root=str(tmp_path / "weights"))
+        trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+        try:
+            await work(trainer)
+        finally:
+            await trainer.stop()
+            await trainer.stop()
+        with pytest.raises(ProcessLookupError):
+            os.killpg(trainer.child.pid, 0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        assert trainer.ready.weights.version == 0
+        assert trainer.ready.device == "cpu"
+        first = load_file(trainer.ready.weights.path / "model.safetensors")
+
+        result = await trainer.train(dataclasses.replace(random_batch(), version=0))
+        assert result.version == 1
+        assert result.weights.version == 1
+        assert result.spans[-1].name == "export weights"
+        exported = load_file(result.weights.path / "model.safetensors")
+        assert any(not torch.equal(exported[name], first[name]) for name in first)
+
+        saved = await trainer.save(SaveRequest(tmp_path / "final"))
+        assert (saved.path, saved.version) == (tmp_path / "final", 1)
+        assert (saved.path / "tokenizer.json").read_text() == '{"a tokenizer": "as it was"}'
+        assert "areal_lab_tree" not in (saved.path / "config.json").read_text()
+        loaded = AutoModelForCausalLM.from_pretrained(saved.path)
+        for name, value in parameters(loaded).items():
+            assert torch.equal(value, exported[name])
+
+        # The same step in this process gives the same loss.
+        request = dataclasses.replace(random_batch(), version=0)
+        here = train_batch(learner_for(folder), request)
+        assert result.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=1e-6)
+
+        await trainer.stop()
+        assert trainer.child.process.returncode == 0
+
+    with_trainer(folder, tmp_path, work)
+    assert "asked to end" in (tmp_path / "trainer.log").read_text()
+
+
+def test_a_request_for_another_version_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="asked to train version 7, but the trainer has 0"):
+        train_and_export(learner_for(folder), TrainBatchRequest(7, ()), 0)
+
+
+def test_a_killed_worker_is_an_error_that_names_the_signal(folder: Path, tmp_path: Path) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        os.kill(trainer.child.pid, signal.SIGKILL)
+        with pytest.raises(ChildDied, match=r"trainer .* was killed by SIGKILL") as caught:
+            await trainer.train(dataclasses.replace(random_batch(), version=0))
+        assert "trainer: ready" in str(caught.value)
+
+    with_trainer(folder, tmp_path, work)
+
+
+def test_a_stop_during_a_step_does_not_wait_for_it(folder: Path, tmp_path: Path) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        # Stopped by the kernel, the worker can neither finish the step nor answer.
+        os.kill(trainer.child.pid, signal.SIGSTOP)
+        step = asyncio.create_task(trainer.train(dataclasses.replace(random_batch(), version=0)))
+        await asyncio.sleep(0)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        os.kill(trainer.child.pid, signal.SIGCONT)
+        await trainer.stop()
+        assert trainer.child.process.returncode == -signal.SIGTERM
+
+    with_trainer(folder, tmp_path, work)
+
+
+def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path / "nowhere", weights_root=str(tmp_path / "weights"))
+
+    async def run() -> None:
+        with pytest.raises(TrainingError, match="nowhere") as caught:
+            await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+        assert "in load_policy" in caught.value.remote_traceback
+        assert "in load_policy" in caught.value.__notes__[0]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_the_pipelines_side_loads_no_torch() -> None:
+    code = (
+        "import sys, areal_lab.training.client, areal_lab.training.model_path;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

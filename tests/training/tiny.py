@@ -1,0 +1,106 @@
+"""Tiny random models and batches for the training tests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from areal_lab.config import OptimizerConfig
+from areal_lab.data.trajectory import Observation, Segment, Trajectory
+from areal_lab.training.model import load_policy
+from areal_lab.training.protocol import TrainBatchRequest
+from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.step import Learner, make_learner
+
+VOCABULARY = 97
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    # Large enough that log-probs differ from uniform and gradients from zero.
+    "initializer_range": 0.3,
+}
+
+
+def save_model(folder: Path, *, kind: str = "llama", tied: bool = True, seed: int = 0) -> Path:
+    """Write a random model to a Hugging Face folder."""
+    torch.manual_seed(seed)
+    if kind == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=tied))
+    model.save_pretrained(folder)
+    return folder
+
+
+def settings_for(folder: Path, **changes: Any) -> TrainerSettings:
+    """Settings that are gentle enough for tiny models."""
+    defaults: dict[str, Any] = {
+        "model_path": str(folder),
+        "weights_root": str(folder.parent / "weights"),
+        "optimizer": OptimizerConfig(lr=1e-3, warmup_steps=0, gradient_clipping=float("inf")),
+        "compute_dtype": "float32",
+        "export_dtype": "float32",
+    }
+    return TrainerSettings(**{**defaults, **changes})
+
+
+def learner_for(folder: Path, **changes: Any) -> Learner:
+    """Load the model and give it an optimizer."""
+    return make_learner(load_policy(folder), settings_for(folder, **changes))
+
+
+def random_batch(
+    seed: int = 0, *, groups: int = 4, samples: int = 4, version: int = 3, equal_groups: int = 0
+) -> TrainBatchRequest:
+    """Groups with a common beginning, repeated answers, several versions and observations.
+
+    The rewards of the first `equal_groups` groups are all the same.
+    """
+    draw = random.Random(seed)
+
+    def token() -> int:
+        return draw.randrange(VOCABULARY)
+
+    shared = tuple(token() for _ in range(5))
+    trajectories = []
+    for group in range(groups):
+        prompt = shared + tuple(token() for _ in range(draw.randint(1, 3)))
+        answers = [tuple(token() for _ in range(draw.randint(1, 4))) for _ in range(2)]
+        for sample in range(samples):
+            parts: list[Segment | Observation] = []
+            for answer in draw.choices(answers, k=draw.randint(1, 2)):
+                behavior = tuple(-draw.uniform(3.0, 6.0) for _ in answer)
+                parts.append(Segment(answer, behavior, draw.randint(version - 2, version)))
+                if draw.random() < 0.3:
+                    parts.append(Observation((token(), token())))
+            reward = 1.0 if group < equal_groups else float(sample % 2)
+            trajectories.append(
+                Trajectory(
+                    group=group + 10,
+                    sample=sample,
+                    prompt_tokens=prompt,
+                    parts=tuple(parts),
+                    finish_reason="stop",
+                    reward=reward,
+                )
+            )
+    return TrainBatchRequest(version, tuple(trajectories))
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters' gradients."""
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
