@@ -107,6 +107,7 @@ def effective_sample_size(
     Raises:
         ValueError: shapes differ.
     """
+    check_token_inputs(mask, weights=weights)
     everything = torch.zeros(mask.shape, dtype=torch.long, device=mask.device)
     return effective_sample_size_by_lag(weights, everything, mask, bins=1)[0]
 
@@ -125,6 +126,7 @@ def effective_sample_size_by_lag(
     Raises:
         ValueError: shapes differ, or `bins` is not positive.
     """
+    check_token_inputs(mask, weights=weights)
     weights = select(weights.detach(), mask)
     index = _bin(lag, mask, bins)
     # Squares of large weights overflow; ESS does not depend on the scale, hence divide by the max.

@@ -1,0 +1,158 @@
+"""Reduction by ids, masked statistics and aggregation: padded, packed and split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_lab.functional import (
+    dense_ids,
+    masked_mean,
+    masked_quantiles,
+    masked_sum,
+    packed_sequence_ids,
+    padded_sequence_ids,
+    segment_reduce,
+    sequence_mean,
+    token_mean,
+)
+from tests.reference import formulas
+
+REDUCTIONS = {"sum": sum, "mean": formulas.mean, "min": min, "max": max}
+
+ragged = st.lists(st.lists(st.floats(-100, 100, width=32), max_size=6), min_size=1, max_size=6)
+
+
+def padded_and_packed(rows):
+    """The same values in both layouts, with NaN as padding."""
+    width = max(1, *(len(row) for row in rows))
+    values = torch.full((len(rows), width), float("nan"))
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        values[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = True
+    boundaries = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    packed = values[mask]
+    return (values, mask, padded_sequence_ids(mask)), (
+        packed,
+        torch.ones_like(packed, dtype=torch.bool),
+        packed_sequence_ids(boundaries, packed.shape[0]),
+    )
+
+
+@given(ragged, st.sampled_from(sorted(REDUCTIONS)))
+def test_reductions_equal_the_reference_and_padded_equals_packed(rows, reduce):
+    results = []
+    for values, mask, ids in padded_and_packed(rows):
+        results.append(segment_reduce(values, ids, len(rows), mask=mask, reduce=reduce))
+    assert torch.equal(*results)
+    expected = [REDUCTIONS[reduce](row) if row else 0.0 for row in rows]
+    assert results[0].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+@given(ragged)
+def test_sequence_mean_equals_the_reference_and_padded_equals_packed(rows):
+    padded, packed = padded_and_packed(rows)
+    ours = [sequence_mean(values, mask, ids, len(rows)) for values, mask, ids in (padded, packed)]
+    assert torch.equal(*ours)
+    if any(rows):
+        expected = formulas.sequence_mean(padded[0].tolist(), padded[1].tolist())
+        assert ours[0].item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+    else:
+        assert ours[0] == 0
+
+
+@given(ragged)
+def test_token_mean_is_the_mean_over_all_tokens(rows):
+    tokens = [value for row in rows for value in row]
+    expected = formulas.mean(tokens) if tokens else 0.0
+    for values, mask, _ in padded_and_packed(rows):
+        assert token_mean(values, mask).item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+        assert masked_mean(values, mask).item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+def test_global_counts_make_parts_add_up():
+    torch.manual_seed(0)
+    values, mask = torch.randn(6, 5).double(), torch.rand(6, 5) > 0.4
+    ids = padded_sequence_ids(mask)
+    parts = [slice(0, 2), slice(2, 3), slice(3, 6)]
+    tokens = mask.sum()
+    by_token = sum(token_mean(values[p], mask[p], token_count=tokens) for p in parts)
+    torch.testing.assert_close(by_token, token_mean(values, mask))
+    by_sequence = sum(sequence_mean(values[p], mask[p], ids[p], 6, sequence_count=6) for p in parts)
+    torch.testing.assert_close(by_sequence, sequence_mean(values, mask, ids, 6))
+
+
+def test_segments_without_a_value_give_zero():
+    for reduce in REDUCTIONS:
+        result = segment_reduce(torch.tensor([-5.0]), torch.tensor([1]), 3, reduce=reduce)
+        assert result.tolist() == [0, -5, 0]
+
+
+def test_integers_stay_integers():
+    lag, ids = torch.tensor([3, 1, 2]), torch.tensor([0, 0, 1])
+    assert segment_reduce(lag, ids, 2, reduce="max").tolist() == [3, 2]
+    assert segment_reduce(lag, ids, 2).dtype == torch.int64
+
+
+@pytest.mark.parametrize("reduce", sorted(REDUCTIONS))
+def test_segment_reduce_has_right_derivatives(reduce):
+    values = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.double, requires_grad=True)
+    ids, mask = torch.tensor([0, 1, 0, 1]), torch.tensor([True, True, True, False])
+    assert torch.autograd.gradcheck(
+        lambda v: segment_reduce(v, ids, 2, mask=mask, reduce=reduce), (values,)
+    )
+
+
+@given(st.lists(st.integers(-5, 5), min_size=0, max_size=12))
+def test_dense_ids_are_the_inverse_of_unique(ids):
+    tensor = torch.tensor(ids, dtype=torch.long)
+    assert torch.equal(dense_ids(tensor), torch.unique(tensor, return_inverse=True)[1])
+
+
+def test_packed_ids_skip_empty_sequences():
+    assert packed_sequence_ids(torch.tensor([0, 2, 2, 5]), 5).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_masked_sums_along_an_axis():
+    values = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    mask = torch.tensor([[True, False], [True, True]])
+    assert masked_sum(values, mask, dim=1).tolist() == [1, 5]
+    assert masked_mean(values, mask, dim=1).tolist() == [1, 2.5]
+    assert masked_mean(values, torch.zeros_like(mask), dim=0).tolist() == [0, 0]
+
+
+@given(ragged)
+def test_masked_quantiles_are_those_of_the_unmasked_values(rows):
+    quantiles = torch.tensor([0.0, 0.1, 0.5, 0.99, 1.0])
+    values, mask, _ = padded_and_packed(rows)[0]
+    ours = masked_quantiles(values, mask, quantiles)
+    if mask.any():
+        torch.testing.assert_close(ours, torch.quantile(values[mask], quantiles))
+    else:
+        assert ours.isnan().all()
+
+
+def test_infinite_values_have_quantiles_too():
+    values = torch.tensor([0.0, 1.0, float("inf")])
+    mask = torch.tensor([True, True, True])
+    assert masked_quantiles(values, mask, torch.tensor([0.5, 1.0])).tolist() == [1, float("inf")]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_inputs_are_refused():
+    values, ids = torch.zeros(3), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"ids has shape \(2,\) and values \(3,\)"):
+        segment_reduce(values, ids[:2], 1)
+    with pytest.raises(ValueError, match="ids has dtype"):
+        segment_reduce(values, values, 1)
+    with pytest.raises(ValueError, match="segments is -1"):
+        segment_reduce(values, ids, -1)
+    with pytest.raises(ValueError, match="mask has dtype"):
+        segment_reduce(values, ids, 1, mask=ids)
+    with pytest.raises(ValueError, match=r"values has shape \(3,\) and mask \(1,\)"):
+        token_mean(values, torch.ones(1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="sequence_count is 0"):
+        sequence_mean(values, values == 0, ids, 1, sequence_count=0)
