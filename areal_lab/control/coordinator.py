@@ -72,9 +72,10 @@ class Coordinator:
         self.limits = limits
         self._backlog = limits.order.make_backlog(limits.batch_groups)
         self._router = Router()
-        # Groups: running on an engine | waiting for an engine (theirs was lost while paused).
+        # Groups: running on an engine | waiting for one, as theirs was lost while all paused. The
+        # latter have no tokens, so they count from the version that the engines hold.
         self._in_flight: dict[GroupId, StartGroup] = {}
-        self._orphans: dict[GroupId, Version] = {}
+        self._orphans: set[GroupId] = set()
         self._dropped_running: set[GroupId] = set()
         self._next_group: GroupId = 0
         self._started = 0
@@ -241,6 +242,8 @@ class Coordinator:
             expected = "no push" if self._pushing is None else f"version {self._pushing}"
             raise ValueError(f"{event}: {expected} was expected")
         self._pushing = None
+        for group in self._orphans:
+            self._backlog.restarted(group, self._pushed, event.version)
         self._engines_hold(event.version)
 
     def _engines_hold(self, version: Version) -> None:
@@ -264,7 +267,8 @@ class Coordinator:
         self._router.remove(event.engine)
         lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
         for group in lost:
-            self._orphans[group] = self._in_flight.pop(group).version
+            self._backlog.restarted(group, self._in_flight.pop(group).version, self._pushed)
+        self._orphans.update(lost)
         drops: list[Action] = []
         if not len(self._router):
             # Nothing answers a push any more, and nothing is left to resume.
@@ -293,9 +297,9 @@ class Coordinator:
     def _decide(self) -> tuple[Action, ...]:
         if self._ending is not None:
             return self._wind_up(self._ending)
+        push = self._trained > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._saving)
         train = trainer_free and not self._save_due and self._backlog.ready(self._trained)
-        push = self._trained > self._pushed and self._pushing is None and self._may_push()
         actions: list[Action] = []
         if self._in_flight and (push or (train and self._carry_over)) and not self._interrupted:
             self._interrupted = True
@@ -320,9 +324,9 @@ class Coordinator:
             case OnNewWeights.INTERRUPT:
                 return True
             case OnNewWeights.DRAIN:
-                return not self._in_flight
+                return not self._in_flight and not self._orphans
             case OnNewWeights.FINISH_BATCH:
-                return not self._in_flight and not self._open_slots()
+                return not self._in_flight and not self._orphans and not self._open_slots()
 
     def _generate(self, actions: list[Action]) -> None:
         """Let the engines run, and fill them: the lost engines' groups first, then new ones."""
@@ -330,9 +334,7 @@ class Coordinator:
             self._interrupted = False
             actions.append(Resume())
         if self._orphans:
-            for group in sorted(self._orphans):
-                self._backlog.restarted(group, self._orphans[group], self._pushed)
-                actions.append(self._start(group))
+            actions.extend([self._start(group) for group in sorted(self._orphans)])
             self._orphans.clear()
         slots = self._open_slots()
         for group in range(self._next_group, self._next_group + slots):
@@ -378,7 +380,7 @@ class Coordinator:
                 self._router.release(start.engine)
                 self._dropped_running.add(group)
             else:
-                self._orphans.pop(group, None)
+                self._orphans.discard(group)
             self._started -= 1
             self._dropped += 1
             drops.append(Drop(group, reason))

@@ -1,0 +1,285 @@
+"""A shell whose world does whatever a seed says, and which checks each decision as it is made.
+
+It keeps its own account of what runs where and compares it with what the coordinator orders:
+
+    safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push
+    conservation  a group starts once and ends once: trained, filtered or dropped
+    liveness      while the run goes on something runs, and no permitted slot stays idle
+    order         Drop < Interrupt < Save, Train < PushWeights < Resume < StartGroup < Finish
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from areal_lab.control.admission import lag_bound
+from areal_lab.control.coordinator import Coordinator, Limits
+from areal_lab.control.events import (
+    Action,
+    CheckpointDone,
+    Drop,
+    EngineId,
+    EngineJoined,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFiltered,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    Save,
+    StartGroup,
+    StopRequested,
+    Train,
+    TrainStepDone,
+    Version,
+    WeightsPushed,
+)
+from areal_lab.control.schedule import OnNewWeights
+from tests.reference.order import batch
+
+RANK = {Drop: 0, Interrupt: 1, Save: 2, Train: 2, PushWeights: 3, Resume: 4, StartGroup: 5}
+RANK |= {Finish: 6}
+
+
+class Shell:
+    """Events and actions of one run so far, and the world they happen in."""
+
+    def __init__(
+        self, limits: Limits, *, engines: int = 2, version: Version = 0, next_group: GroupId = 0
+    ) -> None:
+        self.limits = limits
+        self.coordinator = Coordinator(limits)
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+        self.engines: set[EngineId] = set(range(engines))
+        self.running: dict[GroupId, tuple[EngineId, Version]] = {}
+        self.homeless: set[GroupId] = set()
+        self.finished: dict[GroupId, Version] = {}
+        self.fate: dict[GroupId, str] = {}
+        self.lags: list[int] = []
+        self.batches: list[tuple[GroupId, ...]] = []
+        self.first_group = self.next_group = next_group
+        self.first_version = self.trained = self.pushed = version
+        self.training = self.saving = self.paused = False
+        self.pushing: Version | None = None
+        self.stopping = False
+        self.over: str | None = None
+        self.tell(RunStarted(tuple(range(engines)), version, next_group))
+
+    @property
+    def started(self) -> int:
+        """N_r of eq. 3 by the shell's own account."""
+        trained_groups = sum(map(len, self.batches)) + self.first_version * self.limits.batch_groups
+        return len(self.running) + len(self.homeless) + len(self.finished) + trained_groups
+
+    def tell(self, event: Event) -> tuple[Action, ...]:
+        """Let `event` happen, perform what follows, and check it."""
+        self._note(event)
+        self.events.append(event)
+        actions = self.coordinator.handle(event)
+        self.actions.extend(actions)
+        ranks = [RANK[type(action)] for action in actions]
+        assert ranks == sorted(ranks), actions
+        for action in actions:
+            self._perform(action)
+        self._check_state()
+        return actions
+
+    def possible(self) -> list[Event]:
+        """What may happen next by itself."""
+        events: list[Event] = []
+        if not self.paused:
+            events += [GroupFinished(g, v, self.pushed) for g, (_, v) in self.running.items()]
+        if self.training:
+            events.append(TrainStepDone(self.trained + 1))
+        if self.saving:
+            events.append(CheckpointDone(self.trained))
+        if self.pushing is not None and self.engines:
+            events.append(WeightsPushed(self.pushing))
+        return events
+
+    def run(self, random: Random, *, events: int, disturb: float = 0.0) -> None:
+        """Let at most `events` more happen, a share of `disturb` of them unpleasant."""
+        for _ in range(events):
+            if self.over is not None:
+                return
+            if random.random() < disturb:
+                self.tell(self._disturbance(random))
+            else:
+                self.tell(random.choice(self.possible()))
+
+    def _disturbance(self, random: Random) -> Event:
+        choices: list[Callable[[], Event]] = [lambda: EngineJoined(max(self.engines) + 1)]
+        if len(self.engines) > 1:
+            choices.append(lambda: EngineLost(random.choice(sorted(self.engines))))
+        if self.running:
+            # Also while paused: the message may have been on its way.
+            choices += [lambda: GroupFiltered(random.choice(sorted(self.running)), "no signal")] * 6
+        return random.choice(choices)()
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case GroupFinished(group):
+                self.finished[group] = self.running.pop(group)[1]
+            case GroupFiltered(group):
+                del self.running[group]
+                self._end(group, "filtered")
+            case TrainStepDone(version):
+                self.training, self.trained = False, version
+            case WeightsPushed(version):
+                self.pushing, self.pushed = None, version
+            case CheckpointDone():
+                self.saving = False
+            case EngineLost(engine):
+                self.engines.remove(engine)
+                lost = {group for group, (home, _) in self.running.items() if home == engine}
+                self.homeless |= lost
+                for group in lost:
+                    del self.running[group]
+                if not self.engines:
+                    self.pushing, self.paused, self.stopping = None, False, True
+            case EngineJoined(engine):
+                self.engines.add(engine)
+            case StopRequested():
+                self.stopping = True
+            case RunStarted():
+                pass
+
+    def _perform(self, action: Action) -> None:
+        assert self.over is None, f"{action} after Finish"
+        match action:
+            case StartGroup():
+                self._start(action)
+            case Interrupt():
+                assert self.running
+                assert not self.paused
+                self.paused = True
+            case Resume():
+                assert self.paused
+                self.paused = False
+            case Train(version, groups):
+                self._train(version, groups)
+            case PushWeights(version):
+                assert self.pushing is None
+                assert self.paused or not self.running
+                assert version == self.trained > self.pushed
+                self.pushing = version
+            case Drop(group):
+                assert (group in self.running) + (group in self.homeless) + (
+                    group in self.finished
+                ) == 1
+                self.running.pop(group, None)
+                self.finished.pop(group, None)
+                self.homeless.discard(group)
+                self._end(group, "dropped")
+            case Save(version):
+                assert not self.saving
+                assert not self.training
+                assert version == self.trained
+                self.saving = True
+            case Finish(reason):
+                assert not (self.running or self.homeless or self.finished)
+                assert not (self.training or self.saving or self.paused)
+                assert self.pushing is None
+                self.over = reason
+
+    def _start(self, action: StartGroup) -> None:
+        assert not self.paused
+        assert self.pushing is None
+        assert not self.stopping
+        assert action.version == self.pushed
+        load = {engine: 0 for engine in self.engines}
+        for engine, _ in self.running.values():
+            load[engine] += 1
+        assert action.engine == min(load, key=lambda engine: (load[engine], engine))
+        if action.group in self.homeless:
+            self.homeless.remove(action.group)
+        else:
+            assert action.group == self.next_group
+            self.next_group += 1
+            # Eq. 3 before this start, in its own words for whole eta: floor((N_r - 1) / B).
+            n, size, eta = self.started + 1, self.limits.batch_groups, self.limits.schedule.eta
+            assert n <= (self.pushed + 1 + eta) * size + 1e-9
+            if float(eta).is_integer():
+                assert (n - 1) // size <= self.pushed + eta
+            steps = self.limits.train_steps
+            assert steps is None or n <= steps * size
+            assert len(self.running) + len(self.homeless) < self.limits.max_in_flight
+        self.running[action.group] = (action.engine, action.version)
+
+    def _train(self, version: Version, groups: tuple[GroupId, ...]) -> None:
+        assert not self.training
+        assert not self.saving
+        assert version == self.trained
+        assert groups == self._batch_by_the_rule()
+        for group in groups:
+            self.lags.append(version - self.finished.pop(group))
+            self._end(group, "trained")
+        self.training = True
+        self.batches.append(groups)
+        if self.limits.order.name == "strict_start_order":
+            assert max(self.lags) <= lag_bound(self.limits.schedule)
+        assert max(self.lags) <= self.limits.order.max_lag
+
+    def _batch_by_the_rule(self) -> tuple[GroupId, ...] | None:
+        running = {g: v for g, (_, v) in self.running.items()} | dict.fromkeys(
+            self.homeless, self.pushed
+        )
+        return batch(
+            self.limits.order,
+            self.finished,
+            running,
+            trained=self.trained,
+            batch_groups=self.limits.batch_groups,
+        )
+
+    def _end(self, group: GroupId, fate: str) -> None:
+        assert group not in self.fate, f"group {group} was {self.fate[group]} and now {fate}"
+        self.fate[group] = fate
+
+    def _check_state(self) -> None:
+        counts = self.coordinator.counts
+        assert counts.started == self.started
+        assert counts.in_flight == len(self.running) + len(self.homeless)
+        assert counts.finished == len(self.finished)
+        assert counts.started == counts.in_flight + counts.finished + counts.trained
+        fates = list(self.fate.values())
+        assert counts.filtered == fates.count("filtered")
+        assert counts.dropped == fates.count("dropped")
+        assert (counts.trained_version, counts.pushed_version) == (self.trained, self.pushed)
+        alive = len(self.running) + len(self.homeless) + len(self.finished)
+        assert len(self.fate) + alive == self.next_group - self.first_group
+        assert self.coordinator.waiting_for()
+        if self.over is None:
+            assert self.possible(), f"nothing runs; waits for {self.coordinator.waiting_for()}"
+            if not self.stopping:
+                self._check_nobody_is_idle_for_no_reason()
+
+    def _check_nobody_is_idle_for_no_reason(self) -> None:
+        schedule = self.limits.schedule
+        if not (self.training or self.saving):
+            assert self._batch_by_the_rule() is None
+        held = self.pushing is not None or (schedule.carry_over and self.training)
+        if held:
+            return
+        assert not self.paused
+        assert not self.homeless
+        if self.trained > self.pushed:
+            assert schedule.on_new_weights is not OnNewWeights.INTERRUPT
+            assert self.running
+            return
+        limit = (self.pushed + 1) * self.limits.batch_groups
+        limit += (
+            math.inf
+            if math.isinf(schedule.eta)
+            else int(schedule.eta * self.limits.batch_groups + 1e-9)
+        )
+        if self.limits.train_steps is not None:
+            limit = min(limit, self.limits.train_steps * self.limits.batch_groups)
+        assert len(self.running) == self.limits.max_in_flight or self.started == limit

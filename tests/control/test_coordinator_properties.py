@@ -1,0 +1,238 @@
+"""Whatever the world does, four things hold after every event; `shell.py` checks them."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from areal_lab.control.coordinator import Coordinator, Limits, replay
+from areal_lab.control.events import (
+    EngineLost,
+    Finish,
+    Interrupt,
+    PushWeights,
+    Save,
+    StartGroup,
+    StopRequested,
+)
+from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
+from areal_lab.control.schedule import (
+    OnNewWeights,
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+from tests.control.shell import Shell
+
+ETAS = [0, 0.25, 0.5, 1, 1.3, 2, 4, math.inf]
+SCHEDULES = [
+    synchronous(),
+    one_step_overlap(),
+    Schedule(name="uneven overlap", eta=0.5, on_new_weights=OnNewWeights.FINISH_BATCH),
+    Schedule(name="unbounded overlap", eta=math.inf, on_new_weights=OnNewWeights.FINISH_BATCH),
+    *[asynchronous(eta, interruptible=pause) for eta in ETAS for pause in (True, False)],
+    *[partial_rollout(eta) for eta in ETAS],
+]
+SEEDS = st.integers(0, 2**32)
+
+
+@st.composite
+def limits(draw: st.DrawFn, *, endless: bool = False) -> Limits:
+    """Any combination that `Limits` accepts."""
+    schedule = draw(st.sampled_from(SCHEDULES))
+    bound = schedule.eta if math.isinf(schedule.eta) else math.ceil(schedule.eta)
+    orders = [
+        oldest_finished_first(),
+        strict_start_order(),
+        bounded_lag(bound),
+        bounded_lag(bound + 1),
+        *[bounded_lag(lag, drop=True) for lag in (0, 1, 2)],
+    ]
+    return Limits(
+        batch_groups=draw(st.integers(1, 5)),
+        max_in_flight=draw(st.integers(1, 20)),
+        train_steps=None if endless else draw(st.integers(1, 8)),
+        save_every_steps=draw(st.integers(0, 3)),
+        schedule=schedule,
+        order=draw(st.sampled_from(orders)),
+    )
+
+
+@given(limits(), SEEDS, st.integers(1, 4))
+@settings(max_examples=250)
+def test_an_undisturbed_run_ends_complete_and_wastes_nothing(
+    limits: Limits, seed: int, engines: int
+) -> None:
+    shell = Shell(limits, engines=engines)
+    shell.run(Random(seed), events=5000)
+    assert shell.over == "complete"
+    assert shell.actions[-1] == Finish("complete")
+    assert len(shell.batches) == limits.train_steps == shell.pushed
+    saves = [action.version for action in shell.actions if isinstance(action, Save)]
+    assert saves[-1] == limits.train_steps
+    assert sorted(set(saves)) == saves
+    if not limits.order.drop_late:
+        assert set(shell.fate.values()) == {"trained"}
+
+
+@given(limits(), SEEDS, st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=250)
+def test_a_disturbed_run_ends_complete(
+    limits: Limits, seed: int, engines: int, version: int
+) -> None:
+    shell = Shell(limits, engines=engines, version=version, next_group=17)
+    shell.run(Random(seed), events=8000, disturb=0.2)
+    assert shell.over == "complete"
+
+
+@given(limits(endless=True), SEEDS, st.integers(0, 120))
+@settings(max_examples=150)
+def test_a_stopped_run_saves_what_it_trained_and_ends(
+    limits: Limits, seed: int, events: int
+) -> None:
+    shell, random = Shell(limits), Random(seed)
+    shell.run(random, events=events, disturb=0.1)
+    batches = len(shell.batches)
+    for _ in range(2):  # A second request changes nothing.
+        if shell.over is None:
+            shell.tell(StopRequested())
+    shell.run(random, events=1000)
+    assert shell.over == "stopped"
+    assert len(shell.batches) == batches == shell.trained
+    saves = [action.version for action in shell.actions if isinstance(action, Save)]
+    assert shell.trained == 0 or saves[-1] == shell.trained
+
+
+@given(limits(endless=True), SEEDS, st.integers(0, 120))
+@settings(max_examples=150)
+def test_a_run_without_engines_saves_what_it_trained_and_ends(
+    limits: Limits, seed: int, events: int
+) -> None:
+    shell, random = Shell(limits), Random(seed)
+    shell.run(random, events=events, disturb=0.1)
+    for engine in sorted(shell.engines):
+        shell.tell(EngineLost(engine))
+    shell.run(random, events=3)
+    assert shell.over == "no engine left"
+    assert shell.batches == [] or Save(shell.trained) in shell.actions
+
+
+@given(limits(endless=True), SEEDS)
+@settings(max_examples=60)
+def test_the_same_events_give_the_same_actions(limits: Limits, seed: int) -> None:
+    shell = Shell(limits)
+    shell.run(Random(seed), events=200, disturb=0.1)
+    assert replay(limits, shell.events) == shell.actions
+
+
+@given(limits(endless=True), SEEDS)
+@settings(max_examples=40)
+def test_a_rejected_event_changes_nothing(limits: Limits, seed: int) -> None:
+    shell = Shell(limits)
+    shell.run(Random(seed), events=100, disturb=0.1)
+    twin = Coordinator(limits)
+    for event in shell.events:
+        before = twin.counts
+        for impossible in (EngineLost(99),):
+            try:
+                twin.handle(impossible)
+            except ValueError:
+                assert twin.counts == before
+        twin.handle(event)
+    assert twin.counts == shell.coordinator.counts
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.sampled_from([oldest_finished_first(), strict_start_order(), bounded_lag(0)]),
+    SEEDS,
+)
+@settings(max_examples=60)
+def test_eta_zero_is_synchronous(size: int, in_flight: int, order, seed: int) -> None:
+    runs = []
+    for schedule in (
+        synchronous(),
+        asynchronous(0),
+        asynchronous(0, interruptible=False),
+        partial_rollout(0),
+        Schedule(name="overlap", eta=0, on_new_weights=OnNewWeights.FINISH_BATCH),
+    ):
+        shell = Shell(
+            Limits(
+                batch_groups=size,
+                max_in_flight=in_flight,
+                train_steps=5,
+                schedule=schedule,
+                order=order,
+            )
+        )
+        shell.run(Random(seed), events=1000, disturb=0.05)
+        runs.append((shell.events, shell.actions))
+        assert shell.over == "complete"
+        assert set(shell.lags) == {0}
+        assert not any(isinstance(action, Interrupt) for action in shell.actions)
+        for number, groups in enumerate(shell.batches):
+            if "filtered" not in shell.fate.values():
+                assert set(groups) == set(range(number * size, (number + 1) * size))
+    assert all(run == runs[0] for run in runs)
+
+
+@given(st.integers(1, 5), st.integers(1, 15), SEEDS)
+@settings(max_examples=60)
+def test_one_step_overlap_has_one_version_per_batch_and_a_lag_of_one(
+    size: int, in_flight: int, seed: int
+) -> None:
+    shell = Shell(
+        Limits(
+            batch_groups=size,
+            max_in_flight=in_flight,
+            train_steps=6,
+            schedule=one_step_overlap(),
+        )
+    )
+    shell.run(Random(seed), events=2000)
+    lags = [set(shell.lags[n : n + size]) for n in range(0, len(shell.lags), size)]
+    assert all(len(lag) == 1 for lag in lags)
+    assert lags[0] == {0}
+    # A batch may be fresher where generation was slow: nothing was left to overlap with.
+    assert all(lag <= {0, 1} for lag in lags)
+
+
+@given(limits(endless=True), SEEDS)
+@settings(max_examples=60)
+def test_pushed_versions_only_rise(limits: Limits, seed: int) -> None:
+    shell = Shell(limits)
+    shell.run(Random(seed), events=300, disturb=0.1)
+    pushes = [action.version for action in shell.actions if isinstance(action, PushWeights)]
+    assert pushes == sorted(set(pushes))
+    starts = [action.version for action in shell.actions if isinstance(action, StartGroup)]
+    assert starts == sorted(starts)
+
+
+@given(SEEDS)
+@settings(max_examples=30)
+@example(0)
+def test_oldest_finished_first_has_no_bound_and_the_others_do(seed: int) -> None:
+    lags = {}
+    for order in (oldest_finished_first(), strict_start_order(), bounded_lag(2)):
+        shell = Shell(
+            Limits(batch_groups=2, max_in_flight=8, schedule=asynchronous(2), order=order)
+        )
+        random = Random(seed)
+        for _ in range(400):  # Group 0 is a straggler: it ends when nothing else can happen.
+            others = [e for e in shell.possible() if getattr(e, "group", None) != 0]
+            if not others or shell.over:
+                break
+            shell.tell(random.choice(others))
+        lags[order.name] = shell.trained
+        shell.run(random, events=50)
+        assert order.name == "oldest_finished_first" or max(shell.lags) <= 2
+    assert lags["strict_start_order"] == 0
+    assert lags["bounded_lag"] == 2
+    assert lags["oldest_finished_first"] > 4
