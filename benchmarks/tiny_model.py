@@ -1,0 +1,42 @@
+"""A language model with random weights that fits in a megabyte, for runs that test machinery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+_SPECIAL = ("<unk>", "<end>")
+_CHARACTERS = "0123456789+-*= \n"
+
+
+def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
+    """Write a Llama of two layers, one token per character, as a Hugging Face folder."""
+    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("(?s)."), "isolated")
+    tokenizer.decoder = Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>", pad_token="<end>"
+    ).save_pretrained(folder)
+    torch.manual_seed(seed)
+    end = vocabulary["<end>"]
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
