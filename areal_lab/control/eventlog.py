@@ -157,7 +157,7 @@ def encode(record: Record) -> str:
     try:
         return _dump(value)
     except ValueError:
-        return _dump(_with_named_infinities(value))
+        return _dump(finite_json(value))
 
 
 def decode(line: str) -> Record:
@@ -183,6 +183,17 @@ def decode(line: str) -> Record:
         return reader(value)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed {kind} record: {error}") from error
+
+
+def finite_json(value: Any) -> Any:
+    """`value` as valid JSON has it: floats that are not finite become "inf", "-inf" or "nan"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: finite_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(inner) for inner in value]
+    return value
 
 
 # --- a whole log ---------------------------------------------------------------------------------
@@ -300,16 +311,6 @@ def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any
     for name in _FIELDS[cls]:
         line[name] = getattr(value, name)
     return line
-
-
-def _with_named_infinities(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {key: _with_named_infinities(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_named_infinities(inner) for inner in value]
-    return value
 
 
 def _float(value: float | str) -> float:

@@ -1,0 +1,175 @@
+"""What a run did, read back from its folder: pictures, trace, and a page of text.
+
+    run folder --write_report--> reward.png timeline.png staleness.png trace.json
+               --format_run----> text for `areal-lab trace RUN`
+
+Everything works on a run that was killed, from what it had written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from areal_lab.control.activity import idle_by_cause, training_window
+from areal_lab.control.chrome_trace import chrome_trace
+from areal_lab.control.replay import check_replay
+from areal_lab.pipeline.recorded import RecordedRun, read_run
+from areal_lab.pipeline.summary import lag_summary, run_status
+
+_MOST_STEPS = 40
+"""Lines of the table of steps; of longer runs, evenly spaced ones are shown."""
+_COLUMNS = (  # title, key in metrics.jsonl, format
+    ("step", "step", "{:.0f}"),
+    ("time s", "time_s", "{:.1f}"),
+    ("reward", "reward_mean", "{:.3f}"),
+    ("loss", "loss", "{:+.4f}"),
+    ("grad norm", "grad_norm", "{:.3g}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("lag mean", "lag_token_mean", "{:.2f}"),
+    ("lag max", "lag_token_max", "{:.0f}"),
+    ("tokens", "trained_tokens", "{:.0f}"),
+    ("tokens/s", "tokens_per_s", "{:.0f}"),
+)
+
+
+def write_report(run_dir: Path) -> list[Path]:
+    """Draw the pictures of a run and export its trace into its folder; returns what was written.
+
+    Raises:
+        FileNotFoundError: if it is no run folder.
+        ValueError: if its log is damaged other than at its end.
+    """
+    from areal_lab.pipeline.plots import draw_all
+
+    run = read_run(run_dir)
+    return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
+
+
+def export_trace(run_dir: Path, out: Path) -> Path:
+    """Write the run's Chrome trace to `out`; open it at ui.perfetto.dev or chrome://tracing."""
+    trace = chrome_trace(read_run(run_dir).log)
+    aside = out.with_name(f".{out.name}.tmp")
+    aside.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
+    os.replace(aside, out)
+    return out
+
+
+def format_run(run_dir: Path) -> str:
+    """What a run did, as text: steps, phases, idle time by cause, lags; and if its log is true.
+
+    Raises:
+        FileNotFoundError: if it is no run folder.
+        ValueError: if its log is damaged other than at its end.
+    """
+    run = read_run(run_dir)
+    sections = (
+        ("", _overview(run)),
+        ("Steps", _steps(run)),
+        ("Where the time of each process went, while training", _processes(run)),
+        ("Lag of what was trained on, in versions", _lags(run)),
+        ("Log", _log(run)),
+    )
+    return "\n\n".join("\n".join([title, *lines] if title else lines) for title, lines in sections)
+
+
+def _overview(run: RecordedRun) -> list[str]:
+    log, limits = run.log, run.log.header.limits
+    start_s, end_s = training_window(log)
+    lines = [
+        run.title,
+        f"  folder      {run.folder}",
+        f"  ended       {run_status(log)}",
+        f"  schedule    {limits.get('schedule')}, eta {limits.get('eta')}, "
+        f"{limits.get('order')}, at most {limits.get('max_in_flight')} groups in flight",
+        f"  phases      {start_s:.1f} s before training, {end_s - start_s:.1f} s training, "
+        f"{log.end_s - end_s:.1f} s after",
+    ]
+    for key, name in (("reward_before", "before"), ("reward_after", "after")):
+        if measured := run.summary.get(key):
+            width = measured["ci95"]
+            interval = f" ± {width:.3f} (95 %)" if width is not None else ""
+            lines.append(
+                f"  {name:<10}  held-out reward {measured['mean']:.3f}{interval}, "
+                f"{measured['n']} problems"
+            )
+    if error := run.summary.get("error"):
+        lines.append(f"  error       {error}")
+    return lines
+
+
+def _steps(run: RecordedRun) -> list[str]:
+    if not run.metrics:
+        return ["  no training step was finished"]
+    every = -(-len(run.metrics) // _MOST_STEPS)
+    last = len(run.metrics) - 1
+    shown = [line for i, line in enumerate(run.metrics) if i % every == 0 or i == last]
+    columns = [column for column in _COLUMNS if any(column[1] in line for line in shown)]
+    rows = [
+        [form.format(line[key]) if key in line else "-" for _, key, form in columns]
+        for line in shown
+    ]
+    return _table([title for title, _, _ in columns], rows)
+
+
+def _processes(run: RecordedRun) -> list[str]:
+    lines = []
+    for name, use in idle_by_cause(run.log).items():
+        if not use.total_s:
+            continue
+        lines.append(f"  {name}: busy {use.busy_share:.1%}, idle {use.idle_share:.1%}")
+        for kind, seconds_of in (("", use.busy_s), ("idle: ", use.idle_s)):
+            lines.extend(
+                f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{what}"
+                for what, seconds in seconds_of.items()
+            )
+    return lines or ["  training did not begin"]
+
+
+def _lags(run: RecordedRun) -> list[str]:
+    batches = run.batches
+    if not batches:
+        return ["  nothing was trained on"]
+    rows = [
+        [name, f"{lag['mean']:.2f}", f"{lag['max']:.0f}"]
+        for name, lag in lag_summary(batches).items()
+    ]
+    samples = sum(batch.samples for batch in batches)
+    multi = sum(batch.multi_version_samples for batch in batches)
+    share = multi / samples if samples else 0.0
+    return [
+        *_table(["", "mean", "largest"], rows),
+        f"  {samples} samples, {share:.1%} of them generated by two or more versions",
+    ]
+
+
+def _log(run: RecordedRun) -> list[str]:
+    lines = []
+    if run.log.cut:
+        lines.append("  the last line is incomplete and was left out: the run was killed")
+    try:
+        replay = check_replay(run.log)
+    except ValueError as error:
+        return [*lines, f"  cannot be replayed: {error}"]
+    if replay.agrees:
+        lines.append(
+            f"  replayed: all {replay.actions} actions follow from the {replay.events} events"
+        )
+    else:
+        lines.append(
+            f"  REPLAY DIFFERS after {replay.events} events and {replay.actions} actions: "
+            f"{replay.difference}"
+        )
+    return lines
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, flush right."""
+    cells = [list(titles), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
+    return [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]

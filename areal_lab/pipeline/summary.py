@@ -1,0 +1,185 @@
+"""summary.json: what a run was and what it reached, in one object for scripts.
+
+Everything but the held-out rewards, the wall time and the memory is counted from the event log, so
+that the summary, the pictures and `areal-lab trace` cannot disagree. Infinity, as in `eta`, is the
+string "inf"; what was not measured is null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import Any
+
+from areal_lab.control.activity import ProcessUse, idle_by_cause, training_window
+from areal_lab.control.eventlog import Log, MetricRecord, finite_json
+from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
+from areal_lab.control.lags import TrainedBatch, mean_lag, total, trained_batches
+
+PEAK_MEMORY = "peak_rss_bytes"
+"""The metric under which processes report their largest resident memory."""
+
+_T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+@dataclass(frozen=True, slots=True)
+class MeanInterval:
+    """A mean with its uncertainty."""
+
+    mean: float
+    n: int
+    """Problems: what the mean is over."""
+    ci95: float | None
+    """Half width of a 95 % interval; None for a single problem."""
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """`{mean, n, ci95}`."""
+        return {"mean": self.mean, "n": self.n, "ci95": self.ci95}
+
+
+def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
+    r"""Mean over problems and the half width of its 95 % Student t interval.
+
+    $$ h = t_{0.975, n-1} \max(s / \sqrt{n}, 1 / n) $$
+
+    Samples of one problem are alike, so they are averaged first and n counts problems. Near a mean
+    of 1 (or 0) all problem means agree and s says nothing: the interval then is as wide as one
+    problem answered the other way would make it, close to Wilson's. For rewards in [0, 1].
+
+    Args:
+        problem_means: mean reward over the samples of each problem, at least one.
+
+    Raises:
+        ValueError: if there is no problem.
+    """
+    n = len(problem_means)
+    if n == 0:
+        raise ValueError("a mean over problems needs at least one problem")
+    mean = fmean(problem_means)
+    if n == 1:
+        return MeanInterval(mean, n, None)
+    standard_error = max(stdev(problem_means) / math.sqrt(n), 1 / n)
+    return MeanInterval(mean, n, _t_975(n - 1) * standard_error)
+
+
+def build_summary(
+    log: Log,
+    *,
+    reward_before: Sequence[float] | None,
+    reward_after: Sequence[float] | None,
+    wall_s: float,
+    backend: str,
+    version_mismatches: int = 0,
+    peak_bytes: Mapping[str, int] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The object of summary.json.
+
+    Args:
+        log: of the whole run, as `read_log_file` gives it.
+        reward_before: mean reward of each held-out problem before training; None if not measured.
+        reward_after: the same after training.
+        wall_s: of everything, from the command to the end.
+        version_mismatches: updates after which an engine echoed another version or checksum.
+        peak_bytes: largest resident memory by process, beside what the log has.
+        more: fields to add, such as seed and model.
+    """
+    batches = list(trained_batches(log))
+    start_s, end_s = training_window(log)
+    training_s = end_s - start_s
+    samples = sum(batch.samples for batch in batches)
+    trained_tokens = sum(batch.tokens for batch in batches)
+    generated_tokens = sum(
+        tokens for group in log.groups for sample in group.segments for _, tokens in sample
+    )
+    dropped = Counter(r.action.reason for r in log.actions if isinstance(r.action, Drop))
+    filtered = Counter(r.event.reason for r in log.events if isinstance(r.event, GroupFiltered))
+    limits = log.header.limits
+    summary = {
+        "status": run_status(log),
+        "mode": log.header.mode,
+        "reward_before": _interval(reward_before),
+        "reward_after": _interval(reward_after),
+        "wall_s": wall_s,
+        "training_s": training_s,
+        "steps": len(batches),
+        "trained_samples": samples,
+        "trained_tokens": trained_tokens,
+        "generated_tokens": generated_tokens,
+        "tokens_per_s": trained_tokens / training_s if training_s > 0 else 0.0,
+        "generated_tokens_per_s": generated_tokens / training_s if training_s > 0 else 0.0,
+        "eta": limits.get("eta"),
+        "schedule": limits.get("schedule"),
+        "batch_order": limits.get("order"),
+        "backend": backend,
+        "lag": lag_summary(batches),
+        "interruptions": sum(isinstance(r.action, Interrupt) for r in log.actions),
+        "multi_version_share": (
+            sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0
+        ),
+        "version_mismatches": version_mismatches,
+        "dropped": dropped.total(),
+        "dropped_by_reason": dict(dropped),
+        "filtered": filtered.total(),
+        "filtered_by_reason": dict(filtered),
+        "processes": {name: _use(use) for name, use in idle_by_cause(log).items()},
+        "peak_bytes": {**_logged_peaks(log), **(peak_bytes or {})},
+        **(more or {}),
+    }
+    return dict(finite_json(summary))
+
+
+def run_status(log: Log) -> str:
+    """Why the run ended, in the words of `Finish`; "incomplete" if it did not get that far."""
+    reasons = [r.action.reason for r in log.actions if isinstance(r.action, Finish)]
+    return reasons[-1] if reasons else "incomplete"
+
+
+def lag_summary(batches: Sequence[TrainedBatch]) -> dict[str, dict[str, float]]:
+    """Mean and largest lag: head and tail over trained samples, token over trained tokens."""
+    counters = {
+        "head": total(batch.head_lags for batch in batches),
+        "tail": total(batch.tail_lags for batch in batches),
+        "token": total(batch.token_lags for batch in batches),
+    }
+    return {
+        name: {"mean": mean_lag(lags), "max": max(lags, default=0)}
+        for name, lags in counters.items()
+    }
+
+
+def _interval(problem_means: Sequence[float] | None) -> dict[str, float | int | None] | None:
+    return mean_interval(problem_means).as_json() if problem_means else None
+
+
+def _use(use: ProcessUse) -> dict[str, Any]:
+    return {
+        "busy_share": use.busy_share,
+        "idle_share": use.idle_share,
+        "busy_s": use.busy_s,
+        "idle_s": use.idle_s,
+    }
+
+
+def _logged_peaks(log: Log) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for record in log.records:
+        if isinstance(record, MetricRecord) and record.name == PEAK_MEMORY:
+            peaks[record.process] = max(peaks.get(record.process, 0), int(record.value))
+    return peaks
+
+
+def _t_975(freedom: int) -> float:
+    """97.5 % quantile of Student's t; 4 digits (Abramowitz and Stegun 26.7.5)."""
+    if freedom in _T_975:
+        return _T_975[freedom]
+    z = NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
