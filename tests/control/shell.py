@@ -184,9 +184,8 @@ class Shell:
                 assert version == self.trained
                 self.saving = True
             case Finish(reason):
-                assert not (self.running or self.homeless or self.finished)
-                assert not (self.training or self.saving or self.paused)
-                assert self.pushing is None
+                assert not any((self.running, self.homeless, self.finished))
+                assert not any((self.training, self.saving, self.paused, self.pushing))
                 self.over = reason
 
     def _start(self, action: StartGroup) -> None:
@@ -194,7 +193,7 @@ class Shell:
         assert self.pushing is None
         assert not self.stopping
         assert action.version == self.pushed
-        load = {engine: 0 for engine in self.engines}
+        load = dict.fromkeys(self.engines, 0)
         for engine, _ in self.running.values():
             load[engine] += 1
         assert action.engine == min(load, key=lambda engine: (load[engine], engine))

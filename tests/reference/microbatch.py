@@ -1,4 +1,4 @@
-"""Algorithm 1 of AReaL (arXiv:2505.24298) as it is printed, line by line, O(sequences * batches)."""
+"""Algorithm 1 of AReaL (arXiv:2505.24298) as it is printed, O(sequences * batches)."""
 
 from __future__ import annotations
 

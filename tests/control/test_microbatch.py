@@ -1,0 +1,87 @@
+"""Algorithm 1 equals its slow form; balanced parts are balanced."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_lab.control.microbatch import balanced_parts, dynamic_batches
+from tests.reference.microbatch import dynamic_batches as algorithm_1
+
+LENGTHS = st.one_of(
+    st.lists(st.integers(1, 12), max_size=60),
+    st.lists(st.integers(1, 1000), max_size=40),
+    st.lists(st.sampled_from([1, 2, 500, 501, 999, 1000]), max_size=50),
+)
+
+
+@given(LENGTHS, st.integers(0, 600), st.integers(1, 12))
+@settings(max_examples=500)
+def test_dynamic_batches_are_those_of_algorithm_1(
+    lengths: list[int], spare: int, min_batches: int
+) -> None:
+    max_tokens = max(lengths, default=1) + spare
+    expected = algorithm_1(lengths, max_tokens=max_tokens, min_batches=min_batches)
+    assert dynamic_batches(lengths, max_tokens=max_tokens, min_batches=min_batches) == expected
+
+
+@pytest.mark.parametrize("min_batches", [1, 300])
+def test_dynamic_batches_are_those_of_algorithm_1_on_long_tails(min_batches: int) -> None:
+    random = Random(0)
+    lengths = [min(2048, int(random.lognormvariate(5.5, 1)) + 1) for _ in range(1500)]
+    batches = dynamic_batches(lengths, max_tokens=2048, min_batches=min_batches)
+    assert batches == algorithm_1(lengths, max_tokens=2048, min_batches=min_batches)
+    assert all(sum(lengths[item] for item in batch) <= 2048 for batch in batches)
+    assert sorted(item for batch in batches for item in batch) == list(range(1500))
+
+
+def test_a_batch_small_enough_to_follow() -> None:
+    # 9 opens; 6 opens; 4 joins 6, now full; 3 opens; 2 joins 3; 1 joins 9, which has one sequence.
+    assert dynamic_batches([1, 2, 3, 4, 6, 9], max_tokens=10) == [[5, 0], [4, 3], [2, 1]]
+    # 9, 6, 4 and 3 open; 2 joins 6, the earliest with room; 1 joins 9, the same.
+    four = dynamic_batches([1, 2, 3, 4, 6, 9], max_tokens=10, min_batches=4)
+    assert four == [[5, 0], [4, 1], [3], [2]]
+
+
+def test_fewer_sequences_than_batches_give_one_each() -> None:
+    assert dynamic_batches([5, 7], max_tokens=100, min_batches=4) == [[1], [0]]
+    assert dynamic_batches([], max_tokens=100, min_batches=4) == []
+
+
+def test_what_cannot_be_cut_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="120 tokens exceeds max_tokens = 100; raise max_tokens"):
+        dynamic_batches([3, 120], max_tokens=100)
+    with pytest.raises(ValueError, match="min_batches is 0"):
+        dynamic_batches([3], max_tokens=100, min_batches=0)
+    with pytest.raises(ValueError, match="0 tokens"):
+        dynamic_batches([3, 0], max_tokens=100)
+    with pytest.raises(ValueError, match="cannot cut 1 sequences into 2 parts"):
+        balanced_parts([3], 2)
+    with pytest.raises(ValueError, match="cannot cut 1 sequences into 0 parts"):
+        balanced_parts([3], 0)
+    with pytest.raises(ValueError, match="-1 tokens"):
+        balanced_parts([3, -1], 2)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=80), st.data())
+def test_parts_are_complete_and_differ_by_one_sequence_at_most(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, len(lengths)))
+    parts = balanced_parts(lengths, count)
+    assert len(parts) == count
+    assert all(parts)
+    assert sorted(item for part in parts for item in part) == list(range(len(lengths)))
+    tokens = [sum(lengths[item] for item in part) for part in parts]
+    assert max(tokens) - min(tokens) <= max(lengths)
+    assert max(tokens) <= sum(lengths) / count + max(lengths) * (1 - 1 / count)
+
+
+def test_many_long_tailed_sequences_balance_to_a_thousandth() -> None:
+    random = Random(0)
+    lengths = [int(random.lognormvariate(8, 1)) + 1 for _ in range(100_000)]
+    tokens = [sum(lengths[item] for item in part) for part in balanced_parts(lengths, 64)]
+    assert max(tokens) / (sum(tokens) / 64) <= 1.001
