@@ -41,6 +41,7 @@ class KVCache:
         """Memory held now."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
+    @torch.inference_mode()
     def reserve(self, rows: int, tokens: int, *, live: int, longest: int) -> None:
         """Make room for `rows` rows of `tokens` tokens; keeps the first `live` rows' `longest`.
 
@@ -65,6 +66,7 @@ class KVCache:
         """Give all memory back; no row is live."""
         self.layers = [self._empty] * len(self.layers)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` of row `source` over row `target`."""
         for layer in self.layers:

@@ -1,0 +1,326 @@
+"""Continuous batching computes what one request alone would get, whatever runs beside it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from areal_lab.engines.embedded import batcher as batcher_module
+from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
+from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
+from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.weights import CorruptWeights, tied_once
+from tests.engines.tiny import (
+    CONTEXT,
+    END_TOKEN,
+    VOCABULARY,
+    largest_error,
+    plain_logprobs,
+    ragged_requests,
+    request,
+    run,
+    tiny_model,
+)
+
+FLOAT32_ERROR = 1e-5
+
+
+def batcher_of(model: PreTrainedModel, **options: int) -> Batcher:
+    served = copy.deepcopy(model)
+    served.set_attn_implementation(IMPLEMENTATION)
+    return Batcher(served, version="0", **options)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_logprobs_are_those_of_a_plain_forward(kind: str) -> None:
+    """Ragged prompts, shared and equal prefixes, admission into the running batch."""
+    model = tiny_model(kind)
+    batcher = batcher_of(model, max_running_requests=5)
+    requests = ragged_requests(14)
+    for one in requests:
+        batcher.add(one)
+    samples = run(batcher)
+    assert len(samples) == len(requests)
+    for sample in samples.values():
+        assert len(sample.tokens) == sample.request.sampling.max_new_tokens
+        assert largest_error(model, sample) < FLOAT32_ERROR
+    assert sum(sample.cached_tokens or 0 for sample in samples.values()) > 0
+
+
+def test_rows_of_very_different_lengths_are_attended_in_blocks() -> None:
+    model = tiny_model()
+    batcher = batcher_of(model)
+    lengths = (3, 200, 4, 120, 118, 2)
+    for index, length in enumerate(lengths):
+        chance = random.Random(index)
+        prompt = [chance.randrange(2, VOCABULARY) for _ in range(length)]
+        batcher.add(request(f"r{index}", prompt, 20, seed=index))
+    for sample in run(batcher).values():
+        assert largest_error(model, sample) < FLOAT32_ERROR
+
+    blocks = decode_blocks(lengths, torch.device("cpu"))
+    assert [(block.first, block.end) for block in blocks] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 5),
+        (5, 6),
+    ]
+    assert [block.longest for block in blocks] == [3, 200, 4, 120, 2]
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    model = tiny_model()
+    batcher = batcher_of(model, max_running_requests=4)
+    for one in ragged_requests(8):
+        sampling = dataclasses.replace(
+            one.sampling, temperature=0.0, max_new_tokens=20, ignore_eos=False
+        )
+        batcher.add(dataclasses.replace(one, sampling=sampling))
+    for sample in run(batcher).values():
+        prompt = torch.tensor([sample.request.prompt_tokens])
+        expected = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=20,
+            do_sample=False,
+        )
+        assert sample.tokens == expected[0, prompt.shape[1] :].tolist()
+        assert (sample.finish_reason == "stop") == (sample.tokens[-1] == END_TOKEN)
+        assert largest_error(model, sample) < FLOAT32_ERROR
+
+
+@pytest.mark.parametrize("max_running", [1, 3, 32])
+def test_the_batch_around_a_request_does_not_change_its_tokens(max_running: int) -> None:
+    model = tiny_model()
+    alone = {}
+    for one in ragged_requests(10):
+        batcher = batcher_of(model)
+        batcher.add(one)
+        alone.update(run(batcher))
+    requests = ragged_requests(10)
+    random.Random(max_running).shuffle(requests)
+    batcher = batcher_of(model, max_running_requests=max_running)
+    for one in requests:
+        batcher.add(one)
+    together = run(batcher)
+    assert {name: s.tokens for name, s in together.items()} == {
+        name: s.tokens for name, s in alone.items()
+    }
+
+
+def test_a_group_is_prefilled_once() -> None:
+    batcher = batcher_of(tiny_model())
+    prompt = range(2, 32)
+    for index in range(8):
+        batcher.add(request(f"a{index}", prompt, 3, seed=index))
+    batcher.add(request("b", [*range(2, 22), 50, 51], 3))
+    batcher.step()
+    assert batcher.prompt_tokens == 30 + 2
+    assert [sample.cached_tokens for sample in batcher.running] == [0] + [30] * 7 + [20]
+    batcher.add(request("late", prompt, 3))
+    batcher.step()
+    assert batcher.running[-1].cached_tokens == 29  # the last one's logits are needed
+    assert batcher.prompt_tokens == 33
+    assert len({tuple(sample.tokens) for sample in run(batcher).values()}) > 1
+
+
+def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batcher_module, "PREFILL_TOKENS", 40)
+    model = tiny_model()
+    batcher = batcher_of(model)
+    for index, length in enumerate((60, 30, 5, 30)):
+        batcher.add(request(f"r{index}", [index + 2] * length, 5))
+    batcher.step()
+    assert len(batcher.running) == 1  # longer than the budget, so alone
+    batcher.step()
+    assert len(batcher.running) == 3
+    for sample in run(batcher).values():
+        assert largest_error(model, sample) < FLOAT32_ERROR
+
+
+def test_temperature_is_part_of_the_reported_distribution_and_truncation_is_not() -> None:
+    model = tiny_model()
+    batcher = batcher_of(model)
+    for index in range(6):
+        options = {"temperature": 0.7, "top_k": 5} if index % 2 else {"temperature": 0.7}
+        batcher.add(request(f"r{index}", [5, 6, 7], 12, seed=index, **options))
+    for sample in run(batcher).values():
+        assert largest_error(model, sample, temperature=0.7) < FLOAT32_ERROR
+
+
+def test_stop_tokens_end_an_answer_and_belong_to_it() -> None:
+    batcher = batcher_of(tiny_model())
+    batcher.add(request("free", [5, 6, 7], 30, seed=3))
+    free = run(batcher)["free"].tokens
+    stop = free[4]
+    batcher.add(request("stopped", [5, 6, 7], 30, seed=3, stop_token_ids=(stop,)))
+    stopped = run(batcher)["stopped"]
+    assert stopped.tokens == free[: free.index(stop) + 1]
+    assert stopped.finish_reason == "stop"
+
+
+# --- pauses, aborts, versions ---
+
+
+@pytest.fixture
+def models() -> tuple[PreTrainedModel, PreTrainedModel]:
+    return tiny_model(seed=0), tiny_model(seed=1)
+
+
+def interrupted(
+    old: PreTrainedModel, new: PreTrainedModel, mode: PauseMode, steps: int = 6
+) -> Batcher:
+    """A batcher that was paused after some steps and holds the new weights, still paused."""
+    batcher = batcher_of(old, max_running_requests=3)
+    for index in range(5):
+        batcher.add(request(f"r{index}", range(2, 12 + index), 16, seed=index))
+    for _ in range(steps):
+        batcher.step()
+    batcher.pause(mode)
+    batcher.replace_weights(tied_once(new), "1", flush=mode is PauseMode.RETRACT)
+    return batcher
+
+
+def test_after_retract_later_tokens_are_those_of_the_new_weights(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+) -> None:
+    old, new = models
+    batcher = interrupted(old, new, PauseMode.RETRACT)
+    assert batcher.running == []
+    batcher.resume()
+    samples = run(batcher)
+    for index in range(3):
+        sample = samples[f"r{index}"]
+        assert sample.retractions == 1
+        assert sample.spans == [VersionSpan("0", 0, 6), VersionSpan("1", 6, 16)]
+        prompt = sample.request.prompt_tokens
+        before = plain_logprobs(old, prompt, sample.tokens)[:6]
+        after = plain_logprobs(new, prompt, sample.tokens)[6:]
+        reported = torch.tensor(sample.logprobs)
+        torch.testing.assert_close(reported, torch.cat((before, after)), atol=1e-5, rtol=0)
+    for index in (3, 4):
+        sample = samples[f"r{index}"]
+        assert sample.retractions == 0
+        assert sample.spans == [VersionSpan("1", 0, 16)]
+        assert largest_error(new, sample) < FLOAT32_ERROR
+
+
+def test_in_place_keeps_the_old_cache_and_shows_it(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+) -> None:
+    old, new = models
+    batcher = interrupted(old, new, PauseMode.IN_PLACE)
+    assert len(batcher.running) == 3
+    batcher.resume()
+    samples = run(batcher)
+    for index in range(3):
+        sample = samples[f"r{index}"]
+        assert sample.retractions == 0
+        assert sample.spans == [VersionSpan("0", 0, 6), VersionSpan("1", 6, 16)]
+        after = plain_logprobs(new, sample.request.prompt_tokens, sample.tokens)[6:]
+        assert (torch.tensor(sample.logprobs[6:]) - after).abs().max() > 0.01
+    for index in (3, 4):  # admitted later: nothing of the old cache is shared
+        assert largest_error(new, samples[f"r{index}"]) < FLOAT32_ERROR
+
+
+def test_abort_gives_what_there_is(models: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    model, _ = models
+    batcher = batcher_of(model, max_running_requests=2)
+    for index in range(3):
+        batcher.add(request(f"r{index}", [4, 5, 6], 9, seed=index))
+    for _ in range(3):
+        batcher.step()
+    ended = {s.request.request_id: s for s in batcher.pause(PauseMode.ABORT)}
+    assert {name: len(s.tokens) for name, s in ended.items()} == {"r0": 3, "r1": 3, "r2": 0}
+    assert {s.finish_reason for s in ended.values()} == {"abort"}
+    assert not batcher.running
+    assert not batcher.waiting
+
+
+def test_abort_by_id_leaves_the_others_alone() -> None:
+    model = tiny_model()
+    batcher = batcher_of(model, max_running_requests=4)
+    for one in ragged_requests(6):
+        batcher.add(one)
+    batcher.step()
+    names = [batcher.running[0].request.request_id, "r5", "unknown"]
+    assert [s.request.request_id for s in batcher.abort(names)] == names[:2]
+    samples = run(batcher)
+    assert not samples.keys() & set(names)
+    for sample in samples.values():
+        assert largest_error(model, sample) < FLOAT32_ERROR
+
+
+def test_a_flush_is_refused_before_anything_changes(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+) -> None:
+    old, new = models
+    batcher = batcher_of(old)
+    batcher.add(request("r", [4, 5, 6], 9))
+    batcher.step()
+    batcher.pause(PauseMode.IN_PLACE)
+    with pytest.raises(Refused, match="cannot be flushed while 1 requests"):
+        batcher.replace_weights(tied_once(new), "1", flush=True)
+    assert batcher.version == "0"
+    batcher.resume()
+    assert largest_error(old, run(batcher)["r"]) < FLOAT32_ERROR
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
+def test_weights_that_do_not_fit_change_nothing(
+    models: tuple[PreTrainedModel, PreTrainedModel], damage: str
+) -> None:
+    old, new = models
+    tensors = dict(tied_once(new))
+    last = list(tensors)[-1]
+    match damage:
+        case "missing":
+            del tensors[last]
+        case "unknown":
+            tensors["model.extra.weight"] = torch.zeros(1)
+        case "shape":
+            tensors[last] = tensors[last][:-1]
+    batcher = batcher_of(old)
+    with pytest.raises(CorruptWeights):
+        batcher.replace_weights(tensors, "1", flush=True)
+    assert batcher.version == "0"
+    batcher.add(request("r", [4, 5, 6], 9))
+    assert largest_error(old, run(batcher)["r"]) < FLOAT32_ERROR
+
+
+def test_an_empty_batch_computes_nothing() -> None:
+    assert batcher_of(tiny_model()).step() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_new_tokens", "message"),
+    [
+        ([], 1, "empty prompt"),
+        ([5, VOCABULARY], 1, f"token {VOCABULARY}, but the vocabulary is 0 .. {VOCABULARY - 1}"),
+        ([5, -1], 1, "token -1"),
+        ([5] * (CONTEXT - 1), 2, f"needs {CONTEXT - 1} \\+ 2 tokens .* context is {CONTEXT}"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(
+    prompt: list[int], max_new_tokens: int, message: str
+) -> None:
+    with pytest.raises(Refused, match=message) as raised:
+        batcher_of(tiny_model()).check(request("r", prompt, max_new_tokens))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_context_can_be_filled_to_its_end() -> None:
+    model = tiny_model()
+    batcher = batcher_of(model)
+    one = request("r", range(2, 90), CONTEXT - 88)
+    batcher.check(one)
+    batcher.add(one)
+    assert largest_error(model, run(batcher)["r"]) < 3e-5  # 168 tokens of rounding
