@@ -16,6 +16,7 @@ and its cause follows from the events and actions around it; a span with a `caus
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
               nothing admitted (staleness bound)   no group on it, else
               lost                                 EngineLost .. EngineJoined
+              not yet joined                       .. EngineJoined, of an engine not there at first
     rewards   nothing to judge                     no group is between generation and its end
     pipeline  waiting for events                   always
     any       before training, after training      outside RunStarted .. Finish
@@ -73,6 +74,7 @@ WAIT_REWARDS = "waiting for rewards"
 ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
+NOT_JOINED = "not yet joined"
 NOTHING_TO_JUDGE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
@@ -153,11 +155,9 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
     for span in log.spans:
         spans[span.process].append(span)
     background = _Background(log, recorded=frozenset(spans))
-    order = list(dict.fromkeys([*log.header.processes, *spans]))
     return {
         process: _overlay(_innermost(spans[process]), background.of(process), log.end_s)
-        for process in order
-        if process in spans or process in background
+        for process in dict.fromkeys([*log.header.processes, *background, *spans])
     }
 
 
@@ -238,8 +238,9 @@ class _Background:
             self._changes[process] = [(0.0, BEFORE, False)]
         self._follow(log)
 
-    def __contains__(self, process: str) -> bool:
-        return process in self._changes
+    def __iter__(self) -> Iterator[str]:
+        """The processes that it knows: those of the header, and engines that joined."""
+        return iter(self._changes)
 
     def of(self, process: str) -> list[Stretch]:
         """The process from 0 s to the end of the log."""
@@ -360,7 +361,7 @@ class _Background:
         if changes is None:
             if process in (TRAINER, REWARDS, PIPELINE):
                 return  # only processes that the header names, and engines that joined later
-            changes = self._changes[process] = [(0.0, BEFORE, False)]
+            changes = self._changes[process] = [(0.0, NOT_JOINED, False)]
         if changes[-1][1:] != (name, busy):
             changes.append((t_s, name, busy))
 

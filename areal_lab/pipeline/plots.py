@@ -16,6 +16,7 @@ from areal_lab.control.activity import (
     AFTER,
     BEFORE,
     LOST,
+    NOT_JOINED,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
     NOTHING_TO_JUDGE,
@@ -31,7 +32,7 @@ from areal_lab.control.activity import (
     training_window,
 )
 from areal_lab.control.eventlog import GroupRecord, engine_process
-from areal_lab.control.events import Interrupt, WeightsPushed
+from areal_lab.control.events import Interrupt, Resume, WeightsPushed
 from areal_lab.control.lags import mean_lag, total
 from areal_lab.pipeline.recorded import RecordedRun
 
@@ -67,6 +68,7 @@ _IDLE_LOOKS = {  # face, pattern
     ON_ITS_WAY: ("#AAAAAA", ""),
     NOTHING_LEFT: ("#FFFFFF", "----"),
     LOST: ("#FFFFFF", "||||"),
+    NOT_JOINED: ("#F2F2F2", ""),
 }
 _OTHER_IDLE = ("#FFFFFF", "++")
 _BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_JUDGE, WAIT_EVENTS})
@@ -301,6 +303,18 @@ def _draw_rows(
         _nothing_yet(axes, "the log has no process")
 
 
+def _pauses(run: RecordedRun) -> list[tuple[float, float]]:
+    pauses = []
+    begun_s: float | None = None
+    for record in run.log.actions:
+        if isinstance(record.action, Interrupt):
+            begun_s = record.t_s
+        elif isinstance(record.action, Resume) and begun_s is not None:
+            pauses.append((begun_s, record.t_s))
+            begun_s = None
+    return pauses if begun_s is None else [*pauses, (begun_s, run.log.end_s)]
+
+
 def _name_what_is_outside(axes: Axes, run: RecordedRun) -> None:
     start_s, end_s = training_window(run.log)
     for begin_s, stop_s, text in (
@@ -346,16 +360,18 @@ def _draw_groups(
             start_s, version = end_s, following
         # Where one answer ends and the next begins in the same row.
         axes.plot([group.t_s] * 2, [row - 0.4, row + 0.4], color="#FFFFFF", linewidth=1.2)
-    interruptions = [r.t_s for r in run.log.actions if isinstance(r.action, Interrupt)]
-    _mark(axes, [t_s for t_s in interruptions if window[0] <= t_s <= window[1]])
+    for begin_s, stop_s in _pauses(run):
+        if begin_s < window[1] and stop_s > window[0]:
+            axes.axvspan(begin_s, stop_s, facecolor="#FFFFFF", alpha=0.65, linewidth=0)
+            _mark(axes, [t_s for t_s in (begin_s,) if window[0] <= t_s])
     for t_s, version in pushes:
         if window[0] <= t_s < window[1] - 0.02 * (window[1] - window[0]):
             axes.text(t_s, -0.62, f"v{version}", fontsize=7.5, ha="left", va="bottom")
     left_out = f" (the first {_MOST_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(
         f"groups being generated{left_out}; a new color is a new version of the weights; "
-        "dashed: interrupted, to go on with the new weights",
-        pad=11,
+        "pale from a dashed line on: interrupted",
+        pad=13,
     )
     engines = [slot[0].engine for slot in shown]
     middles = {e: engines.index(e) + (engines.count(e) - 1) / 2 for e in dict.fromkeys(engines)}
