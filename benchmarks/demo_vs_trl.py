@@ -17,166 +17,90 @@ loading and the first measurement on held-out problems, it is `ratio_from_proces
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from areal_lab.config import TrainConfig
-from areal_lab.control.events import RunStarted, TrainStepDone
-from areal_lab.data.problems import Problem, PromptSource
-from areal_lab.data.sources import load_problems
 from areal_lab.load import load_config
-from areal_lab.pipeline.eventlog import read_log_file
-from areal_lab.processes import MALLOC_FOR_TRAINING
 from areal_lab.training.model_path import resolve_model_path
 from benchmarks import trl_environment
-from benchmarks.process_usage import Usage, run_and_measure
+from benchmarks.grpo_sides import Side, TookTooLong, run_areal_lab, run_trl
+from benchmarks.harness import parse, report, spread
+from benchmarks.tiny_model import write_tiny_model
 
 CONFIG = trl_environment.ROOT / "configs" / "arithmetic.yaml"
 TARGET = 0.85
-IN_A_ROW = 3
-MICRO_BATCH = 16
+STEPS = 24
 PROBE_STEPS = 2
+RATIOS = {
+    "ratio": "wall_s",
+    "ratio_from_process_start": "wall_from_process_start_s",
+    "cpu_ratio": "cpu_s",
+    "step_s_ratio": "step_s",
+    "peak_mib_ratio": "peak_mib",
+}
+"""TRL's figure over ours, by name: above 1 where we need less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One run of one of the two."""
-
-    began_s: float
-    """When training began, in seconds since the epoch; the times of steps are counted from here."""
-    step_ends_s: tuple[float, ...]
-    rewards: tuple[float, ...]
-    """Mean training reward of each step."""
-    held_out: dict[str, float]
-    """Mean reward before and after, and the number of samples."""
-    usage: Usage
-
-    @property
-    def step_s(self) -> float:
-        """Median seconds from the end of one step to the end of the next."""
-        ends = (0.0, *self.step_ends_s)
-        return statistics.median(after - before for before, after in pairwise(ends))
-
-    def steps_to(self, target: float) -> int | None:
-        """The first step at which the last `IN_A_ROW` rewards have a mean above the target."""
-        for step in range(IN_A_ROW, len(self.rewards) + 1):
-            if statistics.fmean(self.rewards[step - IN_A_ROW : step]) > target:
-                return step
-        return None
-
-    def figures(self, target: float) -> dict[str, Any]:
-        """What is reported of the run; None where the target was not reached."""
-        steps = self.steps_to(target)
-        seconds = None if steps is None else self.step_ends_s[steps - 1]
-        end_s = None if seconds is None else self.began_s + seconds
-        cpu_before = self.usage.cpu_at(self.began_s)
-        return {
-            "steps_to_target": steps,
-            "wall_s": seconds,
-            "wall_from_process_start_s": None if end_s is None else end_s - self.usage.started_s,
-            "cpu_s": None if end_s is None else self.usage.cpu_at(end_s) - cpu_before,
-            "step_s": self.step_s,
-            "peak_mib": self.usage.peak_mib,
-            "steps": len(self.rewards),
-            "rewards": self.rewards,
-            **self.held_out,
-        }
-
-
-def run_areal_lab(config: Path, overrides: Sequence[str], folder: Path) -> Side:
-    """`areal-lab train` as a user starts it."""
-    program = str(Path(sys.executable).with_name("areal-lab"))
-    command = [program, "train", str(config), *overrides, f"run_dir={folder}", "plots=false"]
-    usage = run_and_measure(
-        command,
-        log_path=folder / "areal_lab.log",
-        environment={"HF_HUB_OFFLINE": "1"},
-        working_folder=trl_environment.ROOT,
-    )
-    _require_success("areal-lab train", usage, folder / "areal_lab.log")
-    run_folder = next(path.parent for path in folder.glob("*/summary.json"))
-    log = read_log_file(run_folder / "events.jsonl")
-    began = next(record.t_s for record in log.events if isinstance(record.event, RunStarted))
-    ends = [record.t_s for record in log.events if isinstance(record.event, TrainStepDone)]
-    metrics = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((run_folder / "summary.json").read_text())
-    return Side(
-        began_s=log.header.started_at + began,
-        step_ends_s=tuple(end - began for end in ends),
-        rewards=tuple(line["reward_mean"] for line in metrics),
-        held_out={
-            "held_out_before": summary["reward_before"]["mean"],
-            "held_out_after": summary["reward_after"]["mean"],
-            "held_out_problems": summary["reward_after"]["n"],
-        },
-        usage=usage,
-    )
-
-
-def run_trl(
-    config: TrainConfig, dtype: str, folder: Path, *, cores: int, limit_s: float = float("inf")
-) -> Side | None:
-    """`GRPOTrainer` in its own environment; None if it took longer than `limit_s`."""
-    problems = load_problems(config.dataset, seed=config.seed)
-    order = PromptSource(problems.train, seed=config.seed)
-    prompts = config.total_train_steps * config.dataset.batch_size
-    held_out = problems.held_out[: config.evaluation.max_problems]
-    _export(folder / "train.jsonl", [order[index] for index in range(prompts)])
-    _export(folder / "held_out.jsonl", held_out)
-    output = folder / "progress.jsonl"
-    script = Path(__file__).with_name("trl_baseline.py")
-    options = {
-        "model": resolve_model_path(config.actor.path),
-        "train": folder / "train.jsonl",
-        "held-out": folder / "held_out.jsonl",
-        "output": output,
-        "dtype": dtype,
-        "threads": cores,
-        "steps": config.total_train_steps,
-        "seed": config.seed,
-        "prompts": config.dataset.batch_size,
-        "group-size": config.gconfig.n_samples,
-        "new-tokens": config.gconfig.max_new_tokens,
-        "lr": config.actor.optimizer.lr,
-        "warmup-steps": config.actor.optimizer.warmup_steps,
-        "micro-batch": MICRO_BATCH,
-        "held-out-samples": config.evaluation.samples_per_problem,
+def measure(repeats: int) -> dict[str, Any]:
+    """Both sides in turns, with seeds 1, 2, ...; who goes first changes with each repeat."""
+    trl_environment.make()
+    cores = len(os.sched_getaffinity(0))
+    with TemporaryDirectory(prefix="demo_vs_trl-") as name:
+        folder = Path(name)
+        resolve_model_path(load_config(CONFIG).actor.path)  # converted before anything is timed
+        _say(f"TRL for {PROBE_STEPS} steps in float32 and in bfloat16: which is faster here?")
+        dtype, probe = faster_dtype(load_config(CONFIG), _new(folder / "probe"), cores=cores)
+        ours: list[Side] = []
+        theirs: list[Side] = []
+        for seed in range(1, repeats + 1):
+            overrides = [f"seed={seed}", f"total_train_steps={STEPS}"]
+            for side in ("areal_lab", "trl")[:: 1 if seed % 2 else -1]:
+                _say(f"repeat {seed} of {repeats}: {side}, {STEPS} steps")
+                here = _new(folder / f"{side}-{seed}")
+                if side == "trl":
+                    theirs.append(run_trl(load_config(CONFIG, overrides), dtype, here, cores=cores))
+                else:
+                    ours.append(run_areal_lab(CONFIG, overrides, here))
+    our_figures = [side.figures(TARGET) for side in ours]
+    their_figures = [side.figures(TARGET) for side in theirs]
+    return {
+        **compare(our_figures, their_figures),
+        "target": TARGET,
+        "trl_dtype": f"{dtype}, the faster of fp32 and bf16 on this machine",
+        "trl_dtype_probe": probe,
+        "rows": _rows(our_figures, their_figures),
+        "rewards": {"areal_lab": [s.rewards for s in ours], "trl": [s.rewards for s in theirs]},
     }
-    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    usage = run_and_measure(
-        [str(trl_environment.PYTHON), str(script), *arguments],
-        log_path=folder / "trl.log",
-        environment={
-            **MALLOC_FOR_TRAINING,
-            "OMP_NUM_THREADS": str(cores),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-        limit_s=limit_s,
-    )
-    if usage.exit_code != 0 and usage.ended_s - usage.started_s > limit_s:
-        return None
-    _require_success("trl_baseline", usage, folder / "trl.log")
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    began_s = next(line["at_s"] for line in lines if line["event"] == "began")
-    steps = [line for line in lines if line["event"] == "step"]
-    measured = {line["event"]: line for line in lines if line["event"] in ("before", "after")}
-    return Side(
-        began_s=began_s,
-        step_ends_s=tuple(line["at_s"] - began_s for line in steps),
-        rewards=tuple(line["reward"] for line in steps),
-        held_out={f"held_out_{name}": line["mean"] for name, line in measured.items()}
-        | {"held_out_problems": len(held_out)},
-        usage=usage,
-    )
+
+
+def measure_quickly() -> dict[str, Any]:
+    """Three steps of a random model: shows that both sides run, and nothing about their speed."""
+    cores = len(os.sched_getaffinity(0))
+    with TemporaryDirectory(prefix="demo_vs_trl-") as name:
+        folder = Path(name)
+        write_tiny_model(folder / "model")
+        overrides = [
+            f"actor.path={folder / 'model'}",
+            "total_train_steps=3",
+            "evaluation.max_problems=8",
+            "evaluation.samples_per_problem=1",
+        ]
+        ours = [run_areal_lab(CONFIG, overrides, _new(folder / "areal_lab")).figures(TARGET)]
+        theirs = []
+        if trl_environment.is_ready():
+            here, config = _new(folder / "trl"), load_config(CONFIG, overrides)
+            theirs = [run_trl(config, "fp32", here, cores=cores).figures(TARGET)]
+    note = "three steps of a random model with 0.1 million parameters: nothing to be quoted"
+    if not theirs:
+        note += "; TRL left out, a run without --quick makes its environment"
+    figures = compare(ours, theirs) if theirs else {"ratio": None}
+    return {**figures, "note": note, "repeats": 1, "rows": _rows(ours, theirs)}
 
 
 def faster_dtype(config: TrainConfig, folder: Path, *, cores: int) -> tuple[str, dict[str, Any]]:
@@ -187,43 +111,56 @@ def faster_dtype(config: TrainConfig, folder: Path, *, cores: int) -> tuple[str,
     config.total_train_steps, config.evaluation.samples_per_problem = PROBE_STEPS, 0
     (folder / "fp32").mkdir()
     fp32 = run_trl(config, "fp32", folder / "fp32", cores=cores)
-    assert fp32 is not None  # it has no limit
     limit_s = 1.5 * (fp32.usage.ended_s - fp32.usage.started_s)
+    seconds: dict[str, Any] = {"fp32_step_s": fp32.step_s}
     (folder / "bf16").mkdir()
-    bf16 = run_trl(config, "bf16", folder / "bf16", cores=cores, limit_s=limit_s)
-    seconds = {
-        "fp32_step_s": fp32.step_s,
-        "bf16_step_s": None if bf16 is None else bf16.step_s,
-        "bf16_ended_after_s": limit_s if bf16 is None else None,
-    }
-    faster = "bf16" if bf16 is not None and bf16.step_s < fp32.step_s else "fp32"
-    return faster, seconds
+    try:
+        bf16 = run_trl(config, "bf16", folder / "bf16", cores=cores, limit_s=limit_s)
+    except TookTooLong:
+        return "fp32", {**seconds, "bf16_step_s": None, "bf16_ended_after_s": limit_s}
+    return (
+        "bf16" if bf16.step_s < fp32.step_s else "fp32",
+        {**seconds, "bf16_step_s": bf16.step_s, "bf16_ended_after_s": None},
+    )
 
 
 def compare(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the repeats of TRL's figure over ours, pair by pair, with the range."""
+    """Median over the repeats of TRL's figure over ours, pair by pair; None without a pair."""
     result: dict[str, Any] = {}
-    for name, figure in {
-        "ratio": "wall_s",
-        "ratio_from_process_start": "wall_from_process_start_s",
-        "cpu_ratio": "cpu_s",
-        "step_s_ratio": "step_s",
-        "peak_mib_ratio": "peak_mib",
-    }.items():
+    spreads: dict[str, Any] = {}
+    for name, figure in RATIOS.items():
         pairs = [(our[figure], their[figure]) for our, their in zip(ours, theirs, strict=True)]
         ratios = [their / our for our, their in pairs if our is not None and their is not None]
+        spreads[name] = {**spread(ratios), "pairs": len(ratios)} if ratios else None
         result[name] = statistics.median(ratios) if ratios else None
-        result[f"{name}_spread"] = [min(ratios), max(ratios)] if ratios else None
-        result[f"{name}_pairs"] = len(ratios)
-    return result
+    peaks = [[run["peak_mib"] for run in runs] for runs in (ours, theirs)]
+    return {
+        **result,
+        "peak_mib": max(peaks[0]),
+        "trl_peak_mib": max(peaks[1]),
+        "spread": spreads,
+    }
 
 
-def _export(path: Path, problems: Sequence[Problem]) -> None:
-    lines = [json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems]
-    path.write_text("\n".join(lines) + "\n")
+def _rows(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    named = [("areal_lab", run) for run in ours] + [("trl", run) for run in theirs]
+    return [{"side": side, **run} for side, run in named]
 
 
-def _require_success(name: str, usage: Usage, log: Path) -> None:
-    if usage.exit_code != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-        raise RuntimeError(f"{name} ended with exit code {usage.exit_code}:\n{tail}")
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parse(__doc__, repeats=3, quick_repeats=1)
+    report(measure_quickly() if arguments.quick else measure(arguments.repeats), arguments)
+
+
+if __name__ == "__main__":
+    main()

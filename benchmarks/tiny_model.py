@@ -19,7 +19,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
     """Write a Llama of two layers, one token per character, as a Hugging Face folder."""
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("(?s)."), "isolated")
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>", pad_token="<end>"

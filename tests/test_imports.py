@@ -10,13 +10,9 @@ from pathlib import Path
 import pytest
 
 CONTROL = Path(__file__).parents[1] / "areal_lab" / "control"
-PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"} | {
-    "heapq",
-    "itertools",
-    "math",
-    "operator",
-    "types",
-    "typing",
+PURE = {
+    *("__future__", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
+    *("heapq", "itertools", "json", "math", "operator", "types", "typing"),
 }
 
 
