@@ -19,13 +19,9 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     """The model of a Hugging Face folder, checked, with our attention.
 
     Raises:
-        ValueError: if the folder has no weights or the architecture is not one we compute right.
+        ValueError: if the architecture is not one we compute right.
         CorruptWeights: if the folder's manifest disagrees with its tensors.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} has no weights (*.safetensors)")
     if read_manifest(folder) is not None:
         read_weights(folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

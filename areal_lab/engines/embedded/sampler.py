@@ -42,6 +42,9 @@ def draw(
         logits: of the next token; computed with in float32.
         sampling: how each row is drawn.
         positions: index of the drawn token in its sequence, prompt included.
+
+    Raises:
+        FloatingPointError: if a row has no distribution to draw from.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     logits = logits.float()
@@ -69,7 +72,10 @@ def draw(
         tokens[truncated] = _draw_truncated(
             logprobs[truncated].exp(), [sampling[i] for i in truncated], uniforms[truncated]
         )
-    return Drawn(tokens, logprobs.gather(1, tokens[:, None]).squeeze(1))
+    chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None]).squeeze(1)
+    if not chosen.isfinite().all():
+        raise FloatingPointError("log-probs of drawn tokens are not finite: are the weights?")
+    return Drawn(tokens, chosen)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Serve until terminated."""
     watch_parent()
     options = _parser().parse_args(arguments)
+    _require_model_folder(Path(options.model_path))
     if options.socket_fd is not None:
         listener = socket.socket(fileno=options.socket_fd)
     else:
@@ -81,6 +82,13 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
     )
+
+
+def _require_model_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        sys.exit(f"{folder} is not a model folder: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        sys.exit(f"{folder} has no weights (*.safetensors)")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,448 @@
+"""The engine as a process: HTTP in, HTTP out, through pauses, updates, refusals and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.launch import EngineProcess, bind, launch_embedded
+from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.weights import write_weights
+from areal_lab.processes import ChildDied
+from tests.engines.tiny import plain_logprobs, request, tiny_model
+
+BOUND_MS = 20_000
+LONG = 200
+"""Tokens of an answer that is still running when something happens to it."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One server for the whole module, and what it can be given."""
+
+    loop: asyncio.AbstractEventLoop
+    engine: EngineProcess
+    root: Path
+
+    @property
+    def client(self) -> EngineClient:
+        return self.engine.client
+
+    def run(self, scenario: Awaitable[None]) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                await scenario
+
+        self.loop.run_until_complete(bounded())
+
+    def weights(self, version: int) -> tuple[WeightsFolder, PreTrainedModel]:
+        """Version v has the random weights of seed v."""
+        model = tiny_model(seed=version)
+        return write_weights(model, self.root, version, dtype=torch.float32), model
+
+
+async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
+    return await launch_embedded(
+        index=0,
+        weights=weights,
+        port=port,
+        threads=1,
+        dtype="float32",
+        max_running_requests=4,
+        context_length=None,
+        log_path=log_path,
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("engine")
+    weights = write_weights(tiny_model(seed=0), folder, 0, dtype=torch.float32)
+    with asyncio.Runner() as runner:
+        engine = runner.run(launch(weights, folder / "engine.log"))
+        yield Lab(runner.get_loop(), engine, folder)
+        runner.run(engine.stop())
+
+
+@pytest.fixture(autouse=True)
+def base_weights(request: pytest.FixtureRequest) -> None:
+    """Every test of the shared server begins with version 0."""
+    if "lab" in request.fixturenames:
+        lab: Lab = request.getfixturevalue("lab")
+        lab.run(load(lab, 0))
+
+
+async def load(lab: Lab, version: int, mode: PauseMode = PauseMode.RETRACT) -> None:
+    weights, _ = lab.weights(version)
+    assert await lab.client.load_weights(weights, mode) == version
+
+
+async def running(lab: Lab, count: int, tokens: int = 2) -> None:
+    """Until `count` requests decode and have some tokens."""
+    start = (await lab.client.statistics())["generated_tokens"]
+    while True:
+        now = await lab.client.statistics()
+        if now["running_requests"] == count and now["generated_tokens"] - start >= tokens * count:
+            return
+
+
+@asynccontextmanager
+async def started(
+    lab: Lab, requests: list[GenerateRequest]
+) -> AsyncIterator[asyncio.Task[list[Generated]]]:
+    """Requests on their way, seen running."""
+    task = asyncio.create_task(lab.client.generate(requests))
+    await running(lab, len(requests))
+    yield task
+    await task
+
+
+def segment_error(
+    model: PreTrainedModel, prompt: list[int], result: Generated, index: int
+) -> float:
+    """Largest difference of a segment's log-probs from a plain forward of this model."""
+    tokens = [token for segment in result.segments for token in segment.tokens]
+    first = sum(len(segment.tokens) for segment in result.segments[:index])
+    segment = result.segments[index]
+    plain = plain_logprobs(model, prompt, tokens)[first : first + len(segment.tokens)]
+    return float((plain - torch.tensor(segment.logprobs)).abs().max())
+
+
+# --- generating ---
+
+
+def test_a_batch_comes_back_in_order_with_true_logprobs(lab: Lab) -> None:
+    async def scenario() -> None:
+        prompts = [[5, 6, 7], [5, 6, 8, 9], [11], [5, 6, 7], [12, 13]]
+        requests = [request(f"r{i}", p, 3 + i, seed=i) for i, p in enumerate(prompts)]
+        results = await lab.client.generate(requests)
+        for index, (one, result) in enumerate(zip(requests, results, strict=True)):
+            assert result.request_id == one.request_id
+            assert [s.version for s in result.segments] == [0]
+            assert len(result.segments[0].tokens) == 3 + index
+            assert segment_error(tiny_model(seed=0), prompts[index], result, 0) < 1e-5
+
+    lab.run(scenario())
+
+
+def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+            body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 3}}
+            answer = (await http.post("/generate", json=body)).json()
+            info = (await http.get("/model_info")).json()
+            health = await http.get("/health")
+        meta = answer["meta_info"]
+        assert len(answer["output_ids"]) == meta["completion_tokens"]
+        assert meta["prompt_tokens"] == 3
+        assert meta["weight_version"] == "0"
+        assert meta["weight_versions"] == [
+            {"version": "0", "start": 0, "end": meta["completion_tokens"]}
+        ]
+        assert [entry[1] for entry in meta["output_token_logprobs"]] == answer["output_ids"]
+        assert meta["num_retractions"] == 0
+        assert meta["e2e_latency"] > 0
+        assert info["weight_version"] == "0"
+        assert info["dtype"] == "float32"
+        assert health.status_code == httpx.codes.OK
+
+    lab.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/generate", {}, "input_ids is missing"),
+        ("/generate", {"input_ids": []}, "empty prompt"),
+        ("/generate", {"input_ids": [[5], []]}, "empty prompt"),
+        ("/generate", {"input_ids": [5, 970]}, "token 970"),
+        ("/generate", {"input_ids": ["a"]}, "list of integers"),
+        ("/generate", {"input_ids": [[5], [6]], "rid": ["a", "a"]}, "'a' is already in use"),
+        ("/generate", {"input_ids": [[5], [6]], "rid": ["a"]}, "rid has 1 entries for 2 prompts"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 999}}, "context"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p is 0"),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"min_p": 0.1}},
+            "'min_p' is not known",
+        ),
+        ("/generate", {"input_ids": [5], "sampling_params": {"top_k": "5"}}, "top_k is '5'"),
+        ("/generate", {"input_ids": [5], "sampling_params": 3}, "must be an object"),
+        ("/pause_generation", {"mode": "later"}, "pause mode 'later' is not known"),
+        ("/abort_request", {}, "needs rid or abort_all"),
+        ("/update_weights_from_disk", {}, "model_path is missing"),
+        ("/weights_checker", {"action": "guess"}, "'guess' is not known"),
+    ],
+)
+def test_bad_requests_get_one_line(
+    lab: Lab, path: str, body: dict[str, object], message: str
+) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+            answer = await http.post(path, json=body)
+        assert answer.status_code == httpx.codes.BAD_REQUEST
+        text = answer.json()["error"]["message"]
+        assert message in text
+        assert "\n" not in text
+
+    lab.run(scenario())
+
+
+# --- pauses, weights, aborts ---
+
+
+def test_retract_update_continue(lab: Lab) -> None:
+    """Later tokens are those of the new weights; the stretches carry the engine's versions."""
+
+    async def scenario() -> None:
+        weights, new = lab.weights(1)
+        prompts = [[5, 6, 7], [8, 9]]
+        requests = [request(f"r{i}", p, LONG, seed=i) for i, p in enumerate(prompts)]
+        async with started(lab, requests) as answers:
+            await lab.client.pause(PauseMode.RETRACT)
+            held = asyncio.create_task(lab.client.generate([request("held", [3, 4], 5)]))
+            await lab.client.load_weights(weights, PauseMode.RETRACT)
+            assert (await lab.client.statistics())["running_requests"] == 0
+            assert not held.done()
+            await lab.client.resume()
+        for prompt, result in zip(prompts, answers.result(), strict=True):
+            assert [segment.version for segment in result.segments] == [0, 1]
+            assert sum(len(segment.tokens) for segment in result.segments) == LONG
+            assert result.retractions == 1
+            assert segment_error(tiny_model(seed=0), prompt, result, 0) < 1e-4
+            assert segment_error(new, prompt, result, 1) < 1e-4
+        assert [segment.version for segment in (await held)[0].segments] == [1]
+
+    lab.run(scenario())
+
+
+def test_abort_pause_is_resubmitted_by_the_client(lab: Lab) -> None:
+    async def scenario() -> None:
+        weights, new = lab.weights(1)
+        prompt = [5, 6, 7]
+        async with started(lab, [request("r", prompt, LONG, seed=3)]) as answers:
+            await lab.client.pause(PauseMode.ABORT)
+            await lab.client.load_weights(weights, PauseMode.ABORT)
+            await lab.client.resume()
+        (result,) = answers.result()
+        assert [segment.version for segment in result.segments] == [0, 1]
+        assert sum(len(segment.tokens) for segment in result.segments) == LONG
+        assert result.finish_reason == "length"
+        assert segment_error(new, prompt, result, 1) < 1e-4
+
+    lab.run(scenario())
+
+
+def test_an_abort_pause_without_new_weights_changes_no_token(lab: Lab) -> None:
+    async def scenario() -> None:
+        one = request("r", [5, 6, 7], LONG, seed=3)
+        (undisturbed,) = await lab.client.generate([replace(one, request_id="u")])
+        async with started(lab, [one]) as answers:
+            await lab.client.pause(PauseMode.ABORT)
+            await lab.client.resume()
+        (result,) = answers.result()
+        assert result.retractions == 1
+        (segment,), (expected,) = result.segments, undisturbed.segments
+        assert segment.tokens == expected.tokens
+
+    lab.run(scenario())
+
+
+def test_in_place_goes_on_with_the_old_cache(lab: Lab) -> None:
+    async def scenario() -> None:
+        weights, new = lab.weights(1)
+        prompt = list(range(2, 40))
+        async with started(lab, [request("r", prompt, LONG, seed=3)]) as answers:
+            await lab.client.pause(PauseMode.IN_PLACE)
+            with pytest.raises(EngineError, match="cannot be flushed while 1 requests"):
+                await lab.client.load_weights(weights, PauseMode.RETRACT)
+            assert await lab.client.version() == 0
+            await lab.client.load_weights(weights, PauseMode.IN_PLACE)
+            await lab.client.resume()
+        (result,) = answers.result()
+        assert [segment.version for segment in result.segments] == [0, 1]
+        assert result.retractions == 0
+        assert segment_error(new, prompt, result, 1) > 0.01
+
+    lab.run(scenario())
+
+
+def test_abort_ends_one_request_and_keeps_what_it_has(lab: Lab) -> None:
+    async def scenario() -> None:
+        requests = [request("r1", [5, 6, 7], LONG), request("r10", [8, 9], LONG)]
+        async with started(lab, requests) as answers:
+            await lab.client.abort(["r1", "unknown"])
+        aborted, whole = answers.result()
+        assert aborted.finish_reason == "abort"
+        assert 0 < len(aborted.segments[0].tokens) < LONG
+        assert whole.finish_reason == "length"
+
+    lab.run(scenario())
+
+
+def test_a_client_that_hangs_up_frees_its_rows(lab: Lab) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(lab.client.generate([request("r", [5, 6, 7], LONG)]))
+        await running(lab, 1)
+        before = (await lab.client.statistics())["generated_tokens"]
+        task.cancel()
+        while (now := await lab.client.statistics())["running_requests"]:
+            pass
+        assert now["generated_tokens"] - before < LONG
+
+    lab.run(scenario())
+
+
+def test_an_update_without_a_pause_waits_for_running_requests(lab: Lab) -> None:
+    async def scenario() -> None:
+        weights, _ = lab.weights(1)
+        async with started(lab, [request("r", [5, 6, 7], LONG)]) as answers:
+            update = asyncio.create_task(lab.client.load_weights(weights, PauseMode.RETRACT))
+            await answers
+            assert await update == 1
+        (result,) = answers.result()
+        assert [segment.version for segment in result.segments] == [0]
+
+    lab.run(scenario())
+
+
+def test_a_damaged_folder_leaves_the_old_weights_serving(lab: Lab) -> None:
+    async def scenario() -> None:
+        weights, _ = lab.weights(1)
+        file = weights.path / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 64
+        file.write_bytes(content)
+        with pytest.raises(EngineError, match="is damaged") as raised:
+            await lab.client.load_weights(weights, PauseMode.RETRACT)
+        assert not isinstance(raised.value, VersionMismatch)
+        with pytest.raises(EngineError, match=r"has no \*\.safetensors"):
+            await lab.client.load_weights(
+                replace(weights, path=lab.root / "nowhere"), PauseMode.RETRACT
+            )
+        assert await lab.client.version() == 0
+        (result,) = await lab.client.generate([request("r", [5, 6], 5)])
+        assert segment_error(tiny_model(seed=0), [5, 6], result, 0) < 1e-5
+
+    lab.run(scenario())
+
+
+def test_an_echo_that_differs_is_an_error(lab: Lab) -> None:
+    async def scenario() -> None:
+        weights, _ = lab.weights(1)
+        with pytest.raises(VersionMismatch, match="xxh3_128:00 but holds xxh3_128:"):
+            await lab.client.load_weights(
+                replace(weights, checksum="xxh3_128:00"), PauseMode.RETRACT
+            )
+
+    lab.run(scenario())
+
+
+def test_what_the_engine_did_is_told_in_order(lab: Lab) -> None:
+    async def scenario() -> None:
+        await lab.client.generate([request("r", [5, 6, 7], 20)])
+        spans, following = await lab.client.spans()
+        assert {"prefill", "decode", "load_weights"} <= {span["name"] for span in spans}
+        assert [span["id"] for span in spans] == list(range(following + 1))
+        edges = [edge for span in spans for edge in (span["start_s"], span["end_s"])]
+        assert edges == sorted(edges)
+        assert (await lab.client.spans(following))[0][0]["id"] == following
+
+    lab.run(scenario())
+
+
+# --- processes ---
+
+
+def test_a_port_in_use_is_named_before_anything_starts(lab: Lab, tmp_path: Path) -> None:
+    port = httpx.URL(lab.engine.base_url).port
+    assert port is not None
+    weights, _ = lab.weights(1)
+
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match=f"port {port} is not available"):
+            await launch(weights, tmp_path / "log", port=port)
+
+    lab.run(scenario())
+    assert not (tmp_path / "log").exists()
+    with pytest.raises(ValueError, match="port 99999999"):
+        bind(99999999)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    folder = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32)
+    (folder.path / "model.safetensors").unlink()
+    with pytest.raises(ChildDied, match=r"has no weights \(\*\.safetensors\)"):
+        asyncio.run(launch(folder, tmp_path / "engine.log"))
+
+
+PARENT = """
+import asyncio, json, signal, sys
+from pathlib import Path
+from areal_lab.engines.launch import launch_embedded
+from areal_lab.engines.protocol import WeightsFolder
+
+async def main():
+    folder = Path(sys.argv[1])
+    engine = await launch_embedded(
+        index=0, weights=WeightsFolder(path=folder, version=0, checksum="", size_bytes=0), port=0,
+        threads=1, dtype="float32", max_running_requests=1, context_length=None,
+        log_path=folder / "engine.log")
+    print(engine.child.pid, flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_dies_with_its_parent(tmp_path: Path) -> None:
+    folder = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pidfd = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(BOUND_MS)
+        os.close(pidfd)
+
+
+def test_an_error_while_computing_ends_the_process_with_its_traceback(tmp_path: Path) -> None:
+    """Weights of NaN make a distribution of which nothing can be drawn. The client hears of the
+    end at once, and the port is free again."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    weights = write_weights(model, tmp_path, 0, dtype=torch.float32)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def scenario() -> None:
+        engine = await launch(weights, tmp_path / "engine.log", port=port)
+        assert engine.base_url.endswith(f":{port}")
+        with pytest.raises(EngineUnreachable, match=engine.base_url):
+            await engine.client.generate([request("r", [5, 6], 5)])
+        died = str(await engine.child.died())
+        assert "Traceback" in died
+        assert "not finite" in died
+        await engine.stop()
+        bind(port).close()
+
+    asyncio.run(scenario())
