@@ -81,8 +81,8 @@ class Side:
 
 def run_areal_lab(config: Path, overrides: Sequence[str], folder: Path) -> Side:
     """`areal-lab train` as a user starts it."""
-    program = str(Path(sys.executable).with_name("areal-lab"))
-    command = [program, "train", str(config), *overrides, f"run_dir={folder}", "plots=false"]
+    program = [sys.executable, "-m", "areal_lab.cli", "train"]
+    command = [*program, str(config), *overrides, f"run_dir={folder}", "plots=false"]
     usage = run_and_measure(
         command,
         log_path=folder / "areal_lab.log",
