@@ -77,6 +77,7 @@ _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA44
 """Tol's muted scheme: other colors than those of what processes do."""
 _ZOOM_S = 20.0
 _MOST_SLOTS = 64
+_LEGEND_COLUMNS = 5
 _RUNNING_MEAN_STEPS = 5
 
 _STYLE: dict[Any, Any] = {
@@ -222,17 +223,20 @@ def _running_mean(values: Sequence[float], width: int) -> list[float]:
 def draw_timeline(run: RecordedRun) -> Figure:
     """What each process did: the whole run, a stretch of it, and the groups in that stretch."""
     activities = activity(run.log)
-    window = (0.0, max(run.log.end_s, 1e-3))
+    window = (0.0, max(run.log.end_s, 1.0))
     zoom = _zoom_window(*training_window(run.log))
     slots = _slots([g for g in run.log.groups if g.t_s < zoom[1] and g.generated_s > zoom[0]])
     rows = 0.5 * max(1, len(activities)) + 0.45
-    heights = [rows, rows, 0.4 + (0.16 if len(slots) <= _MOST_SLOTS / 2 else 0.09) * len(slots)]
-    figure = _figure(12, sum(heights) + 2.1)
-    whole, part, below = figure.subplots(3, 1, height_ratios=heights)
+    shown = min(len(slots), _MOST_SLOTS)
+    heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MOST_SLOTS / 2 else 0.09) * shown)]
     looks = _Looks(activities)
+    legend_rows = -(-len(looks.of) // _LEGEND_COLUMNS)
+    figure = _figure(12, sum(heights) + 2.0 + 0.2 * legend_rows)
+    whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in run.log.events if isinstance(r.event, WeightsPushed)]
     _draw_rows(whole, activities, looks, window)
-    whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
+    if pushes:  # an empty line without clipping upsets the layout
+        whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
     whole.set_title("the whole run; triangles: the engines have new weights", pad=11)
     _name_what_is_outside(whole, run)
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
@@ -242,8 +246,9 @@ def draw_timeline(run: RecordedRun) -> Figure:
     part.set_title(f"{length_s} of it (framed above); dashed: the engines have new weights")
     _draw_groups(below, slots, run, zoom)
     below.set_xlabel("seconds since the run's log began")
-    handles, labels = looks.legend()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    if looks.of:
+        handles, labels = looks.legend()
+        figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure
 
 
@@ -392,7 +397,7 @@ def _mark(axes: Axes, times_s: Sequence[float]) -> None:
 
 def _zoom_window(start_s: float, end_s: float) -> tuple[float, float]:
     if end_s - start_s <= _ZOOM_S:
-        return (start_s, max(end_s, start_s + 1e-3))
+        return (start_s, max(end_s, start_s + 1.0))
     middle_s = (start_s + end_s) / 2
     return (middle_s - _ZOOM_S / 2, middle_s + _ZOOM_S / 2)
 

@@ -1,0 +1,143 @@
+"""summary.json: intervals and counts."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from areal_lab.control.coordinator import Limits
+from areal_lab.control.eventlog import Log, MetricRecord, RunHeader
+from areal_lab.control.events import Interrupt
+from areal_lab.control.replay import limits_to_fields
+from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
+from areal_lab.pipeline.eventlog import read_log_file
+from areal_lab.pipeline.summary import build_summary, mean_interval
+from tests.pipeline.fake_run import HELD_OUT_S, FakeRun
+
+
+def test_the_interval_of_five_numbers_is_that_of_a_table():
+    # mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776: half width 2.776 * sqrt(2.5 / 5)
+    interval = mean_interval([1, 2, 3, 4, 5])
+    assert interval.mean == 3
+    assert interval.n == 5
+    assert interval.ci95 == pytest.approx(2.776 * math.sqrt(0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "t"), [(6, 2.571), (11, 2.228), (31, 2.042), (61, 2.000)])
+def test_quantiles_are_those_of_the_t_table(n, t):
+    values = [(-1.0) ** index * 9 for index in range(n)]
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    assert mean_interval(values).ci95 == pytest.approx(t * deviation / math.sqrt(n), rel=1e-3)
+
+
+def test_a_mean_of_one_still_has_an_interval_about_that_of_wilson():
+    # Wilson's interval for 64 of 64 is [0.943, 1]: half width 0.028.
+    assert mean_interval([1.0] * 64).ci95 == pytest.approx(0.031, abs=0.001)
+    assert mean_interval([1.0] * 256).ci95 == pytest.approx(0.0077, abs=0.0001)
+
+
+def test_a_single_problem_has_no_interval_and_none_is_an_error():
+    assert mean_interval([0.5]).as_json() == {"mean": 0.5, "n": 1, "ci95": None}
+    with pytest.raises(ValueError, match="at least one problem"):
+        mean_interval([])
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    chance = random.Random(0)
+    covered = 0
+    for _ in range(400):
+        skills = [chance.betavariate(2, 1) for _ in range(40)]
+        means = [sum(chance.random() < skill for _ in range(8)) / 8 for skill in skills]
+        interval = mean_interval(means)
+        covered += abs(interval.mean - 2 / 3) <= interval.ci95
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def fake_log(tmp_path, limits: Limits, **knobs: float) -> Log:
+    FakeRun(tmp_path, limits, **knobs).run()
+    return read_log_file(tmp_path / "events.jsonl")
+
+
+CONTRACT = {
+    "reward_before",
+    "reward_after",
+    "wall_s",
+    "steps",
+    "trained_samples",
+    "trained_tokens",
+    "eta",
+    "schedule",
+    "backend",
+    "lag",
+    "interruptions",
+    "multi_version_share",
+    "version_mismatches",
+    "dropped",
+}
+
+
+def test_a_summary_keeps_the_output_contract(tmp_path):
+    limits = Limits(batch_groups=4, max_in_flight=8, train_steps=3, schedule=asynchronous(2))
+    log = fake_log(tmp_path, limits, samples=3)
+    summary = build_summary(
+        log,
+        reward_before=[0.0, 1.0],
+        reward_after=[1.0, 1.0, 1.0],
+        wall_s=60.0,
+        backend="embedded",
+        peak_bytes={"trainer": 5},
+        more={"seed": 1},
+    )
+    assert summary.keys() >= CONTRACT
+    assert summary["status"] == "complete"
+    assert summary["reward_before"]["mean"] == 0.5
+    assert summary["reward_after"]["n"] == 3
+    assert summary["steps"] == 3
+    assert summary["trained_samples"] == 3 * 4 * 3
+    assert summary["trained_tokens"] == summary["generated_tokens"] > 0
+    assert summary["training_s"] == pytest.approx(log.end_s - 2 * HELD_OUT_S)
+    assert summary["tokens_per_s"] == summary["trained_tokens"] / summary["training_s"]
+    assert summary["interruptions"] == sum(isinstance(r.action, Interrupt) for r in log.actions) > 0
+    assert 0 < summary["multi_version_share"] < 1
+    assert summary["lag"]["tail"]["mean"] < summary["lag"]["head"]["mean"]
+    assert summary["lag"]["token"]["max"] == summary["lag"]["head"]["max"]
+    assert summary["dropped"] == summary["filtered"] == summary["version_mismatches"] == 0
+    assert set(summary["processes"]) == {"trainer", "engine 0", "rewards"}
+    assert summary["peak_bytes"] == {"trainer": 5}
+    assert summary["seed"] == 1
+    for use in summary["processes"].values():
+        assert use["busy_share"] + use["idle_share"] == pytest.approx(1)
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_synchronous_run_has_no_lag_and_no_interruption(tmp_path):
+    limits = Limits(batch_groups=2, max_in_flight=8, train_steps=2, schedule=synchronous())
+    summary = build_summary(
+        fake_log(tmp_path, limits), reward_before=None, reward_after=[], wall_s=1.0, backend="x"
+    )
+    assert summary["lag"]["head"] == summary["lag"]["token"] == {"mean": 0.0, "max": 0}
+    assert summary["interruptions"] == summary["multi_version_share"] == 0
+    assert summary["reward_before"] is summary["reward_after"] is None
+
+
+def test_an_infinite_eta_is_the_string_inf():
+    limits = Limits(batch_groups=2, max_in_flight=8, schedule=partial_rollout())
+    header = RunHeader(
+        mode="train", started_at=0.0, limits=limits_to_fields(limits), processes=("trainer",)
+    )
+    peaks = tuple(
+        MetricRecord(process="engine 0", name="peak_rss_bytes", t_s=1.0, value=value)
+        for value in (3.0, 9.0, 4.0)
+    )
+    summary = build_summary(
+        Log(header, peaks), reward_before=None, reward_after=None, wall_s=1.0, backend="x"
+    )
+    assert summary["eta"] == "inf"
+    assert summary["status"] == "incomplete"
+    assert summary["steps"] == summary["tokens_per_s"] == 0
+    assert summary["peak_bytes"] == {"engine 0": 9}
+    json.dumps(summary, allow_nan=False)
