@@ -113,12 +113,15 @@ def test_advantages_of_a_group_sum_to_zero_and_are_finite(samples, baseline, sca
         assert members.sum().abs() <= 1e-4 * (1 + members.abs().sum())
 
 
+@pytest.mark.parametrize("baseline", BASELINES.values())
 @pytest.mark.parametrize("scale", SCALES.values())
-def test_derivatives_with_respect_to_rewards_are_finite(scale):
+def test_derivatives_with_respect_to_rewards_are_finite(baseline, scale):
     rewards = torch.tensor([0.1, 0.1, 0.7, 1.0, 0.0], dtype=torch.double)
     groups = torch.tensor([0, 0, 1, 2, 2])
-    jacobian = torch.func.jacrev(partial(group_advantages, scale=scale))(rewards, groups)
+    advantages = partial(group_advantages, baseline=baseline, scale=scale)
+    jacobian = torch.func.jacrev(advantages)(rewards, groups)
     assert jacobian.isfinite().all()
+    assert (jacobian[2] == 0).all()  # a group of one: 0 whatever its reward
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

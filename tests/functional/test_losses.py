@@ -163,6 +163,23 @@ def test_an_overflowing_ratio_has_no_nan_gradient(batch):
     assert torch.equal(gradient, torch.zeros_like(gradient))  # all beyond the clip range
 
 
+def test_tokens_without_an_advantage_add_nothing_however_far(batch):
+    far = batch._replace(
+        logprobs=batch.proximal_logprobs + 2000.0, advantages=torch.zeros_like(batch.advantages)
+    )
+    value, gradient = gradient_of(decoupled_ppo, *far)
+    assert value == 0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+    assert not decoupled_ppo(*far).clipped.any()  # there was no gradient to remove
+
+
+def test_a_weight_at_the_cap_is_kept():
+    zeros, mask = torch.zeros(2, dtype=torch.double), torch.ones(2, dtype=torch.bool)
+    proximal = torch.tensor([0.0, 1e-9], dtype=torch.double)
+    result = decoupled_ppo(proximal, proximal, zeros, zeros, mask, correct=mask_above(1.0))
+    assert result.behavior_weight.tolist() == [1.0, 0.0]
+
+
 def test_the_order_of_sequences_does_not_matter(batch):
     order = torch.tensor([3, 1, 4, 0, 2])
     shuffled = Batch(*(field[order] for field in batch))
