@@ -1,0 +1,70 @@
+"""Reward functions that do what reward functions do on a bad day; the completion says what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _raise() -> None:
+    raise KeyError("planted")
+
+
+def _ignore_sigterm_and_hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
+
+
+_EFFECTS: dict[str, Callable[[], Any]] = {
+    "hang": lambda: threading.Event().wait(),
+    "ignore SIGTERM and hang": _ignore_sigterm_and_hang,
+    "crash": os.abort,
+    "exit": lambda: sys.exit(3),
+    "raise": _raise,
+    "nothing": lambda: None,
+    "text": lambda: "1.0",
+    "nan": lambda: float("nan"),
+    "parts": lambda: {"format": 0.25, "answer": 1},
+    "named": lambda: {"reward": 0.5, "length": 7.0},
+    "pid": os.getpid,
+    "torch": lambda: float("torch" in sys.modules),
+}
+
+
+def score(completion: str, example: Mapping[str, Any]) -> Any:
+    """1 for the right answer; some words have effects."""
+    if completion in _EFFECTS:
+        return _EFFECTS[completion]()
+    return completion == example["answer"]
+
+
+async def score_async(completion: str, example: Mapping[str, Any]) -> Any:
+    """As `score`; some of its completions wait for each other."""
+    match completion:
+        case "hang softly":
+            await asyncio.Event().wait()
+        case "wait":
+            await _waiting.wait()
+        case "wake":
+            _waiting.set()
+    return score(completion, example)
+
+
+_waiting = asyncio.Event()
+
+
+class Judge:
+    """An object that can be called and awaited."""
+
+    async def __call__(self, completion: str, example: Mapping[str, Any]) -> float:
+        """1 for the right answer."""
+        return float(completion == example["answer"])
+
+
+judge = Judge()

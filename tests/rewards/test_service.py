@@ -1,0 +1,292 @@
+"""The reward service with real processes: hangs, crashes, errors, and the parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_lab.data.problems import Problem
+from areal_lab.rewards.service import RewardError, RewardOutcome, RewardService
+
+SCORE = "tests.rewards.misbehaving:score"
+SCORE_ASYNC = "tests.rewards.misbehaving:score_async"
+EXAMPLE = {"answer": "13"}
+SHORT_S = 1.0
+
+
+def judge(
+    completions: Sequence[str], function: Any = SCORE, **settings: Any
+) -> tuple[list[RewardOutcome], dict[str, int]]:
+    """Judge one group in a service of its own."""
+
+    async def main() -> tuple[list[RewardOutcome], dict[str, int]]:
+        async with RewardService(function, **{"max_error_rate": 1.0, **settings}) as service:
+            return await service.score(completions, EXAMPLE), service.counts
+
+    return asyncio.run(main())
+
+
+def statuses(outcomes: Sequence[RewardOutcome]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+def wait_for_end(pid: int) -> None:
+    """Return when the process has ended; fail after 20 s."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], 20.0)[0], f"process {pid} lives on"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_group_is_judged_in_order() -> None:
+    outcomes, counts = judge(["13", "14", "13"])
+    assert [outcome.reward for outcome in outcomes] == [1.0, 0.0, 1.0]
+    assert counts == {"ok": 3, "timeout": 0, "error": 0}
+
+
+def test_an_empty_group_has_no_outcomes() -> None:
+    assert judge([])[0] == []
+
+
+def test_a_problem_reaches_the_function_as_a_mapping() -> None:
+    problem = Problem(prompt="6 + 7 =", answer="13", key="6 + 7", metadata={"left": 6})
+
+    def score(completion: str, example: Any) -> float:
+        return float(completion == example["answer"] and example["left"] == 6)
+
+    async def main() -> float:
+        async with RewardService(score) as service:
+            return (await service.score(["13"], problem))[0].reward
+
+    assert asyncio.run(main()) == 1.0
+
+
+def test_functions_of_a_notebook_may_use_what_is_around_them() -> None:
+    bonus = 0.25
+
+    def score(completion: str, example: dict[str, str]) -> float:
+        return bonus + len(completion) * (example == EXAMPLE)
+
+    assert judge(["13"], score)[0][0].reward == 2.25
+
+
+def test_named_rewards_are_summed_unless_one_is_called_reward() -> None:
+    (parts, named), _ = judge(["parts", "named"])
+    assert (parts.reward, parts.rewards) == (1.25, {"format": 0.25, "answer": 1.0})
+    assert (named.reward, named.rewards) == (0.5, {"reward": 0.5, "length": 7.0})
+
+
+def test_a_hung_completion_costs_only_itself() -> None:
+    outcomes, counts = judge(["13", "hang", "13", "14"], timeout_s=SHORT_S)
+    assert statuses(outcomes) == ["ok", "timeout", "ok", "ok"]
+    assert math.isnan(outcomes[1].reward)
+    assert "no reward after" in outcomes[1].detail
+    assert counts == {"ok": 3, "timeout": 1, "error": 0}
+
+
+def test_a_worker_that_ignores_being_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal_lab.processes.STOP_GRACE_S", 0.1)
+    outcomes, _ = judge(["ignore SIGTERM and hang", "13"], timeout_s=SHORT_S)
+    assert statuses(outcomes) == ["timeout", "ok"]
+
+
+def test_a_crash_costs_only_its_completion_and_says_how_the_worker_ended() -> None:
+    outcomes, counts = judge(["13", "crash", "13", "exit", "13"])
+    assert statuses(outcomes) == ["ok", "error", "ok", "error", "ok"]
+    assert "was killed by SIGABRT" in outcomes[1].detail
+    assert "exited with 3" in outcomes[3].detail
+    assert counts["error"] == 2
+
+
+@pytest.mark.parametrize(
+    ("completion", "said"),
+    [
+        ("raise", "KeyError: 'planted'"),
+        ("nothing", "returned None, but must return a number"),
+        ("text", "returned '1.0', but must return a number"),
+        ("nan", "returned nan, but rewards are finite"),
+    ],
+)
+@pytest.mark.parametrize("function", [SCORE, SCORE_ASYNC])
+def test_errors_carry_their_traceback_and_no_reward(
+    function: str, completion: str, said: str
+) -> None:
+    (outcome, good), _ = judge([completion, "13"], function)
+    assert outcome.status == "error"
+    assert math.isnan(outcome.reward)
+    assert said in outcome.detail
+    assert good.reward == 1.0
+
+
+def test_other_groups_do_not_wait_for_a_hung_one() -> None:
+    async def main() -> None:
+        async with RewardService(SCORE, timeout_s=1000, workers=2) as service:
+            hung = asyncio.create_task(service.score(["hang"], EXAMPLE))
+            for _ in range(5):
+                assert statuses(await service.score(["13"], EXAMPLE)) == ["ok"]
+            assert not hung.done()
+            hung.cancel()
+            await asyncio.wait([hung])
+
+    asyncio.run(main())
+
+
+def test_an_async_function_judges_a_group_at_once() -> None:
+    # In turn, the first would wait for the second for ever.
+    outcomes, _ = judge(["wait", "wake"], SCORE_ASYNC)
+    assert statuses(outcomes) == ["ok", "ok"]
+
+
+def test_an_async_function_that_hangs_is_cancelled_in_its_worker() -> None:
+    outcomes, _ = judge(["pid", "hang softly", "pid"], SCORE_ASYNC, timeout_s=SHORT_S)
+    assert statuses(outcomes) == ["ok", "timeout", "ok"]
+    assert outcomes[0].reward == outcomes[2].reward
+
+
+@pytest.mark.parametrize(("word", "status"), [("crash", "error"), ("hang", "timeout")])
+def test_what_brings_a_worker_down_among_many_is_found(
+    word: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal_lab.rewards.service._SOFT_TIMEOUT_GRACE_S", 0.0)
+    outcomes, _ = judge(["wait", word, "wake", "13"], SCORE_ASYNC, timeout_s=SHORT_S)
+    assert outcomes[1].status == status
+    assert statuses(outcomes[2:]) == ["ok", "ok"]
+
+
+def test_an_object_with_an_async_call_is_awaited() -> None:
+    outcomes, _ = judge(["13", "14"], "tests.rewards.misbehaving:judge")
+    assert [outcome.reward for outcome in outcomes] == [1.0, 0.0]
+
+
+def test_too_many_failures_stop_the_run_with_the_first_traceback() -> None:
+    async def main() -> dict[str, int]:
+        async with RewardService(SCORE, max_error_rate=0.02) as service:
+            await service.score(["13", "raise"], EXAMPLE)
+            await service.score(["nothing", "13"], EXAMPLE)
+            with pytest.raises(RewardError, match="3 of the last 5 calls") as caught:
+                await service.score(["text"], EXAMPLE)
+            assert "KeyError: 'planted'" in str(caught.value)
+            assert "returned None" not in str(caught.value)
+            return service.counts
+
+    assert asyncio.run(main()) == {"ok": 2, "timeout": 0, "error": 3}
+
+
+def test_old_failures_are_forgotten() -> None:
+    async def main() -> None:
+        async with RewardService(SCORE, max_error_rate=0.01) as service:
+            for _ in range(3):
+                await service.score(["raise"], EXAMPLE)
+                await service.score(["13"] * 99, EXAMPLE)
+                await service.score(["13"], EXAMPLE)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("tests.rewards.misbehaving:gone", "has no 'gone'"),
+        ("no_such_module:score", "there is no module 'no_such_module'"),
+        ("no colon", "not of the form module:function"),
+        ("tests.rewards.misbehaving:__doc__", "which cannot be called"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_an_error_at_the_start(
+    function: str, said: str
+) -> None:
+    with pytest.raises(RewardError, match=said):
+        judge(["13"], function, workers=2)
+
+
+def test_cancelling_a_call_leaves_the_service_usable() -> None:
+    async def main() -> list[RewardOutcome]:
+        async with RewardService(SCORE) as service:
+            call = asyncio.create_task(service.score(["13", "hang"], EXAMPLE))
+            while not service._idle.empty():
+                await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            return await service.score(["14", "13"], EXAMPLE)
+
+    assert [outcome.reward for outcome in asyncio.run(main())] == [0.0, 1.0]
+
+
+def test_workers_end_with_the_service() -> None:
+    (outcome,), _ = judge(["pid"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(outcome.reward), 0)
+
+
+def test_workers_do_not_load_torch() -> None:
+    assert judge(["torch"])[0][0].reward == 0.0
+
+
+def test_what_the_function_prints_goes_to_the_log_folder(tmp_path: Path) -> None:
+    def score(completion: str, example: dict[str, str]) -> float:
+        print("looking at", completion, "for", example["answer"])
+        return 1.0
+
+    judge(["14"], score, log_folder=tmp_path)
+    assert "looking at 14 for 13" in (tmp_path / "reward-0.log").read_text()
+
+
+PARENT = """
+import asyncio, os
+from areal_lab.rewards.service import RewardService
+
+def score(completion, example):
+    if completion == "pid":
+        return os.getpid()
+    while True:
+        pass
+
+async def main():
+    async with RewardService(score, timeout_s=1000) as service:
+        (outcome,) = await service.score(["pid"], {})
+        print(int(outcome.reward), flush=True)
+        await service.score(["hang"], {})
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_busy_worker_dies_with_its_parent_however_that_dies(how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(how)
+        assert parent.wait() == -how
+    wait_for_end(worker)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"timeout_s": math.nan}, "timeout_s is nan"),
+        ({"workers": 0}, "workers is 0"),
+        ({"max_error_rate": 1.5}, "max_error_rate is 1.5"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardService(SCORE, **settings)
