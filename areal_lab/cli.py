@@ -56,13 +56,12 @@ def train(
 
     try:
         settings = load_config(config, overrides or [])
-        preflight.check(settings)
     except ValueError as error:
         raise _stop(str(error), WRONG_SETTINGS) from error
     for note in preflight.notes(settings):
         typer.secho(f"note: {note}", err=True, fg="yellow")
 
-    from areal_lab.pipeline.run import run_to_end
+    from areal_lab.pipeline.console import run_to_end
 
     try:
         code = run_to_end(settings)

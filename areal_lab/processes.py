@@ -20,13 +20,16 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 _LIFELINE = "AREAL_LAB_LIFELINE"
 """Environment variable of a child: descriptor of the pipe's read end, comma, parent's id."""
+
+_last_wishes: list[Callable[[], None]] = []
 
 STOP_GRACE_S = 5.0
 """Seconds between asking a child to end (SIGTERM) and ending it (SIGKILL)."""
@@ -146,9 +149,29 @@ def watch_parent() -> None:
             for end in watched:
                 poll.register(end, select.POLLIN)
             poll.poll()  # nobody writes: whatever comes is the end
+        for clean_up in _last_wishes:
+            try:
+                clean_up()
+            except Exception:  # whatever it is, dying comes next
+                traceback.print_exc()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
+
+
+def on_parent_death(clean_up: Callable[[], None]) -> None:
+    """In a child: call this before dying with the parent; it must not wait for anything."""
+    _last_wishes.append(clean_up)
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Largest resident memory a process ever had, or 0 if it is gone (Linux)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0")
+    return int(line.split()[1]) * 1024
 
 
 def last_lines(path: Path, count: int = 20) -> str:

@@ -1,6 +1,6 @@
 """Perform the coordinator's actions for real: one queue of events, one owner of the state.
 
-    actions --> perform() --> lanes and group tasks --> events queue --> Coordinator.handle() --> actions
+    actions --> lanes and group tasks --> events queue --> Coordinator.handle() --> actions
 
     task          produces                         waits for              unblocked by
     drive         actions                          an event               any task below
@@ -71,7 +71,7 @@ class Performer(Protocol):
         """Let every engine go on."""
         ...
 
-    async def drop_group(self, group: GroupId, reason: str) -> None:
+    async def drop_group(self, group: GroupId) -> None:
         """Forget the group; abort what still runs of it."""
         ...
 
@@ -144,7 +144,7 @@ async def drive(
                     case Drop():
                         if (task := groups.pop(action.group, None)) is not None:
                             task.cancel()
-                        await performer.drop_group(action.group, action.reason)
+                        await performer.drop_group(action.group)
                     case Finish():
                         # A Resume may still be queued: engines are left running, not paused.
                         train_lane.queue.put_nowait(None)

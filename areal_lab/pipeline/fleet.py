@@ -32,6 +32,8 @@ class Fleet:
     """The children of one run, and everything else that is closed with it."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    children: list[Child] = field(default_factory=list)
+    """Trainer and engines, as they were started."""
     _deaths: asyncio.Queue[ChildDied] = field(default_factory=asyncio.Queue)
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -64,6 +66,8 @@ class Fleet:
 
     def watch(self, child: Child) -> None:
         """From now on the death of `child` ends the run."""
+
+        self.children.append(child)
 
         async def report() -> None:
             self._deaths.put_nowait(await child.died())

@@ -7,6 +7,7 @@ model -> the last checkpoint, a Hugging Face folder
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -39,14 +40,7 @@ class RunFolder:
         stem = f"{config.experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         parent = Path(config.run_dir)
         parent.mkdir(parents=True, exist_ok=True)
-        for attempt in range(1000):  # two runs may start within one second
-            path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                continue
-        folder = cls(path.resolve())
+        folder = cls(_fresh_folder(parent, stem).resolve())
         for name in ("trajectories", "checkpoints", "logs"):
             (folder.path / name).mkdir()
         (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
@@ -96,6 +90,18 @@ class RunFolder:
         aside.unlink(missing_ok=True)
         aside.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
         os.replace(aside, link)
+
+
+def _fresh_folder(parent: Path, stem: str) -> Path:
+    """A new folder; a number tells runs apart that start within one second."""
+    for attempt in itertools.count():
+        path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("itertools.count does not end")
 
 
 def _as_line(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -38,22 +37,12 @@ from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run; everything dropped is in here."""
+    """Counts that a display shows while the run goes on; the summary counts from the log."""
 
+    generated_tokens: int = 0
     interruptions: int = 0
     """Times that running answers were interrupted for new weights."""
-    interrupted_samples: int = 0
-    """Samples that lost their cache to an interruption, each time counted."""
     version_mismatches: int = 0
-    generated_tokens: int = 0
-    trained_tokens: int = 0
-    trained_samples: int = 0
-    multi_version_samples: int = 0
-    """Trained samples whose tokens come from two or more versions."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Groups given up, by reason."""
-    filtered: Counter[str] = field(default_factory=Counter)
-    """Groups that ended but were not fit to train on, by reason."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,13 +77,11 @@ class LiveRun:
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
         """Draw and judge one group; keep it if it can be trained on."""
         rolled = await self.rollout.training_group(start, self.source, self.samples)
-        self.tally.interrupted_samples += sum(sample.retractions for sample in rolled.generated)
         self.tally.generated_tokens += sum(
             len(part.tokens) for sample in rolled.generated for part in sample.segments
         )
         self._log_group(start, rolled)
         if (reason := rolled.failure) is not None:
-            self.tally.filtered[reason] += 1
             return GroupFiltered(start.group, reason)
         trajectories = rolled.trajectories(start.group)
         self._kept[start.group] = (rolled, trajectories)
@@ -116,11 +103,6 @@ class LiveRun:
             TrainBatchRequest(version=train.version, trajectories=trajectories)
         )
         self.weights[result.version] = result.weights
-        self.tally.trained_samples += len(trajectories)
-        self.tally.trained_tokens += sum(t.generated_tokens for t in trajectories)
-        self.tally.multi_version_samples += sum(
-            len({part.version for part in t.segments}) > 1 for t in trajectories
-        )
         for span in result.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
         await self.collect_engine_spans()
@@ -157,9 +139,8 @@ class LiveRun:
         """Let all engines go on."""
         await asyncio.gather(*(c.resume() for c in self.clients.values()))
 
-    async def drop_group(self, group: GroupId, reason: str) -> None:
-        """Count it, forget its samples, abort what still runs of it."""
-        self.tally.dropped[reason] += 1
+    async def drop_group(self, group: GroupId) -> None:
+        """Forget its samples, abort what still runs of it; the log has the reason."""
         if self._kept.pop(group, None) is None:
             ids = [request_id("train", group, index) for index in range(self.samples)]
             await asyncio.gather(*(c.abort(ids) for c in self.clients.values()))

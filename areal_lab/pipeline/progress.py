@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: the step, reward, speed, staleness, and what is waited for.
+"""What a person sees while a run goes on: step, reward, speed, staleness, what is waited for.
 
 On a terminal a few lines are redrawn in place; elsewhere each step and each phase is one line.
 """
@@ -61,7 +61,10 @@ class Lines:
     def phase(self, text: str) -> None:
         """Print the phase with the seconds since the start."""
         self.console.print(
-            f"[{time.monotonic() - self._began_s:6.1f} s] {text}", markup=False, highlight=False
+            f"[{time.monotonic() - self._began_s:6.1f} s] {text}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
     def step(self, report: StepReport) -> None:

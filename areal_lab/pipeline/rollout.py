@@ -2,7 +2,7 @@
 
     prompt --(engine)--> samples --(tokenizer)--> texts --(reward function)--> trajectories
 
-A group whose reward function failed or timed out is filtered, never trained on with a made-up reward.
+A group whose reward function failed or timed out is filtered; no reward is made up for it.
 """
 
 from __future__ import annotations

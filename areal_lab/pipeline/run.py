@@ -1,9 +1,9 @@
 """One training run from its configuration to its summary: processes up, measure, drive, measure.
 
-    check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary, plots
+    check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
 
-Every process the run starts is stopped when it ends, however it ends; the death of one ends the run
-with that process's last words.
+Every process the run starts is stopped when it ends, however it ends; the death of one ends the
+run with that process's last words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,17 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
-from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.pipeline.eventlog import EventLog, read_log_file
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.pipeline.progress import Display
+from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.summary import PEAK_MEMORY, build_summary
+from areal_lab.processes import Child, peak_rss_bytes
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.model_path import resolve_model_path
 from areal_lab.training.settings import settings_from_config
@@ -86,6 +89,8 @@ class RunState:
 
     coordinator: Coordinator | None = None
     live: LiveRun | None = None
+    children: list[Child] = field(default_factory=list)
+    """The trainer and the engines."""
 
     def waiting_for(self) -> str:
         """What the run waits for, in a few words; empty before and after training."""
@@ -178,7 +183,6 @@ async def run(
         failure = {"status": "failed", "error": str(error) or type(error).__name__}
         folder.write_json("summary.json", {**failure, "wall_s": time.time() - began_s})
         raise
-    summary["wall_s"] = time.time() - began_s
     folder.write_json("summary.json", summary)
     if config.plots:
         display.phase("drawing reward.png, timeline.png, staleness.png")
@@ -188,6 +192,7 @@ async def run(
 
 async def _measured_run(task: Task) -> dict[str, Any]:
     """Start everything, measure, train, measure again; returns the summary."""
+    began_s = time.time()
     config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
     limits = limits_of(config)
     display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
@@ -230,6 +235,11 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         answer_tokens=task.answer_tokens,
     )
     log = fleet.stack.enter_context(_open_log(folder, clients, limits_to_fields(limits)))
+
+    def on_step(report: StepReport) -> None:
+        display.step(report)
+        task.on_step(report)
+
     live = LiveRun(
         folder=folder,
         log=log,
@@ -240,25 +250,37 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         pause_mode=PauseMode(config.rollout.pause_mode),
         samples=config.gconfig.n_samples,
         total_steps=config.total_train_steps,
-        on_step=lambda report: (display.step(report), task.on_step(report)),
+        on_step=on_step,
         weights={weights.version: weights},
     )
     before = await _measure(task, rollout, "before training")
     display.phase("training")
     live.begin()
     task.state.coordinator, task.state.live = Coordinator(limits), live
+    task.state.children = fleet.children
     finish = await _drive(task, task.state.coordinator, live, clients)
-    training_s = time.time() - live.began_s
     if finish.reason == "stopped":
         display.note("stopped as asked; the weights are saved")
     task.state.coordinator = None
     after = await _measure(task, rollout, "after training")
     await live.collect_engine_spans(final=True)
-    return {
-        "before": before and before.problem_means,
-        "after": after and after.problem_means,
-        "training_s": training_s,
-    }
+    for child in fleet.children:
+        log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
+    return build_summary(
+        read_log_file(folder.events),
+        reward_before=before.problem_means if before else None,
+        reward_after=after.problem_means if after else None,
+        wall_s=time.time() - began_s,
+        backend=config.rollout.backend,
+        version_mismatches=live.tally.version_mismatches,
+        more={
+            "seed": config.seed,
+            "model": config.actor.path,
+            "compute_dtype": trainer.ready.compute_dtype,
+            "threads": {"trainer": threads.trainer, "engine": threads.engine},
+            "rewards": rewards.counts,
+        },
+    )
 
 
 async def _start_engines(

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.weights import write_weights
+from areal_lab.processes import on_parent_death
 from areal_lab.training.model import compute_dtype, load_policy
 from areal_lab.training.protocol import (
     Saved,
@@ -35,6 +36,8 @@ from areal_lab.training.step import Learner, make_learner, train_batch
 def serve(pipe: Connection, settings_json: str) -> None:
     """Load the model and answer messages until `None` or the end of the pipe."""
     settings = TrainerSettings.from_json(settings_json)
+    # Nobody else is left to remove them when the pipeline was killed.
+    on_parent_death(lambda: shutil.rmtree(settings.weights_root, ignore_errors=True))
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     _log(f"loading {settings.model_path}")

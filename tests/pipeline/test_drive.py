@@ -93,7 +93,7 @@ class ToyMachine:
         assert self.paused
         self.paused = False
 
-    async def drop_group(self, group: GroupId, reason: str) -> None:
+    async def drop_group(self, group: GroupId) -> None:
         self.kept.discard(group)
         self.dropped.append(group)
 

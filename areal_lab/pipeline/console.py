@@ -1,0 +1,102 @@
+"""A run as a terminal shows it: progress, Ctrl-C, a summary at the end, an exit code.
+
+Ctrl-C once     finish the step, save, measure, exit 130
+Ctrl-C twice    stop at once, exit 130; every process ends, the run folder stays readable
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from areal_lab.config import TrainConfig
+from areal_lab.pipeline.progress import Display, terminal_display
+from areal_lab.pipeline.run import RunResult, RunState, StopSignal, prepare, run
+
+INTERRUPTED: Final = 130
+
+
+def run_to_end(config: TrainConfig) -> int:
+    """Check, run and report; the run folder is the last line on standard output.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C.
+
+    Raises:
+        ConfigError: in one line, before any process starts.
+        Exception: whatever ended the run early.
+    """
+    problems = prepare(config)
+    state, stop = RunState(), StopSignal()
+
+    async def until_done(display: Display) -> RunResult:
+        _stop_on_interrupt(stop)
+        return await run(
+            config, problems, on_step=lambda _: None, display=display, stop=stop, state=state
+        )
+
+    try:
+        with terminal_display(state.waiting_for, state.counts) as display:
+            result = asyncio.run(until_done(display))
+    except asyncio.CancelledError:
+        Console(stderr=True).print("stopped at once, as asked; nothing was saved", style="red")
+        return INTERRUPTED
+    console = Console()
+    console.print(summary_table(result.summary))
+    console.print(f"pictures, trace and weights are in {result.folder}", soft_wrap=True)
+    print(result.folder)
+    return INTERRUPTED if stop.requested else 0
+
+
+def _stop_on_interrupt(stop: StopSignal) -> None:
+    """The first Ctrl-C asks for an orderly end, the second cancels the run."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called from a coroutine"
+
+    def interrupt() -> None:
+        if stop.requested:
+            task.cancel()
+        stop.request()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """What a run reached, for a person."""
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="dim", justify="right")
+    table.add_column()
+    for when in ("before", "after"):
+        table.add_row(f"held-out reward {when}", _interval(summary[f"reward_{when}"]))
+    lag = summary["lag"]["token"]
+    table.add_row(
+        "trained on",
+        f"{summary['trained_samples']:,} samples, {summary['trained_tokens']:,} tokens "
+        f"in {summary['steps']} steps",
+    )
+    table.add_row("wall time", f"{summary['wall_s']:.0f} s, {summary['training_s']:.0f} s training")
+    table.add_row(
+        "staleness",
+        f"eta {summary['eta']}; token lag mean {lag['mean']:.2f}, max {lag['max']:.0f} versions",
+    )
+    table.add_row(
+        "interruptions",
+        f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
+        "tokens of two or more versions",
+    )
+    table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
+    for name, use in summary["processes"].items():
+        table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
+    return table
+
+
+def _interval(reward: dict[str, Any] | None) -> str:
+    if reward is None:
+        return "not measured"
+    ci95 = "" if reward["ci95"] is None else f" +- {reward['ci95']:.3f} (95 %)"
+    return f"{reward['mean']:.3f}{ci95} over {reward['n']} problems"

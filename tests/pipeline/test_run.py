@@ -1,0 +1,287 @@
+"""Whole runs with real processes on a tiny model: what the claims of the project rest on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from areal_lab.engines.weights_root import SHARED_MEMORY
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.run import RunState, StopSignal
+from areal_lab.processes import ChildDied
+from areal_lab.training.client import TrainingError
+from tests.pipeline.tiny_run import (
+    count_fives,
+    do_run,
+    metrics,
+    tiny_config,
+    trained_samples,
+)
+
+STEPS = 6
+
+
+def long_tail(group: int, sample: int) -> int:
+    """Most answers are short, one in four takes many decode steps."""
+    return 120 if (group + sample) % 4 == 0 else 8
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """An asynchronous run whose long answers meet new weights, with every version saved."""
+    config = tiny_config(
+        tmp_path_factory.mktemp("interrupted"),
+        f"total_train_steps={STEPS}",
+        "eta=3",
+        "save_every_steps=1",
+        "rollout.max_concurrent_rollouts=8",
+    )
+    result = do_run(config, answer_tokens=long_tail, reward_fn=count_fives)
+    return result.folder, result.summary
+
+
+def test_every_admitted_sample_is_trained_once(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, summary = interrupted
+    seen = [(s["group"], s["sample"]) for step in trained_samples(folder) for s in step]
+    assert len(seen) == len(set(seen)) == STEPS * 3 * 4
+    assert summary["trained_samples"] == len(seen)
+    assert summary["steps"] == STEPS
+    assert summary["status"] == "complete"
+    assert summary["version_mismatches"] == 0
+    assert summary["dropped"] == 0
+
+
+def test_interruptions_leave_trajectories_of_several_versions(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, summary = interrupted
+    parts = [len(s["parts"]) for step in trained_samples(folder) for s in step]
+    assert max(parts) >= 2
+    assert summary["interruptions"] >= 1
+    share = sum(count > 1 for count in parts) / len(parts)
+    assert summary["multi_version_share"] == pytest.approx(share)
+    assert summary["lag"]["head"]["max"] >= summary["lag"]["tail"]["max"]
+
+
+def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = interrupted
+    models = {
+        version: AutoModelForCausalLM.from_pretrained(
+            folder / "checkpoints" / f"step-{version:05d}", dtype=torch.float32
+        )
+        for version in range(1, STEPS + 1)
+    }
+    config_text = (folder / "config.yaml").read_text()
+    base = next(
+        line.split(": ", 1)[1] for line in config_text.splitlines() if line.startswith("  path: /")
+    )
+    models[0] = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    rescored = [
+        rescored_difference(models, sample)
+        for step in trained_samples(folder)
+        for sample in step
+        if len(sample["parts"]) > 1
+    ]
+    assert max(right for right, _ in rescored) < 1e-4
+    # The test could not tell versions apart if neighboring ones scored alike.
+    assert max(wrong for _, wrong in rescored) > 1e-3
+
+
+def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple[float, float]:
+    """Largest |log-prob - behavior log-prob| under each token's version, and under the next."""
+    tokens = [t for part in sample["parts"] for t in part["tokens"]]
+    inputs = torch.tensor([[*sample["prompt_tokens"], *tokens]])
+    begin = len(sample["prompt_tokens"])
+    largest = [0.0, 0.0]
+    for shift in (0, 1):
+        at = begin
+        for part in sample["parts"]:
+            version = min(part["version"] + shift, STEPS)
+            with torch.no_grad():
+                logprobs = models[version](inputs).logits[0].log_softmax(-1)
+            for token, behavior in zip(part["tokens"], part["logprobs"], strict=True):
+                gap = abs(float(logprobs[at - 1, token]) - behavior)
+                largest[shift] = max(largest[shift], gap)
+                at += 1
+    return largest[0], largest[1]
+
+
+def test_sampler_and_trainer_agree_on_fresh_tokens(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = interrupted
+    first = metrics(folder)[0]
+    assert first["lag_token_max"] == 0
+    # |log pi_theta - log pi_behav| < 1e-4 is a ratio of 1 to 1e-4.
+    assert first["sampler_gap_max"] < 1e-4
+
+
+def test_the_run_folder_holds_what_is_promised(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, summary = interrupted
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    for name in ("reward_before", "reward_after"):
+        assert set(summary[name]) == {"mean", "n", "ci95"}
+        assert summary[name]["n"] == 4
+    assert len(metrics(folder)) == STEPS
+    assert (folder / "model").resolve() == (folder / "checkpoints" / f"step-{STEPS:05d}").resolve()
+    AutoModelForCausalLM.from_pretrained(folder / "model")
+
+
+def test_eta_zero_trains_what_the_synchronous_schedule_trains(tmp_path: Path) -> None:
+    folders = [
+        do_run(
+            tiny_config(tmp_path, "total_train_steps=3", f"rollout.schedule={schedule}", "eta=0"),
+            reward_fn=count_fives,
+        ).folder
+        for schedule in ("synchronous", "asynchronous")
+    ]
+    samples = [
+        [[(s["group"], s["sample"], s["parts"][0]["tokens"]) for s in step] for step in steps]
+        for steps in map(trained_samples, folders)
+    ]
+    assert samples[0] == samples[1]
+    for name in ("loss", "grad_norm"):
+        values = [[line[name] for line in metrics(folder)] for folder in folders]
+        assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-6)
+    assert min(values[0]) > 0.01  # every step moved the weights, so equal losses mean something
+
+
+@pytest.mark.parametrize("victim", ["engine 0", "trainer"])
+def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victim: str) -> None:
+    state = RunState()
+
+    def kill(report: StepReport) -> None:
+        del report
+        child = next(child for child in state.children if child.name == victim)
+        os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(ChildDied, match=f"{victim} .*SIGKILL"):
+        do_run(
+            tiny_config(tmp_path, "total_train_steps=50"),
+            on_step=kill,
+            state=state,
+            reward_fn=count_fives,
+        )
+    assert all(child.process.returncode is not None for child in state.children)
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert victim in summary["error"]
+    assert len(metrics(folder)) >= 1
+
+
+def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Path) -> None:
+    process = start_command(tmp_path, "total_train_steps=10000")
+    wait_for_steps(process, 1)
+    children = children_of(process.pid)
+    roots = list(SHARED_MEMORY.glob(f"areal_lab-{process.pid}-*"))
+    assert len(children) >= 3  # the trainer, an engine, a reward worker
+    process.kill()
+    process.wait()
+    for child in children:
+        assert ends_within(child, 15.0), f"process {child} outlived the pipeline"
+    assert not any(root.exists() for root in roots)
+
+
+def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
+    process = start_command(tmp_path, "total_train_steps=10000")
+    wait_for_steps(process, 1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    folder = Path(out.strip().splitlines()[-1])
+    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+    assert (folder / "model" / "model.safetensors").is_file()
+
+
+def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """`areal-lab train` on the tiny model, in a process of its own."""
+    config = tiny_config(folder, *overrides)
+    path = folder / "config.yaml"
+    path.write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
+    return subprocess.Popen(
+        [sys.executable, "-m", "areal_lab.cli", "train", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_steps(process: subprocess.Popen[str], steps: int) -> None:
+    """Read the progress until so many steps were reported."""
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        steps -= "] step " in line
+        if steps == 0:
+            return
+    pytest.fail("the command ended early:\n" + "".join(seen))
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children (Linux)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Wait for the end of a process that is not our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_a_stop_saves_and_counts_what_was_not_trained(tmp_path: Path) -> None:
+    stop = StopSignal()
+    result = do_run(
+        tiny_config(tmp_path, "total_train_steps=1000", "eta=2"),
+        on_step=lambda report: stop.request() if report.step == 2 else None,
+        reward_fn=count_fives,
+        stop=stop,
+    )
+    assert result.summary["status"] == "stopped"
+    assert result.summary["steps"] in (2, 3)  # a step may have begun before the stop was heard
+    assert (result.folder / "model" / "config.json").is_file()
+    in_log = [
+        json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()
+    ]
+    started = {r["group"] for r in in_log if r.get("type") == "StartGroup"}
+    trained = {s["group"] for step in trained_samples(result.folder) for s in step}
+    assert result.summary["dropped"] == len(started - trained)
+
+
+def test_a_broken_loss_reaches_the_user_with_the_trainers_traceback(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "actor.loss_fn=tests.pipeline.test_run:broken_loss")
+    with pytest.raises(TrainingError, match="nobody can learn from this") as caught:
+        do_run(config, reward_fn=count_fives)
+    assert "broken_loss" in caught.value.remote_traceback
+
+
+def broken_loss(*args: Any, **kwargs: Any) -> Any:
+    """An own loss with a mistake in it."""
+    del args, kwargs
+    raise RuntimeError("nobody can learn from this")
