@@ -205,7 +205,6 @@ class EarliestDeadlineFirst:
         self._heap: list[tuple[Version, GroupId]] = []
         # Ascending, since every start comes with the newest version that the engines hold.
         self._running: dict[Version, int] = {}
-        self._done: dict[Version, int] = {}
         # While blocked: `_missing` more groups of `_blocking` or earlier must end before another
         # look makes sense. Counted down, so that waiting costs O(1) per event.
         self._missing = 0
@@ -223,7 +222,6 @@ class EarliestDeadlineFirst:
     def finished(self, group: GroupId, version: Version, /) -> None:
         """O(log groups)."""
         heappush(self._heap, (version, group))
-        self._done[version] = self._done.get(version, 0) + 1
         self.removed(group, version)
 
     def removed(self, _group: GroupId, version: Version, /) -> None:
@@ -241,7 +239,7 @@ class EarliestDeadlineFirst:
         return []
 
     def ready(self, trained: Version, /) -> bool:
-        """B finished and the condition holds; O(versions), but O(1) while it is known not to."""
+        """B finished and the condition holds; O(1) while it is known not to, or nothing is due."""
         if len(self._heap) < self._batch_groups or self._missing:
             return False
         running = 0
@@ -249,7 +247,7 @@ class EarliestDeadlineFirst:
             running += groups
             room = (version + self._max_lag - trained) * self._batch_groups
             if running > room:
-                finished = sum(n for start, n in self._done.items() if start <= version)
+                finished = sum(start <= version for start, _ in self._heap)
                 missing = running + finished - min(finished, self._batch_groups) - room
                 if missing > 0:
                     self._missing, self._blocking = int(missing), version
@@ -258,16 +256,9 @@ class EarliestDeadlineFirst:
 
     def take(self) -> tuple[GroupId, ...]:
         """The B oldest of the heap, which have the earliest deadlines."""
-        heap, done = self._heap, self._done
-        batch = []
-        for _ in range(self._batch_groups):
-            version, group = heappop(heap)
-            done[version] -= 1
-            batch.append(group)
-        for version in [version for version, groups in done.items() if not groups]:
-            del done[version]
+        heap = self._heap
         self._missing = 0
-        return tuple(batch)
+        return tuple([heappop(heap)[1] for _ in range(self._batch_groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
         """How many finished, or which running groups the look-ahead waits for."""

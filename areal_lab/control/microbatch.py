@@ -35,8 +35,9 @@ def dynamic_batches(
         )
     batches: list[list[int]] = []
     room: list[int] = []
-    # One integer per entry keeps heap comparisons cheap: `shift` exceeds every index.
-    shift = len(lengths) + 1
+    # One integer per entry keeps heap comparisons cheap. `shift` exceeds every index: once one
+    # beyond `min_batches` opens, all before it are more than half full.
+    shift = max(min_batches, 2 * sum(lengths) // max_tokens + 2) + 1
     open_ones: list[int] = []  # sequences * shift + index of the micro-batch
     full_ones: list[int] = []  # -room * shift + index of the micro-batch
     widest = -1  # most room among `full_ones`, or -1
@@ -46,7 +47,17 @@ def dynamic_batches(
             batch = heappop(full_ones) % shift
             heappush(open_ones, len(batches[batch]) * shift + batch)
             widest = -(full_ones[0] // shift) if full_ones else -1
-        if len(batches) < min_batches or not open_ones:
+        if open_ones and len(batches) >= min_batches:
+            entry = open_ones[0]
+            batch = entry % shift
+            batches[batch].append(item)
+            left = room[batch] - length
+            room[batch] = left
+            if left >= length:
+                heapreplace(open_ones, entry + shift)
+                continue
+            heappop(open_ones)
+        else:
             batch = len(batches)
             batches.append([item])
             left = max_tokens - length
@@ -54,15 +65,6 @@ def dynamic_batches(
             if left >= length:
                 heappush(open_ones, shift + batch)
                 continue
-        else:
-            entry = open_ones[0]
-            batch = entry % shift
-            batches[batch].append(item)
-            left = room[batch] = room[batch] - length
-            if left >= length:
-                heapreplace(open_ones, entry + shift)
-                continue
-            heappop(open_ones)
         heappush(full_ones, batch - left * shift)
         widest = max(widest, left)
     return batches
