@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def padded_logprobs(model: Any, temperature: float) -> torch.Tensor:
     return chosen[padded.response_mask[:, 1:]]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("cost", "max_tokens"), [(SHARE, 10_000), (SHARE, 25), (ALONE, 10_000)])
 def test_packed_equals_padded_in_values_and_gradients(
@@ -108,3 +109,18 @@ def test_a_plain_call_with_tree_attention_is_refused(tmp_path: Path) -> None:
     model: Any = load_policy(save_model(tmp_path / "model"))
     with pytest.raises(ValueError, match="packed batches only"):
         model(torch.tensor([[1, 2, 3]]))
+
+
+def test_a_window_shorter_than_the_sequences_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", kind="qwen2")
+    config = json.loads((folder / "config.json").read_text())
+    sliding = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}
+
+    def loaded_with(window: int) -> Any:
+        changed = {**config, **sliding, "sliding_window": window}
+        (folder / "config.json").write_text(json.dumps(changed))
+        return load_policy(folder)
+
+    predict(loaded_with(1000), packed_batch(SHARE), temperature=1.0, dtype=torch.float32)
+    with pytest.raises(ValueError, match="sliding window of 4 tokens"):
+        predict(loaded_with(4), packed_batch(SHARE), temperature=1.0, dtype=torch.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_lab.training import model_path as model_path_module
 from areal_lab.training.model import (
@@ -93,6 +93,7 @@ def test_a_packaged_model_is_converted_once(
     assert folder == packaged / "models" / "Tiny-1.5-r1"
     assert "converting Tiny" in capfd.readouterr().err
     AutoModelForCausalLM.from_pretrained(folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["Tiny-1.5-r1", "Tiny.lock"]
     assert resolve_model_path("Tiny") == folder
     assert "converting" not in capfd.readouterr().err
 
@@ -129,6 +130,19 @@ def test_a_failing_conversion_says_why_and_leaves_nothing(
     with pytest.raises(ModelNotFound, match="out of luck"):
         resolve_model_path("Tiny")
     assert [path.name for path in (packaged / "models").iterdir()] == ["Tiny.lock"]
+
+
+@pytest.mark.slow
+def test_the_real_package_becomes_a_folder_that_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path))
+    folder = resolve_model_path("SmolLM2-135M-Instruct")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer("2 + 3 = 5\n7 + 1 = 8\n4 + 4 = 8\n2 + 2 =", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=2, do_sample=False)
+    assert tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :]).strip() == "4"
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

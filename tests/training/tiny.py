@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from areal_lab.config import OptimizerConfig
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
@@ -29,14 +36,18 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
 
 def save_model(folder: Path, *, kind: str = "llama", tied: bool = True, seed: int = 0) -> Path:
     """Write a random model to a Hugging Face folder."""
     torch.manual_seed(seed)
-    if kind == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=tied))
+    config, model_class = ARCHITECTURES[kind]
+    model: Any = model_class(config(**SHAPE, tie_word_embeddings=tied))
     model.save_pretrained(folder)
     return folder
 
