@@ -31,7 +31,7 @@ setup: $(READY)
 	@echo "The environment in $(VENV) is ready. Next: make demo"
 
 $(READY): pyproject.toml constraints.txt
-	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 		echo "areal_lab needs Python 3.11 or newer, and found '$(PYTHON)'." >&2; \
 		echo "Install python3.11, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
