@@ -133,7 +133,8 @@ def draw_reward(run: RecordedRun) -> Figure:
     axes: Axes = figure.subplots()
     steps = [int(line["step"]) for line in run.metrics]
     rewards = [float(line["reward_mean"]) for line in run.metrics]
-    axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch, sampled")
+    if steps:
+        axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch, sampled")
     if len(steps) >= _RUNNING_MEAN_STEPS:
         means = _running_mean(rewards, _RUNNING_MEAN_STEPS)
         label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
@@ -186,7 +187,7 @@ def _reward_limits(axes: Axes, rewards: Sequence[float], summary: Mapping[str, A
         if held_out := summary.get(key):
             width = held_out["ci95"] or 0.0
             points += [held_out["mean"] - width, held_out["mean"] + width]
-    if points and min(points) >= 0 and max(points) <= 1.1:
+    if not points or (min(points) >= 0 and max(points) <= 1.1):
         axes.set_ylim(0, 1.04)
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 

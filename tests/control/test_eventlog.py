@@ -50,7 +50,11 @@ ACTIONS = st.one_of([instances(cls) for cls in get_args(Action)])
 LIMITS = st.dictionaries(
     WORDS,
     st.one_of(
-        st.none(), st.booleans(), COUNTS, NUMBERS, WORDS.filter(lambda w: w not in ("inf", "-inf"))
+        st.none(),
+        st.booleans(),
+        COUNTS,
+        NUMBERS,
+        WORDS.filter(lambda w: w not in ("inf", "-inf", "nan")),
     ),
     max_size=4,
 )
