@@ -162,7 +162,7 @@ class EvaluationConfig:
     samples_per_problem: int = 8
     """Answers drawn to each held-out problem."""
     max_problems: int = 256
-    """Held-out problems measured, at most."""
+    """Held-out problems measured, at most; 0 measures none."""
 
 
 @dataclass(kw_only=True)

@@ -99,12 +99,13 @@ def settings(record: type = TrainConfig, prefix: str = "") -> Iterator[Setting]:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """`; did you mean 'x'?`, or nothing if no known name is near. For error messages."""
-    by_leaf = {full.rsplit(".", 1)[-1]: full for full in reversed(known)}
-    leaf = name.rsplit(".", 1)[-1]
+    by_name = {full.lower(): full for full in known}
+    by_leaf = {full.rsplit(".", 1)[-1].lower(): full for full in reversed(known)}
+    leaf = name.rsplit(".", 1)[-1].lower()
     if leaf in by_leaf:  # below another group, or below none: `lr`, `rollout.n_samples`
         found = [by_leaf[leaf]]
     else:
-        found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        found = [by_name[near] for near in difflib.get_close_matches(name.lower(), by_name, n=1)]
         found = found or [by_leaf[near] for near in difflib.get_close_matches(leaf, by_leaf, n=1)]
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -45,7 +45,8 @@ class ConfigError(ValueError):
 class DiskUsage(Protocol):
     """Free bytes where a path lies, as `shutil.disk_usage` tells them."""
 
-    def __call__(self, path: Path) -> Any: ...
+    def __call__(self, path: Path) -> Any:
+        """An object with `free`."""
 
 
 def check(
@@ -84,7 +85,7 @@ def notes(config: TrainConfig) -> list[str]:
         if eta != TrainConfig().rollout.max_head_offpolicyness:
             fixed = effective_eta(config)
             told.append(f"eta={eta:g} has no effect: {config.rollout.schedule} is eta={fixed:g}")
-    elif math.isfinite(eta) and eta != int(eta):
+    elif 0 < eta < math.inf and eta != int(eta):
         told.append(
             f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
             "AReaL's eta is an integer"

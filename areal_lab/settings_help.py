@@ -57,7 +57,9 @@ def format_settings(width: int = 100) -> str:
     for alias, name in ALIASES.items():
         others.setdefault(name, []).append(alias)
     lines += ["", "Other spellings that are understood"]
-    lines += [f"  {name}: {', '.join(aliases)}" for name, aliases in others.items()]
+    for name, aliases in others.items():
+        text = f"{name}: {', '.join(aliases)}"
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=_INDENT)
     return "\n".join(lines).lstrip("\n")
 
 

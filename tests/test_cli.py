@@ -1,0 +1,150 @@
+"""The command line: exit codes, one-line errors, a quick answer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from areal_lab import cli
+from areal_lab.config import TrainConfig
+from areal_lab.preflight import ConfigError
+from areal_lab.processes import ChildDied
+
+CONFIG = Path(__file__).parents[1] / "configs" / "arithmetic.yaml"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_train_hands_the_merged_settings_on_and_returns_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[TrainConfig] = []
+
+    def run_to_end(config: TrainConfig) -> int:
+        given.append(config)
+        return 130
+
+    monkeypatch.setattr("areal_lab.pipeline.console.run_to_end", run_to_end)
+    result = call("train", str(CONFIG), "eta=0.5", "seed=3")
+    assert result.exit_code == 130
+    assert (given[0].seed, given[0].rollout.max_head_offpolicyness) == (3, 0.5)
+    assert result.stderr.count("note: eta=0.5") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eta=-1"], "error: rollout.max_head_offpolicyness (eta) is -1"),
+        (["rollout.max_lags=1"], "error: unknown setting 'rollout.max_lags'"),
+        (["seed"], "error: override 'seed' is not of the form"),
+    ],
+)
+def test_wrong_settings_end_with_2_and_one_line(arguments: list[str], said: str) -> None:
+    result = call("train", str(CONFIG), *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ChildDied("engine 0 was killed by SIGKILL"), 1, "error: engine 0 was killed by SIGKILL\n"),
+        (ExceptionGroup("several", [OSError("disk full")]), 1, "error: disk full\n"),
+        (ConfigError("too late"), 2, "error: too late\n"),
+        (KeyError("surprise"), 1, "Traceback"),
+    ],
+)
+def test_a_failed_run_ends_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+) -> None:
+    def run_to_end(_: TrainConfig) -> int:
+        raise error
+
+    monkeypatch.setattr("areal_lab.pipeline.console.run_to_end", run_to_end)
+    result = call("train", str(CONFIG))
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_trace_prints_the_run_and_exports_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def export_trace(run_dir: Path, out: Path) -> Path:
+        out.write_text(run_dir.name)
+        return out
+
+    (tmp_path / "events.jsonl").touch()
+    monkeypatch.setattr("areal_lab.pipeline.report.format_run", lambda run_dir: f"about {run_dir}")
+    monkeypatch.setattr("areal_lab.pipeline.report.export_trace", export_trace)
+    result = call("trace", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout == f"about {tmp_path}\ntrace: {tmp_path / 'trace.json'}\n"
+    assert (tmp_path / "trace.json").exists()
+    call("trace", str(tmp_path), "--out", str(tmp_path / "other.json"))
+    assert (tmp_path / "other.json").exists()
+
+
+def test_trace_refuses_what_is_no_run_folder(tmp_path: Path) -> None:
+    result = call("trace", str(tmp_path))
+    assert result.exit_code == 2
+    assert "is not a run folder" in result.stderr
+
+
+def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:
+    listed = call("config").stdout
+    assert "rollout.max_head_offpolicyness = 4.0  (float)" in listed
+    helped = call("train", "--help").stdout
+    assert "a.b=c" in helped
+    assert listed.strip() in helped
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    shown = call().output
+    for command in ("train", "trace", "config", "doctor"):
+        assert re.search(rf"^  {command} ", shown, re.MULTILINE)
+
+
+def test_help_needs_neither_torch_nor_the_pipeline() -> None:
+    script = (
+        "import sys, areal_lab.cli as cli\n"
+        "sys.argv = ['areal-lab', '--help']\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'omegaconf', 'tokenizers', 'areal_lab.preflight'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+
+
+def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+    ended = subprocess.run(
+        [f"{sys.executable} -m areal_lab.cli config | head -1"],
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "A training run.\n"
+    assert ended.stderr == ""

@@ -1,0 +1,173 @@
+"""Settings from YAML and overrides, and mistakes in them."""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from pathlib import Path
+
+import pytest
+
+from areal_lab.config import DatasetConfig, TrainConfig
+from areal_lab.load import ALIASES, load_config, settings
+from areal_lab.settings_help import documented_settings, format_settings
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_anything_it_is_the_defaults() -> None:
+    assert load_config() == TrainConfig()
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 5\ndataset: {batch_size: 2, few_shot: 3}\nactor.eps_clip: 0.3\n")
+    config = load_config(path, ["dataset.few_shot=1", "seed=6", "seed=7"])
+    assert config.seed == 7
+    assert (config.dataset.batch_size, config.dataset.few_shot) == (2, 1)
+    assert config.actor.eps_clip == 0.3
+    assert isinstance(config.dataset, DatasetConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("actor.optimizer.lr=1e-5", "actor.optimizer.lr", 1e-5),
+        ("actor.optimizer.lr=3", "actor.optimizer.lr", 3.0),
+        ("eta=inf", "rollout.max_head_offpolicyness", math.inf),
+        ("eta=0.2", "rollout.max_head_offpolicyness", 0.2),
+        ('gconfig.stop=["\\n", "a b"]', "gconfig.stop", ["\n", "a b"]),
+        ("gconfig.stop=[]", "gconfig.stop", []),
+        ("dataset.digits=[2, 1]", "dataset.digits", [2, 1]),
+        ("plots=false", "plots", False),
+        ("dataset.prompt_template=Q: {prompt}\nA:", "dataset.prompt_template", "Q: {prompt}\nA:"),
+        ('dataset.prompt_template="Q\\n{prompt}"', "dataset.prompt_template", "Q\n{prompt}"),
+        ("experiment_name=2024", "experiment_name", "2024"),
+        ("dataset.path=", "dataset.path", ""),
+        ("run_dir=a=b", "run_dir", "a=b"),
+    ],
+)
+def test_values_are_yaml_and_texts_stand_as_they_are(
+    override: str, name: str, value: object
+) -> None:
+    found: object = load_config(None, [override])
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
+    kinds = {setting.name: setting.type for setting in settings()}
+    value = "jsonl" if kinds[ALIASES[alias]] is str else "3"
+    expected = load_config(None, [f"{ALIASES[alias]}={value}"])
+    assert load_config(None, [f"{alias}={value}"]) == expected
+    assert load_config(write(tmp_path, f"{alias}: {value}\n")) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "rollout.max_head_ofpolicyness=3",
+            "unknown setting 'rollout.max_head_ofpolicyness' in the overrides; "
+            "did you mean 'rollout.max_head_offpolicyness'?",
+        ),
+        ("lr=1", "unknown setting 'lr' in the overrides; did you mean 'actor.optimizer.lr'?"),
+        (
+            "rollout.n_samples=1",
+            "unknown setting 'rollout.n_samples' in the overrides; "
+            "did you mean 'gconfig.n_samples'?",
+        ),
+        ("gconfig.n_sample=1", "did you mean 'gconfig.n_samples'?"),
+        ("ETA=1", "did you mean 'eta'?"),
+        ("xyzzy=1", "unknown setting 'xyzzy' in the overrides"),
+        ("seed.x=1", "unknown setting 'seed.x'"),
+        ("actor=1", "'actor' in the overrides is a group of settings, such as 'actor."),
+        ("actor.optimizer=1", "'actor.optimizer' in the overrides is a group of settings"),
+        ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast', but must be of type float"),
+        ("total_train_steps=2.5", "total_train_steps is 2.5, but must be of type int"),
+        ("dataset.digits=3", "dataset.digits is 3, but must be of type list[int]"),
+        ("dataset.digits=[a]", "dataset.digits is ['a'], but must be of type list[int]"),
+        ("plots=maybe", "plots is 'maybe', but must be of type bool"),
+        ("seed=", "seed is None, but must be of type int"),
+        ("seed=a: b: c", "the value in override 'seed=a: b: c' is not YAML"),
+        ("seed", "override 'seed' is not of the form a.b=c"),
+        ("=3", "override '=3' is not of the form a.b=c"),
+    ],
+)
+def test_a_wrong_override_is_described_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_config(None, [override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rollout:\n  etta: 3\n", r"unknown setting 'rollout.etta' in .*run.yaml; did you mean"),
+        ("seed: [1\nplots: true\n", r"run.yaml, line 2 is not YAML"),
+        ("- seed\n", "run.yaml holds a list, but must hold settings"),
+        ("eta: 1\nrollout: {max_staleness: 2}\n", r"sets .* twice: as 'eta' and 'rollout.max"),
+        ("actor: 5\n", "'actor' in .*run.yaml is a group of settings"),
+        ("actor: {optimizer: {lr: [1]}}\n", r"actor.optimizer.lr is \[1\], but must be"),
+        ("run_dir: ${nowhere}\n", "nowhere"),
+    ],
+)
+def test_a_wrong_file_is_described_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere.yaml does not exist"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "# nothing\n")) == TrainConfig()
+
+
+def test_a_file_may_refer_to_its_own_settings(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "experiment_name: mine\nrun_dir: runs/${experiment_name}"))
+    assert config.run_dir == "runs/mine"
+
+
+def test_the_demo_is_the_measured_recipe() -> None:
+    config = load_config(CONFIGS / "arithmetic.yaml")
+    assert config.dataset.operations == ["add"]
+    assert (config.dataset.batch_size, config.gconfig.n_samples) == (8, 8)
+    assert (config.gconfig.max_new_tokens, config.gconfig.stop) == (5, ["\n"])
+    assert (config.actor.optimizer.lr, config.actor.optimizer.warmup_steps) == (1e-5, 5)
+    assert config.rollout.max_head_offpolicyness == 4
+    assert config.actor.use_decoupled_loss
+
+
+def test_the_gsm8k_example_loads() -> None:
+    config = load_config(CONFIGS / "gsm8k.yaml", ["dataset.path=mine.jsonl", "actor.path=model"])
+    assert (config.dataset.type, config.dataset.path) == ("jsonl", "mine.jsonl")
+    assert config.dataset.prompt_template.count("\n") == 2
+
+
+def test_every_setting_is_documented() -> None:
+    documented = documented_settings()
+    assert [setting.name for setting in documented] == [setting.name for setting in settings()]
+    assert [setting.name for setting in documented if not setting.doc] == []
+    text = format_settings()
+    assert "actor.optimizer.lr = 1e-05  (float)" in text
+    assert "rollout.max_head_offpolicyness: eta" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_defaults_have_the_types_they_promise() -> None:
+    for setting in settings():
+        kind = typing.get_origin(setting.type) or setting.type
+        assert type(setting.default) is kind, setting.name

