@@ -78,6 +78,8 @@ _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA44
 _ZOOM_S = 20.0
 _MOST_SLOTS = 64
 _LEGEND_COLUMNS = 5
+_LEAST_SHARE = 0.001
+"""Of the run: what took less is drawn, but not explained in the legend."""
 _RUNNING_MEAN_STEPS = 5
 
 _STYLE: dict[Any, Any] = {
@@ -112,7 +114,10 @@ def _draw(run: RecordedRun, path: Path, draw: Callable[[RecordedRun], Figure]) -
 
     with matplotlib.rc_context(_STYLE):
         figure = draw(run)
-        figure.suptitle(run.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        # A bold letter is about two thirds of its size wide: a long title gets smaller ones.
+        fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * len(run.title))
+        size = min(10.0, fitting)
+        figure.suptitle(run.title, x=0.01, ha="left", fontsize=size, fontweight="bold")
         figure.savefig(path)
     return path
 
@@ -188,7 +193,7 @@ def _reward_limits(axes: Axes, rewards: Sequence[float], summary: Mapping[str, A
             width = held_out["ci95"] or 0.0
             points += [held_out["mean"] - width, held_out["mean"] + width]
     if not points or (min(points) >= 0 and max(points) <= 1.1):
-        axes.set_ylim(0, 1.04)
+        axes.set_ylim(0, max([1.04, *(point + 0.01 for point in points)]))
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 
 
@@ -231,7 +236,8 @@ def draw_timeline(run: RecordedRun) -> Figure:
     shown = min(len(slots), _MOST_SLOTS)
     heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MOST_SLOTS / 2 else 0.09) * shown)]
     looks = _Looks(activities)
-    legend_rows = -(-len(looks.of) // _LEGEND_COLUMNS)
+    handles, labels = looks.legend(least_s=_LEAST_SHARE * window[1])
+    legend_rows = -(-len(labels) // _LEGEND_COLUMNS)
     figure = _figure(12, sum(heights) + 2.0 + 0.2 * legend_rows)
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in run.log.events if isinstance(r.event, WeightsPushed)]
@@ -243,12 +249,11 @@ def draw_timeline(run: RecordedRun) -> Figure:
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
     _draw_rows(part, activities, looks, zoom)
     _mark(part, [t_s for t_s in pushes if zoom[0] <= t_s <= zoom[1]])
-    length_s = f"{zoom[1] - zoom[0]:.0f} seconds"
-    part.set_title(f"{length_s} of it (framed above); dashed: the engines have new weights")
+    length_s = zoom[1] - zoom[0]
+    part.set_title(f"{length_s:.0f} s of it (framed above); dashed: the engines have new weights")
     _draw_groups(below, slots, run, zoom)
     below.set_xlabel("seconds since the run's log began")
-    if looks.of:
-        handles, labels = looks.legend()
+    if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure
 
@@ -257,11 +262,11 @@ class _Looks:
     """A color for everything done, a pattern for every cause of idleness."""
 
     def __init__(self, activities: Mapping[str, Sequence[Stretch]]) -> None:
-        seconds: dict[tuple[bool, str], float] = {}
+        self.seconds: dict[tuple[bool, str], float] = {}
         for stretch in (s for stretches in activities.values() for s in stretches):
             key = (stretch.busy, stretch.name)
-            seconds[key] = seconds.get(key, 0.0) + stretch.end_s - stretch.start_s
-        ordered = sorted(seconds, key=lambda key: (not key[0], -seconds[key]))
+            self.seconds[key] = self.seconds.get(key, 0.0) + stretch.end_s - stretch.start_s
+        ordered = sorted(self.seconds, key=lambda key: (not key[0], -self.seconds[key]))
         busy = [name for is_busy, name in ordered if is_busy]
         idle = [name for is_busy, name in ordered if not is_busy and name not in _BLANK]
         others = [name for name in busy if name not in _KIND_COLORS]
@@ -277,12 +282,13 @@ class _Looks:
             look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
             self.of[(False, name)] = look
 
-    def legend(self) -> tuple[list[Any], list[str]]:
-        """Handles and labels: what was done first, then what was waited for."""
+    def legend(self, *, least_s: float) -> tuple[list[Any], list[str]]:
+        """Handles and labels, what was done before what was waited for; none of specks."""
         from matplotlib.patches import Patch
 
-        labels = [name if busy else f"idle: {name}" for busy, name in self.of]
-        return [Patch(**look) for look in self.of.values()], labels
+        shown = [key for key in self.of if self.seconds[key] >= least_s]
+        labels = [name if busy else f"idle: {name}" for busy, name in shown]
+        return [Patch(**self.of[key]) for key in shown], labels
 
 
 def _draw_rows(

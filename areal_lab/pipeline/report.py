@@ -21,6 +21,8 @@ from areal_lab.pipeline.summary import lag_summary, run_status
 
 _MOST_STEPS = 40
 """Lines of the table of steps; of longer runs, evenly spaced ones are shown."""
+_LEAST_SHARE = 0.0005
+"""Of a process's time: what would be listed with 0.0 % is left out."""
 _COLUMNS = (  # title, key in metrics.jsonl, format
     ("step", "step", "{:.0f}"),
     ("time s", "time_s", "{:.1f}"),
@@ -124,6 +126,7 @@ def _processes(run: RecordedRun) -> list[str]:
             lines.extend(
                 f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{what}"
                 for what, seconds in seconds_of.items()
+                if seconds >= _LEAST_SHARE * use.total_s
             )
     return lines or ["  training did not begin"]
 
