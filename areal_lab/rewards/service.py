@@ -311,7 +311,7 @@ class RewardService:
             raise RewardError(
                 f"the reward function failed or timed out in {failed} of the last "
                 f"{len(self._recent)} calls (max_error_rate {self._max_error_rate:g} allows "
-                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); the first time, it was a "
+                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); the first time: "
                 f"{self._first_failure}"
             )
 

@@ -49,6 +49,8 @@ async def score_async(completion: str, example: Mapping[str, Any]) -> Any:
     match completion:
         case "hang softly":
             await asyncio.Event().wait()
+        case "pause":
+            await asyncio.sleep(0)
         case "wait":
             await _waiting.wait()
         case "wake":
