@@ -216,16 +216,19 @@ class EarliestDeadlineFirst:
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
         """Its deadline counts from `new`."""
-        self.removed(group, old)
+        self._ended(old)
         self.started(group, new)
 
     def finished(self, group: GroupId, version: Version, /) -> None:
         """O(log groups)."""
         heappush(self._heap, (version, group))
-        self.removed(group, version)
+        self._ended(version)
 
     def removed(self, _group: GroupId, version: Version, /) -> None:
         """One group less that a deadline waits for."""
+        self._ended(version)
+
+    def _ended(self, version: Version) -> None:
         running = self._running[version] - 1
         if running:
             self._running[version] = running

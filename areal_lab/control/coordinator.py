@@ -313,7 +313,10 @@ class Coordinator:
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
-        if self._pushing is None and not (self._carry_over and self._training):
+        engines_run = self._pushing is None and not (self._carry_over and self._training)
+        # Most events come while eq. 3 admits nothing: worth asking before the call.
+        to_do = self._started < self._start_limit or self._interrupted or self._orphans
+        if engines_run and to_do:
             self._generate(actions)
         if self._trained >= self._last_version and self._nothing_runs:
             actions.append(self._finish("complete"))
@@ -345,8 +348,6 @@ class Coordinator:
 
     def _open_slots(self) -> int:
         limit = self._start_limit
-        if self._started >= limit:
-            return 0
         if self._trained > self._pushed:
             # Newer weights wait for the engines to run empty.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
