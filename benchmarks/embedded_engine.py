@@ -26,14 +26,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    GenerationMixin,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -197,7 +196,7 @@ def run_generate(
             mask[row, width - len(request.prompt_tokens) :] = 1
         longest = max(request.sampling.max_new_tokens for request in batch)
         with torch.inference_mode():
-            cast(GenerationMixin, model).generate(
+            cast(Any, model).generate(
                 tokens,
                 attention_mask=mask,
                 do_sample=True,

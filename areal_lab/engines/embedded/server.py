@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
             access_log=False,
             log_level="warning",
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=0,
+            timeout_graceful_shutdown=1,
         )
     ).run(sockets=[listener])
     # The scheduler's thread may be inside a step, where an orderly end of the interpreter crashes.
