@@ -170,10 +170,10 @@ class Shell:
                 assert self.paused or not self.running
                 assert version == self.trained > self.pushed
                 self.pushing = version
-            case Drop(group):
-                assert (group in self.running) + (group in self.homeless) + (
-                    group in self.finished
-                ) == 1
+            case Drop(group, reason):
+                start = self._untrained()[group]
+                late = start < self.trained - self.limits.order.max_lag
+                assert reason in ("run ended", "no engine left") or late
                 self.running.pop(group, None)
                 self.finished.pop(group, None)
                 self.homeless.discard(group)
@@ -227,16 +227,19 @@ class Shell:
         assert max(self.lags) <= self.limits.order.max_lag
 
     def _batch_by_the_rule(self) -> tuple[GroupId, ...] | None:
-        running = {g: v for g, (_, v) in self.running.items()} | dict.fromkeys(
-            self.homeless, self.pushed
-        )
+        untrained = self._untrained()
         return batch(
             self.limits.order,
             self.finished,
-            running,
+            {group: untrained[group] for group in untrained.keys() - self.finished},
             trained=self.trained,
             batch_groups=self.limits.batch_groups,
         )
+
+    def _untrained(self) -> dict[GroupId, Version]:
+        """Start versions; a group without an engine counts from what the engines hold."""
+        running = {group: version for group, (_, version) in self.running.items()}
+        return running | dict.fromkeys(self.homeless, self.pushed) | self.finished
 
     def _end(self, group: GroupId, fate: str) -> None:
         assert group not in self.fate, f"group {group} was {self.fate[group]} and now {fate}"
@@ -258,6 +261,8 @@ class Shell:
         if self.over is None:
             assert self.possible(), f"nothing runs; waits for {self.coordinator.waiting_for()}"
             if not self.stopping:
+                oldest = self.trained - self.limits.order.max_lag
+                assert all(start >= oldest for start in self._untrained().values())
                 self._check_nobody_is_idle_for_no_reason()
 
     def _check_nobody_is_idle_for_no_reason(self) -> None:

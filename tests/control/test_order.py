@@ -35,7 +35,7 @@ def test_a_backlog_decides_as_the_plain_rule(
     running: dict[int, int] = {}
     finished: dict[int, int] = {}
     version = group = 0
-    for what in data.draw(st.lists(st.sampled_from("sssfffffrlv"), max_size=60)):
+    for what in data.draw(st.lists(st.sampled_from("sssfffffrlvv"), min_size=25, max_size=80)):
         untrained = len(running) + len(finished)
         if what == "s" and untrained < 3 * size:  # eq. 3 with eta = 2, engines at `version`
             backlog.started(group, version)
