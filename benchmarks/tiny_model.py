@@ -15,8 +15,12 @@ _SPECIAL = ("<unk>", "<end>")
 _CHARACTERS = "0123456789+-*= \n"
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
-    """Write a Llama of two layers, one token per character, as a Hugging Face folder."""
+def write_tiny_model(folder: Path, *, seed: int = 0, initializer_range: float = 0.02) -> None:
+    """Write a Llama of two layers, one token per character, as a Hugging Face folder.
+
+    Args:
+        initializer_range: standard deviation of the weights; 0.02 makes every token as likely.
+    """
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
@@ -35,6 +39,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
+        initializer_range=initializer_range,
         bos_token_id=end,
         eos_token_id=end,
         pad_token_id=end,

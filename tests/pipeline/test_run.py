@@ -23,8 +23,8 @@ from areal_lab.pipeline.run import RunState, StopSignal
 from areal_lab.processes import ChildDied
 from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import (
-    count_fives,
     do_run,
+    even_digits,
     metrics,
     tiny_config,
     trained_samples,
@@ -48,7 +48,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
         "save_every_steps=1",
         "rollout.max_concurrent_rollouts=8",
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=count_fives)
+    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
     return result.folder, result.summary
 
 
@@ -149,7 +149,7 @@ def test_eta_zero_trains_what_the_synchronous_schedule_trains(tmp_path: Path) ->
     folders = [
         do_run(
             tiny_config(tmp_path, "total_train_steps=3", f"rollout.schedule={schedule}", "eta=0"),
-            reward_fn=count_fives,
+            reward_fn=even_digits,
         ).folder
         for schedule in ("synchronous", "asynchronous")
     ]
@@ -178,7 +178,7 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
             tiny_config(tmp_path, "total_train_steps=50"),
             on_step=kill,
             state=state,
-            reward_fn=count_fives,
+            reward_fn=even_digits,
         )
     assert all(child.process.returncode is not None for child in state.children)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -195,7 +195,7 @@ def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Pat
     roots = list(SHARED_MEMORY.glob(f"areal_lab-{process.pid}-*"))
     assert len(children) >= 3  # the trainer, an engine, a reward worker
     process.kill()
-    process.wait()
+    process.communicate()
     for child in children:
         assert ends_within(child, 15.0), f"process {child} outlived the pipeline"
     assert not any(root.exists() for root in roots)
@@ -260,7 +260,7 @@ def test_a_stop_saves_and_counts_what_was_not_trained(tmp_path: Path) -> None:
     result = do_run(
         tiny_config(tmp_path, "total_train_steps=1000", "eta=2"),
         on_step=lambda report: stop.request() if report.step == 2 else None,
-        reward_fn=count_fives,
+        reward_fn=even_digits,
         stop=stop,
     )
     assert result.summary["status"] == "stopped"
@@ -277,7 +277,7 @@ def test_a_stop_saves_and_counts_what_was_not_trained(tmp_path: Path) -> None:
 def test_a_broken_loss_reaches_the_user_with_the_trainers_traceback(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "actor.loss_fn=tests.pipeline.test_run:broken_loss")
     with pytest.raises(TrainingError, match="nobody can learn from this") as caught:
-        do_run(config, reward_fn=count_fives)
+        do_run(config, reward_fn=even_digits)
     assert "broken_loss" in caught.value.remote_traceback
 
 

@@ -1,0 +1,189 @@
+"""Asynchronous against synchronous training on the same cores, with long-tailed answers.
+
+    synchronous    both cores generate, then both cores train, ...
+    asynchronous   one core generates while the other trains; new weights interrupt
+
+Same model, prompts, seeds, answer lengths and number of trained samples; fill and drain included.
+Answer lengths are the paper's, a hundred times shorter: log-normal with the spread measured on
+math-like reasoning traces (sigma 0.684), a mean of 93 and a cap of 276 tokens (arXiv:2505.24298:
+9,277 and 27,648). What bounds the gain: asynchrony saves the time in which a phase cannot use both
+cores (the tail of generation, where few answers are left) and pays for interruptions; a trainer
+that is always busy is the floor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_lab.config import TrainConfig
+from areal_lab.control.lags import total, trained_batches
+from areal_lab.load import load_config
+from areal_lab.pipeline.eventlog import read_log_file
+from areal_lab.pipeline.progress import Silent
+from areal_lab.pipeline.run import RunResult, StopSignal, prepare, run
+from benchmarks import harness
+from benchmarks.tiny_model import write_tiny_model
+
+SIGMA = 0.684
+"""Of the log of answer lengths: DeepSeek-R1, short prompts and long answers (ServeGen traces)."""
+MEAN_TOKENS, CAP_TOKENS = 93, 276
+CORES = 2
+ETA = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What both variants do."""
+
+    model: str
+    steps: int
+    groups: int
+    samples: int
+    shrink: int = 1
+    """Answers are this many times shorter."""
+
+    def answer_tokens(self, group: int, sample: int) -> int:
+        """Length of one answer, the same in both variants and all repeats."""
+        draw = random.Random(f"{group}/{sample}")
+        # exp(mu + sigma^2 / 2) is the mean before the cap, which takes some 2 % off.
+        mu = math.log(1.02 * MEAN_TOKENS) - SIGMA**2 / 2
+        tokens = min(draw.lognormvariate(mu, SIGMA), CAP_TOKENS)
+        return max(1, round(tokens / self.shrink))
+
+
+def digits_share(completion: str, example: Mapping[str, Any]) -> float:
+    """A reward in which samples of a group differ, so that all of them are trained on."""
+    del example
+    return sum(map(str.isdigit, completion)) / max(1, len(completion))
+
+
+def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> TrainConfig:
+    """One variant; they differ in schedule and threads only."""
+    threads = 1 if asynchronous else CORES
+    return load_config(
+        None,
+        [
+            f"actor.path={workload.model}",
+            f"run_dir={folder}",
+            f"total_train_steps={workload.steps}",
+            f"dataset.batch_size={workload.groups}",
+            f"gconfig.n_samples={workload.samples}",
+            f"gconfig.max_new_tokens={CAP_TOKENS // workload.shrink}",
+            f"rollout.schedule={'asynchronous' if asynchronous else 'synchronous'}",
+            f"eta={ETA if asynchronous else 0}",
+            f"rollout.threads={threads}",
+            f"actor.threads={threads}",
+            "actor.optimizer.lr=1e-6",
+            "evaluation.max_problems=0",
+            "plots=false",
+        ],
+    )
+
+
+def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str, Any]:
+    """Run one variant once; what it took, from the first group's start to the last step's end."""
+    config = configuration(workload, folder, asynchronous=asynchronous)
+    result = asyncio.run(
+        run(
+            config,
+            prepare(config),
+            on_step=lambda report: print(
+                f"  {'async' if asynchronous else 'sync'} step {report.step}/{report.total_steps} "
+                f"{report.step_s:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            ),
+            display=Silent(),
+            stop=StopSignal(),
+            reward_fn=digits_share,
+            answer_tokens=workload.answer_tokens,
+        )
+    )
+    return figures(result, asynchronous=asynchronous)
+
+
+def figures(result: RunResult, *, asynchronous: bool) -> dict[str, Any]:
+    """The figures of one run, from its summary and log."""
+    summary = result.summary
+    batches = list(trained_batches(read_log_file(result.folder / "events.jsonl")))
+    return {
+        "variant": "asynchronous" if asynchronous else "synchronous",
+        "training_s": summary["training_s"],
+        "tokens_per_s": summary["tokens_per_s"],
+        "trained_samples": summary["trained_samples"],
+        "trained_tokens": summary["trained_tokens"],
+        "interruptions": summary["interruptions"],
+        "multi_version_share": summary["multi_version_share"],
+        "processes": summary["processes"],
+        "token_lags": dict(sorted(total(batch.token_lags for batch in batches).items())),
+        "head_lags": dict(sorted(total(batch.head_lags for batch in batches).items())),
+    }
+
+
+def main() -> None:
+    """Run both variants in turn and compare their medians."""
+    arguments = harness.parse(__doc__, repeats=3, quick_repeats=1)
+    with tempfile.TemporaryDirectory(prefix="async-vs-sync-") as name:
+        folder = Path(name)
+        workload = Workload(model="SmolLM2-135M-Instruct", steps=8, groups=4, samples=4)
+        if arguments.quick:
+            write_tiny_model(folder / "model")
+            workload = Workload(model=str(folder / "model"), steps=3, groups=2, samples=2, shrink=8)
+        runs: list[dict[str, Any]] = []
+        for _ in range(arguments.repeats):
+            for asynchronous in (False, True):
+                runs.append(measure(workload, folder / "runs", asynchronous=asynchronous))
+    harness.report(compare(runs), arguments)
+
+
+def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over repeats, the ratio of each repeat's pair, and where the time went."""
+    by_variant = {
+        variant: [one for one in runs if one["variant"] == variant]
+        for variant in ("synchronous", "asynchronous")
+    }
+    sync_s, async_s = (
+        [one["training_s"] for one in by_variant[variant]]
+        for variant in ("synchronous", "asynchronous")
+    )
+    ratios = [before / after for before, after in zip(sync_s, async_s, strict=True)]
+    rows = [
+        {
+            "variant": variant,
+            "training_s": statistics.median(one["training_s"] for one in chosen),
+            "tokens_per_s": statistics.median(one["tokens_per_s"] for one in chosen),
+            **{
+                f"{process} idle": statistics.median(
+                    one["processes"][process]["idle_share"] for one in chosen
+                )
+                for process in ("trainer", "engine 0")
+            },
+            "interruptions": statistics.median(one["interruptions"] for one in chosen),
+        }
+        for variant, chosen in by_variant.items()
+    ]
+    return {
+        "ratio": statistics.median(ratios),
+        "rows": rows,
+        "trained_samples": runs[0]["trained_samples"],
+        "trained_tokens": runs[0]["trained_tokens"],
+        "spread": {
+            "ratio": harness.spread(ratios),
+            "synchronous_s": harness.spread(sync_s),
+            "asynchronous_s": harness.spread(async_s),
+        },
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    main()

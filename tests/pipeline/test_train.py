@@ -1,0 +1,95 @@
+"""The library's front door: records in, an iterator of step reports out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import areal_lab
+from areal_lab.config import TrainConfig
+from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.pipeline.plan import limits_of, threads_of
+from areal_lab.preflight import ConfigError
+from tests.pipeline.tiny_run import even_digits, tiny_config
+
+
+def test_leaving_the_loop_early_saves_and_stops(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "total_train_steps=1000")
+    problems = ProblemSet(train=own_problems("12345678"), held_out=own_problems("9"))
+
+    def judge(completion: str, example: dict[str, Any]) -> float:  # not importable by name
+        return even_digits(completion, example)
+
+    run = areal_lab.train(config, problems=problems, reward_fn=judge)
+    seen = []
+    for report in run:
+        seen.append((report.step, report.version))
+        assert 0 <= report.lag_token_mean <= report.lag_token_max
+        if report.step == 2:
+            break
+    assert seen == [(1, 1), (2, 2)]
+    assert run.summary["status"] == "stopped"
+    assert (run.folder / "model" / "model.safetensors").is_file()
+    with pytest.raises(RuntimeError, match="call train"):
+        next(iter(run))
+
+
+def own_problems(digits: str) -> tuple[Problem, ...]:
+    """Problems that no dataset of ours makes."""
+    return tuple(Problem(prompt=f"{digit} + {digit} =", answer="", key=digit) for digit in digits)
+
+
+def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    config.rollout.max_head_offpolicyness = -1
+    with pytest.raises(ConfigError, match="eta"):
+        areal_lab.train(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_result_is_not_there_before_the_run(tmp_path: Path) -> None:
+    run = areal_lab.train(tiny_config(tmp_path))
+    with pytest.raises(RuntimeError, match="iterate over it"):
+        _ = run.summary
+
+
+def test_every_public_name_exists_and_none_costs_anything_before_it_is_used() -> None:
+    for name in areal_lab.__all__:
+        assert getattr(areal_lab, name) is not None
+    code = "import sys, areal_lab; print(*sorted(m for m in sys.modules if m.startswith('areal')))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert loaded == ["areal_lab"]
+
+
+def test_the_pipelines_process_stays_without_torch() -> None:
+    code = "import sys, areal_lab.pipeline.console; print('torch' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "False"
+
+
+def test_phases_that_overlap_share_the_cores_and_others_get_them_all() -> None:
+    config = TrainConfig()
+    config.rollout.max_head_offpolicyness = 4
+    assert (threads_of(config, 2).engine, threads_of(config, 2).trainer) == (1, 1)
+    assert (threads_of(config, 9).engine, threads_of(config, 9).trainer) == (4, 5)
+    assert (threads_of(config, 1).engine, threads_of(config, 1).trainer) == (1, 1)
+    config.rollout.schedule = "synchronous"
+    assert (threads_of(config, 2).engine, threads_of(config, 2).trainer) == (2, 2)
+
+
+def test_two_batches_are_in_flight_unless_eta_admits_less() -> None:
+    config = TrainConfig()
+    config.dataset.batch_size = 8
+    for eta, in_flight in ((0, 8), (0.5, 12), (1, 16), (4, 16), (float("inf"), 16)):
+        config.rollout.max_head_offpolicyness = eta
+        assert limits_of(config).max_in_flight == in_flight
+    config.rollout.max_concurrent_rollouts = 5
+    assert limits_of(config).max_in_flight == 5
