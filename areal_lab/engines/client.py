@@ -78,6 +78,7 @@ class EngineClient:
             transport=transport,
         )
         self._abort_pauses = 0
+        """Begun and ended ones; odd while one is on its way."""
         self._aborted: set[str] = set()
         self._in_flight: set[str] = set()
 
@@ -100,9 +101,15 @@ class EngineClient:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests sent meanwhile are held by the server."""
-        if mode is PauseMode.ABORT:
+        if mode is not PauseMode.ABORT:
+            await self._post("/pause_generation", {"mode": mode.value})
+            return
+        # Counted at both ends: a request sent meanwhile may reach the server before the pause.
+        self._abort_pauses += 1
+        try:
+            await self._post("/pause_generation", {"mode": mode.value})
+        finally:
             self._abort_pauses += 1
-        await self._post("/pause_generation", {"mode": mode.value})
 
     async def resume(self) -> None:
         """Go on, with the held requests too."""
@@ -196,7 +203,8 @@ class EngineClient:
             parse_reply(request.request_id, reply, self.base_url)
             for request, reply in zip(requests, replies, strict=True)
         ]
-        if self._abort_pauses == pauses:
+        pausing = pauses % 2 == 1
+        if self._abort_pauses == pauses and not pausing:
             return results
         again = [
             index

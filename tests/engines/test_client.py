@@ -234,3 +234,40 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
     fresh = merge(generated([], 1), generated([9], 2, "length"))
     assert [(s.tokens, s.version) for s in fresh.segments] == [((9,), 2)]
     assert fresh.retractions == 0  # it had no cache to lose
+
+
+@pytest.mark.parametrize("order", ["before", "during"])
+def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
+    """Also if it was sent while the pause was on its way, and overtook it."""
+    sent: list[list[int]] = []
+
+    async def scenario() -> Generated:
+        pause_came, sample_came, both = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def handler(http: httpx.Request) -> httpx.Response:
+            if http.url.path == "/pause_generation":
+                pause_came.set()
+                await sample_came.wait()
+                await both.wait()
+                return httpx.Response(200, json={})
+            body = json.loads(http.content)
+            sent.append(body["input_ids"][0])
+            if len(sent) == 1:
+                sample_came.set()
+                await pause_came.wait()
+                return httpx.Response(200, json=[reply([7, 8], finish_reason={"type": "abort"})])
+            both.set()
+            return httpx.Response(200, json=[reply([9])])
+
+        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        steps = [client.generate([request("a", [5], 3)]), client.pause(PauseMode.ABORT)]
+        tasks = [
+            asyncio.ensure_future(step) for step in (steps if order == "before" else steps[::-1])
+        ]
+        await asyncio.gather(*tasks)
+        await client.close()
+        return next(task.result()[0] for task in tasks if task.result() is not None)
+
+    result = asyncio.run(scenario())
+    assert sent == [[5], [5, 7, 8]]
+    assert [segment.tokens for segment in result.segments] == [(7, 8, 9)]
