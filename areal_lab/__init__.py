@@ -1,7 +1,7 @@
 """Asynchronous reinforcement learning of language models, after AReaL (arXiv:2505.24298).
 
-Names are loaded when they are first used, so that `import areal_lab` costs nothing and parts that do
-without torch stay without it.
+Names are loaded when they are first used, so that `import areal_lab` costs nothing and parts that
+do without torch stay without it.
 """
 
 from __future__ import annotations

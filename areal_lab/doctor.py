@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.processor import native_bfloat16
 from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30
@@ -30,7 +31,6 @@ DEMO_DISK_BYTES = 2 * GIB
 """The converted model, a checkpoint of it, logs: 0.54 GB twice, and some."""
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
-_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # x86, x86, Arm
 
 
 class Status(StrEnum):
@@ -95,7 +95,7 @@ def gather() -> Facts:
         cuda=_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         memory_available=_memory_available(),
-        native_bf16=_has_bf16(),
+        native_bf16=native_bfloat16(),
         shared_memory_free=_free(SHARED_MEMORY),
         disk_free=_free(Path.cwd()),
         model_package=importlib.util.find_spec(packaged.module) is not None,
@@ -294,13 +294,6 @@ def _memory_available() -> int:
     if limit and used and limit[0].isdigit() and used[0].isdigit():
         available = min(available, int(limit[0]) - int(used[0]))
     return available
-
-
-def _has_bf16() -> bool:
-    for line in _lines("/proc/cpuinfo"):
-        if line.startswith(("flags", "Features")):
-            return any(flag in line.split() for flag in _BF16_FLAGS)
-    return False
 
 
 def _free(path: Path) -> int:

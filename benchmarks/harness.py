@@ -21,8 +21,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
+
+from areal_lab.processor import processor_name
 
 Figures = Mapping[str, Any]
 
@@ -75,7 +76,7 @@ def machine(arguments: Arguments) -> dict[str, Any]:
     """Where this runs; torch's version only if something loaded torch."""
     torch = sys.modules.get("torch")
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average_at_start": list(arguments.load_average),
@@ -187,12 +188,3 @@ def _command(argv: Sequence[str] | None) -> str:
     specification = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", specification.name] if specification else [sys.argv[0]]
     return shlex.join(["python", *program, *(sys.argv[1:] if argv is None else argv)])
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

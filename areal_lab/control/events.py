@@ -3,7 +3,7 @@
     shell --(Event)--> Coordinator.handle --> (Action, ...) --> shell performs them, in order
 
 A *group* is one prompt with all its samples; it is the unit of admission and of a training batch.
-Group ids are handed out by the coordinator in start order: group `n` is the n-th group ever started.
+Group ids are handed out by the coordinator in start order: group `n` is the n-th ever started.
 A *version* counts optimizer batches (not minibatches); the weights a run begins with have version 0
 unless it was recovered. None of these records carries a time: the log's envelope does.
 """

@@ -1,10 +1,10 @@
 """Schedules as data: when generation may run ahead, and what new weights do to running answers.
 
-    schedule             eta   new weights            while training
-    synchronous          0     nothing runs           generation is idle
-    one_step_overlap     1     wait for whole batch   generates the next batch with one version
-    asynchronous(eta)    eta   interrupt or drain     generates
-    partial_rollout      0     (paused already)       paused; unfinished answers are carried over
+schedule             eta   new weights            while training
+synchronous          0     nothing runs           generation is idle
+one_step_overlap     1     wait for whole batch   generates the next batch with one version
+asynchronous(eta)    eta   interrupt or drain     generates
+partial_rollout      0     (paused already)       paused; unfinished answers are carried over
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from areal_lab.config import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment, Trajectory
+from areal_lab.processor import processor_name
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx", "uvicorn")
 
@@ -142,14 +143,3 @@ def environment() -> dict[str, object]:
         "packages": packages,
         "command": sys.argv,
     }
-
-
-def processor_name() -> str:
-    """Model name of the CPU."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from areal_lab.config import TrainConfig
-from areal_lab.control.coordinator import Limits
+from areal_lab.control.admission import lag_bound
+from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
     BatchOrder,
     bounded_lag,
@@ -50,7 +50,7 @@ def order_of(config: TrainConfig) -> BatchOrder:
         case "strict_start_order":
             return strict_start_order()
         case "bounded_lag":
-            bound = rollout.max_lag or math.ceil(schedule_of(config).eta)
+            bound = rollout.max_lag or lag_bound(schedule_of(config))
             return bounded_lag(bound, drop=rollout.drop_late)
         case other:
             raise ValueError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,45 +17,10 @@ from areal_lab.training.model_path import ModelNotFound, resolve_model_path
 
 __all__ = [
     "ModelNotFound",
-    "compute_dtype",
     "forward_cost",
     "load_policy",
     "resolve_model_path",
 ]
-
-_CPU_BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""x86 names of bfloat16 instructions, and the ARM one."""
-
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:
-    """Type that matrix products are computed in.
-
-    `auto` is bfloat16 where the device has instructions for it and float32 elsewhere: on a CPU that
-    only emulates bfloat16 it is three times slower than float32.
-
-    Raises:
-        ValueError: if the name is not `auto`, `float32` or `bfloat16`.
-    """
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
-        raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")
-    if torch.device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if _CPU_BF16_FLAGS & cpu_flags() else torch.float32
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Instruction-set flags of the first CPU; empty where the system does not list them."""
-    if platform.system() != "Linux":
-        return frozenset()
-    for line in cpuinfo.read_text().splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(flags.split())
-    return frozenset()
 
 
 def load_policy(

@@ -18,9 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
+from areal_lab.dtypes import compute_dtype
 from areal_lab.engines.weights import write_weights
 from areal_lab.processes import on_parent_death
-from areal_lab.training.model import compute_dtype, load_policy
+from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import (
     Saved,
     SaveRequest,

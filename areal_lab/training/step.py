@@ -29,12 +29,13 @@ from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Trajectory
+from areal_lab.dtypes import compute_dtype
 from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
 from areal_lab.functional.losses import HasLoss, PolicyLoss
 from areal_lab.training.forward import on_device, predict
 from areal_lab.training.loss import choose_loss, vanishes_without_advantage
 from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
-from areal_lab.training.model import compute_dtype, forward_cost
+from areal_lab.training.model import forward_cost
 from areal_lab.training.protocol import Span, TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings, warmup_factor
 

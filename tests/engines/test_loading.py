@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from areal_lab.engines.embedded.loading import compute_dtype, end_token_ids, load_model
+from areal_lab.engines.embedded.loading import end_token_ids, load_model
 from areal_lab.engines.weights import CorruptWeights, write_weights
 from tests.engines.tiny import END_TOKEN, SHAPE, tiny_model
 
@@ -42,11 +42,3 @@ def test_a_loaded_model_has_the_type_asked_for(tmp_path: Path) -> None:
     assert model.dtype == torch.bfloat16
     assert end_token_ids(model) == {END_TOKEN}
     assert not any(weight.requires_grad for weight in model.parameters())
-
-
-def test_compute_types() -> None:
-    assert compute_dtype("float32") is torch.float32
-    assert compute_dtype("bfloat16") is torch.bfloat16
-    assert compute_dtype("auto") in {torch.float32, torch.bfloat16}
-    with pytest.raises(ValueError, match="'float16', but must be auto, float32 or bfloat16"):
-        compute_dtype("float16")

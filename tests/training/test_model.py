@@ -14,8 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from areal_lab.training import model_path as model_path_module
 from areal_lab.training.model import (
     ModelNotFound,
-    compute_dtype,
-    cpu_flags,
     forward_cost,
     load_policy,
     resolve_model_path,
@@ -151,28 +149,6 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == Path("/somewhere/areal_lab")
     monkeypatch.setenv("AREAL_LAB_CACHE", "/mine")
     assert cache_folder() == Path("/mine")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("flags\t\t: fpu avx512f avx512_bf16", torch.bfloat16),
-        ("flags\t\t: fpu avx512f amx_bf16", torch.bfloat16),
-        ("flags\t\t: fpu avx512f", torch.float32),
-        ("Features\t: fp asimd bf16", torch.bfloat16),
-    ],
-)
-def test_auto_is_bfloat16_only_where_the_cpu_computes_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: torch.dtype
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
-    monkeypatch.setattr("areal_lab.training.model.cpu_flags", lambda: cpu_flags(cpuinfo))
-    assert compute_dtype("auto") == expected
-    assert compute_dtype("float32") == torch.float32
-    assert compute_dtype("bfloat16") == torch.bfloat16
-    with pytest.raises(ValueError, match="float16"):
-        compute_dtype("float16")
 
 
 def test_forward_cost_counts_every_weight_outside_the_embedding(tmp_path: Path) -> None:

@@ -87,20 +87,3 @@ def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
         if value is not None:
             return frozenset(value if isinstance(value, list | tuple) else (value,))
     return frozenset()
-
-
-def compute_dtype(name: str) -> torch.dtype:
-    """`float32`, `bfloat16`, or `auto`: bfloat16 where the CPU computes in it, float32 elsewhere.
-
-    Raises:
-        ValueError: for any other name.
-    """
-    match name:
-        case "float32":
-            return torch.float32
-        case "bfloat16":
-            return torch.bfloat16
-        case "auto":
-            native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-            return torch.bfloat16 if native else torch.float32
-    raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")

@@ -66,8 +66,9 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
     """The batcher of a server started with these options."""
     from transformers.utils import logging
 
+    from areal_lab.dtypes import compute_dtype
     from areal_lab.engines.embedded.batcher import Batcher
-    from areal_lab.engines.embedded.loading import compute_dtype, load_model
+    from areal_lab.engines.embedded.loading import load_model
     from areal_lab.engines.weights import read_manifest
 
     logging.disable_progress_bar()
