@@ -65,6 +65,9 @@ class LiveRun:
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
     _kept: dict[GroupId, tuple[RolledOut, tuple[Trajectory, ...]]] = field(default_factory=dict)
+    _loading: Version | None = None
+    """Version on its way into the engines."""
+    _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     _tokens_at_last_step: int = 0
     _last_step_s: float = 0.0
     _span_cursor: dict[EngineId, int] = field(default_factory=dict)
@@ -102,12 +105,31 @@ class LiveRun:
         result = await self.trainer.train(
             TrainBatchRequest(version=train.version, trajectories=trajectories)
         )
-        self.weights[result.version] = result.weights
+        await self._export(result.version)
         for span in result.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
         await self.collect_engine_spans()
         self._report(result.version, result.metrics)
         return result.version
+
+    async def _export(self, version: Version) -> None:
+        """Have the weights written for the engines, when they are done with those before.
+
+        So shared memory holds one set of weights, and two where engines are still coming to a
+        stop to load the first.
+        """
+        if self._loading is not None:
+            await self._loaded.wait()
+        for superseded in sorted(self.weights)[:-1]:
+            await self._remove(superseded)
+        exported = await self.trainer.export()
+        self.weights[version] = exported.weights
+        span = exported.span
+        self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+
+    async def _remove(self, version: Version) -> None:
+        path = self.weights.pop(version).path
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def save(self, version: Version) -> None:
         """A Hugging Face folder of the trainer's weights."""
@@ -123,8 +145,10 @@ class LiveRun:
         await asyncio.gather(*(c.pause(self.pause_mode) for c in self.clients.values()))
 
     async def push_weights(self, version: Version) -> None:
-        """Load one version into all engines; older folders are removed when all have it."""
+        """Load one version into all engines; once all hold it, its folder and older ones go."""
         weights = self.weights[version]
+        self._loading = version
+        self._loaded.clear()
         try:
             await asyncio.gather(
                 *(c.load_weights(weights, self.pause_mode) for c in self.clients.values())
@@ -132,8 +156,10 @@ class LiveRun:
         except VersionMismatch:
             self.tally.version_mismatches += 1
             raise
-        for old in [v for v in self.weights if v < version]:
-            await asyncio.to_thread(shutil.rmtree, self.weights.pop(old).path, ignore_errors=True)
+        for old in [v for v in self.weights if v <= version]:
+            await self._remove(old)
+        self._loading = None
+        self._loaded.set()
 
     async def resume(self) -> None:
         """Let all engines go on."""

@@ -1,7 +1,7 @@
 """The pipeline's end of the trainer process. Loads no torch.
 
 TrainerProcess.start --spawns--> worker
-train / save  --request--> worker --answer--> (one at a time)
+train / export / save  --request--> worker --answer--> (one at a time)
 
 waits for               unblocked by
 an answer               the answer, TrainerFailed, or the end of the process
@@ -25,6 +25,8 @@ from areal_lab.processes import (
     start_child,
 )
 from areal_lab.training.protocol import (
+    Exported,
+    ExportRequest,
     Saved,
     SaveRequest,
     TrainBatchRequest,
@@ -34,7 +36,7 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Saved)
+Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Exported, Saved)
 
 
 class TrainingError(RuntimeError):
@@ -101,6 +103,10 @@ class TrainerProcess:
         """
         return await self._ask(request, TrainStepResult)
 
+    async def export(self) -> Exported:
+        """Write the trainer's weights for the engines. Raises as `train` does."""
+        return await self._ask(ExportRequest(), Exported)
+
     async def save(self, request: SaveRequest) -> Saved:
         """Write a Hugging Face folder. Raises as `train` does."""
         return await self._ask(request, Saved)
@@ -120,7 +126,9 @@ class TrainerProcess:
                 pass  # it is gone already, or does not listen
         await _end(self.child, self._pipe)
 
-    async def _ask(self, request: TrainBatchRequest | SaveRequest, kind: type[Answer]) -> Answer:
+    async def _ask(
+        self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Answer]
+    ) -> Answer:
         async with self._turn:
             self._works = True
             try:

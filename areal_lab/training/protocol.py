@@ -1,7 +1,7 @@
 """The messages between the pipeline and the trainer process, over one pipe, one at a time.
 
-    pipeline --(TrainBatchRequest | SaveRequest | None)--> worker
-    worker   --(TrainerReady | TrainStepResult | Saved | TrainerFailed)--> pipeline
+    pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
+    worker   --(TrainerReady | TrainStepResult | Exported | Saved | TrainerFailed)--> pipeline
 
 Plain data without tensors, so that the pipeline's process never loads torch. `None` asks the
 worker to end.
@@ -48,13 +48,26 @@ class TrainBatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainStepResult:
-    """The step is done and its weights are exported."""
+    """The step is done; its weights are in the trainer only, until they are exported."""
 
     version: Version
     """The version after the step: the request's plus one."""
-    weights: WeightsFolder
     metrics: dict[str, float]
     spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """Write the weights for the engines. Asked for apart from the step, so that the pipeline can
+    first let go of the weights before: in float32 a set is as large as the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The weights of the trainer's version, ready to be loaded by engines."""
+
+    weights: WeightsFolder
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)

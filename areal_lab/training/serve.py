@@ -1,7 +1,8 @@
 """What the trainer process does between its first message and its last.
 
 load model -> export first version -> TrainerReady
-TrainBatchRequest -> step -> export -> TrainStepResult      until None or the end of the pipe
+TrainBatchRequest -> step -> TrainStepResult      until None or the end of the pipe
+ExportRequest -> weights for engines -> Exported
 SaveRequest -> Hugging Face folder -> Saved
 """
 
@@ -19,10 +20,13 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.dtypes import compute_dtype
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.processes import on_parent_death
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import (
+    Exported,
+    ExportRequest,
     Saved,
     SaveRequest,
     Span,
@@ -50,9 +54,7 @@ def serve(pipe: Connection, settings_json: str) -> None:
     learner = make_learner(model, settings)
     version = settings.first_version
     ready = TrainerReady(
-        weights=write_weights(
-            model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
-        ),
+        weights=export(learner, version),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
         device=settings.device,
@@ -67,8 +69,12 @@ def serve(pipe: Connection, settings_json: str) -> None:
             return
         match message:
             case TrainBatchRequest():
-                pipe.send(train_and_export(learner, message, version))
+                pipe.send(train(learner, message, version))
                 version += 1
+            case ExportRequest():
+                start_s = time.time()
+                weights = export(learner, version)
+                pipe.send(Exported(weights, Span("export weights", start_s, time.time())))
             case SaveRequest(path=path):
                 start_s = time.time()
                 save_folder(model, Path(settings.model_path), path)
@@ -80,10 +86,8 @@ def serve(pipe: Connection, settings_json: str) -> None:
                 raise TypeError(f"the trainer does not understand {type(message).__name__}")
 
 
-def train_and_export(
-    learner: Learner, request: TrainBatchRequest, version: Version
-) -> TrainStepResult:
-    """One step and the weights that came of it.
+def train(learner: Learner, request: TrainBatchRequest, version: Version) -> TrainStepResult:
+    """One step.
 
     Raises:
         ValueError: if the request is for another version than the trainer has.
@@ -92,15 +96,18 @@ def train_and_export(
     if request.version != version:
         raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
     outcome = train_batch(learner, request)
-    start_s = time.time()
-    weights = write_weights(
+    return TrainStepResult(version + 1, outcome.metrics, outcome.spans)
+
+
+def export(learner: Learner, version: Version) -> WeightsFolder:
+    """The weights as engines load them, in the engines' compute type."""
+    settings = learner.settings
+    return write_weights(
         learner.model,
-        Path(learner.settings.weights_root),
-        version + 1,
-        dtype=_export_dtype(learner.settings),
+        Path(settings.weights_root),
+        version,
+        dtype=compute_dtype(settings.export_dtype, settings.device),
     )
-    export = Span("export weights", start_s, time.time(), {"bytes": float(weights.size_bytes)})
-    return TrainStepResult(version + 1, weights, outcome.metrics, (*outcome.spans, export))
 
 
 def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
@@ -137,10 +144,6 @@ def _tokenizer_files(source: Path) -> list[Path]:
         for file in sorted(source.iterdir())
         if file.suffix in kinds and file.name not in own and not file.name.endswith(".index.json")
     ]
-
-
-def _export_dtype(settings: TrainerSettings) -> torch.dtype:
-    return compute_dtype(settings.export_dtype, settings.device)
 
 
 def _log(line: str) -> None:

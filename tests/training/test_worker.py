@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from areal_lab.processes import ChildDied
 from areal_lab.training.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
-from areal_lab.training.serve import train_and_export
+from areal_lab.training.serve import train
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
 
@@ -58,9 +58,10 @@ def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> 
 
         result = await trainer.train(dataclasses.replace(random_batch(), version=0))
         assert result.version == 1
-        assert result.weights.version == 1
-        assert result.spans[-1].name == "export weights"
-        exported = load_file(result.weights.path / "model.safetensors")
+        export = await trainer.export()
+        assert export.weights.version == 1
+        assert export.span.name == "export weights"
+        exported = load_file(export.weights.path / "model.safetensors")
         assert any(not torch.equal(exported[name], first[name]) for name in first)
 
         saved = await trainer.save(SaveRequest(tmp_path / "final"))
@@ -85,7 +86,7 @@ def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> 
 
 def test_a_request_for_another_version_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="asked to train version 7, but the trainer has 0"):
-        train_and_export(learner_for(folder), TrainBatchRequest(7, ()), 0)
+        train(learner_for(folder), TrainBatchRequest(7, ()), 0)
 
 
 def test_a_killed_worker_is_an_error_that_names_the_signal(folder: Path, tmp_path: Path) -> None:

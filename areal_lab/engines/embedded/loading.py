@@ -28,6 +28,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
         folder, dtype=dtype, attn_implementation=IMPLEMENTATION
     )
     refuse_unsupported(model)
+    # As they come, parameters are views of the file, which would stay in shared memory as long as
+    # the engine lives, even when later weights have replaced every byte of them.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return, arg-type]
 
 
