@@ -29,7 +29,8 @@ from areal_lab.control.lags import total, trained_batches
 from areal_lab.load import load_config
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.run import RunResult, StopSignal, prepare, run
+from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.state import StopSignal
 from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
 
@@ -131,7 +132,7 @@ def figures(result: RunResult, *, asynchronous: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Run both variants in turn and compare their medians."""
-    arguments = harness.parse(__doc__, repeats=3, quick_repeats=1)
+    arguments = harness.parse(__doc__, repeats=2, quick_repeats=1)
     with tempfile.TemporaryDirectory(prefix="async-vs-sync-") as name:
         folder = Path(name)
         workload = Workload(model="SmolLM2-135M-Instruct", steps=8, groups=4, samples=4)

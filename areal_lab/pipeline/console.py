@@ -1,6 +1,6 @@
 """A run as a terminal shows it: progress, Ctrl-C, a summary at the end, an exit code.
 
-Ctrl-C once     finish the step, save, measure, exit 130
+Ctrl-C once     finish the step, save, exit 130
 Ctrl-C twice    stop at once, exit 130; every process ends, the run folder stays readable
 """
 
@@ -15,7 +15,8 @@ from rich.table import Table
 
 from areal_lab.config import TrainConfig
 from areal_lab.pipeline.progress import Display, terminal_display
-from areal_lab.pipeline.run import RunResult, RunState, StopSignal, prepare, run
+from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.state import RunState, StopSignal
 
 INTERRUPTED: Final = 130
 

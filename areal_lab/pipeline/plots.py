@@ -47,7 +47,8 @@ GREY = "#8C8C8C"
 _KIND_COLORS = {
     "decode": BLUE,
     "generate": BLUE,
-    "prefill": SKY,
+    "prefill and decode": SKY,
+    "prefill": "#44AA99",
     "load weights": BLACK,
     "forward/backward": ORANGE,
     "train": ORANGE,

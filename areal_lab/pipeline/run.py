@@ -12,14 +12,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areal_lab import preflight
 from areal_lab.config import TrainConfig
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.eventlog import TRAINER, RunHeader, Scalar, engine_process
+from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
 from areal_lab.control.events import EngineId, Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.control.replay import limits_to_fields
 from areal_lab.data.problems import ProblemSet, PromptSource
@@ -35,44 +35,17 @@ from areal_lab.pipeline.eventlog import EventLog, read_log_file
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.plan import limits_of, threads_of
+from areal_lab.pipeline.plan import Threads, limits_of, threads_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.summary import PEAK_MEMORY, build_summary
-from areal_lab.processes import Child, peak_rss_bytes
+from areal_lab.processes import peak_rss_bytes
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.model_path import resolve_model_path
 from areal_lab.training.settings import settings_from_config
-
-
-@dataclass(slots=True)
-class StopSignal:
-    """Asks a run to finish its step, save and end; `request` may be called from any thread."""
-
-    _requested: bool = False
-    _event: asyncio.Event | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-
-    def request(self) -> None:
-        """Ask; asking twice is asking once."""
-        self._requested = True
-        if self._loop is not None and self._event is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    @property
-    def requested(self) -> bool:
-        """Whether somebody asked."""
-        return self._requested
-
-    async def wait(self) -> None:
-        """Return once somebody asked."""
-        if self._event is None:
-            self._event, self._loop = asyncio.Event(), asyncio.get_running_loop()
-        if self._requested:
-            return
-        await self._event.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +54,6 @@ class RunResult:
 
     folder: Path
     summary: dict[str, Any]
-
-
-@dataclass(slots=True)
-class RunState:
-    """The parts of a run that a display looks at; empty until they exist."""
-
-    coordinator: Coordinator | None = None
-    live: LiveRun | None = None
-    children: list[Child] = field(default_factory=list)
-    """The trainer and the engines."""
-
-    def waiting_for(self) -> str:
-        """What the run waits for, in a few words; empty before and after training."""
-        return self.coordinator.waiting_for() if self.coordinator is not None else ""
-
-    def counts(self) -> str:
-        """Versions, groups and tokens right now; empty before training."""
-        if self.coordinator is None or self.live is None:
-            return ""
-        counts, tally = self.coordinator.counts, self.live.tally
-        return (
-            f"weights v{counts.trained_version} trained, v{counts.pushed_version} on engines; "
-            f"groups: {counts.in_flight} in flight, {counts.finished} ready, "
-            f"{counts.trained} trained, {counts.filtered + counts.dropped} filtered or dropped; "
-            f"{tally.generated_tokens:,} tokens"
-        )
 
 
 def prepare(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemSet:
@@ -193,8 +140,43 @@ async def run(
 async def _measured_run(task: Task) -> dict[str, Any]:
     """Start everything, measure, train, measure again; returns the summary."""
     began_s = time.time()
+    config, display = task.config, task.display
+    live, threads = await _bring_up(task)
+    before = await _measure(task, live.rollout, "before training")
+    display.phase("training")
+    live.begin()
+    coordinator = Coordinator(limits_of(config))
+    task.state.coordinator, task.state.live = coordinator, live
+    task.state.children = task.fleet.children
+    finish = await _drive(task, coordinator, live)
+    if finish.reason == "stopped":
+        saved = live.last_checkpoint
+        display.note(f"stopped as asked; saved: {'nothing yet' if saved is None else f'v{saved}'}")
+    task.state.coordinator = None
+    after = await _measure(task, live.rollout, "after training")
+    await live.collect_engine_spans(final=True)
+    for child in task.fleet.children:
+        live.log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
+    return build_summary(
+        read_log_file(task.folder.events),
+        reward_before=before.problem_means if before else None,
+        reward_after=after.problem_means if after else None,
+        wall_s=time.time() - began_s,
+        backend=config.rollout.backend,
+        version_mismatches=live.tally.version_mismatches,
+        more={
+            "seed": config.seed,
+            "model": config.actor.path,
+            "compute_dtype": live.trainer.ready.compute_dtype,
+            "threads": {"trainer": threads.trainer, "engine": threads.engine},
+            "rewards": live.rollout.rewards.counts,
+        },
+    )
+
+
+async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
+    """Trainer, engines, reward workers: one after the other, each named while it is waited for."""
     config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
-    limits = limits_of(config)
     display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
     model_path = await asyncio.to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
@@ -204,10 +186,7 @@ async def _measured_run(task: Task) -> dict[str, Any]:
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
     trainer = await fleet.start_trainer(
         settings_from_config(
-            config,
-            model_path=model_path,
-            weights_root=weights_root,
-            threads=threads.trainer,
+            config, model_path=model_path, weights_root=weights_root, threads=threads.trainer
         ),
         log_path=folder.log("trainer"),
     )
@@ -226,15 +205,6 @@ async def _measured_run(task: Task) -> dict[str, Any]:
             log_folder=folder.path / "logs",
         )
     )
-    rollout = Rollout(
-        engines=clients,
-        codec=codec,
-        rewards=rewards,
-        sampling=_sampling(config, codec),
-        run_seed=config.seed,
-        answer_tokens=task.answer_tokens,
-    )
-    log = fleet.stack.enter_context(_open_log(folder, clients, limits_to_fields(limits)))
 
     def on_step(report: StepReport) -> None:
         display.step(report)
@@ -242,8 +212,15 @@ async def _measured_run(task: Task) -> dict[str, Any]:
 
     live = LiveRun(
         folder=folder,
-        log=log,
-        rollout=rollout,
+        log=fleet.stack.enter_context(_open_log(config, folder, clients)),
+        rollout=Rollout(
+            engines=clients,
+            codec=codec,
+            rewards=rewards,
+            sampling=_sampling(config, codec),
+            run_seed=config.seed,
+            answer_tokens=task.answer_tokens,
+        ),
         source=PromptSource(task.problems.train, seed=config.seed),
         trainer=trainer,
         clients=clients,
@@ -253,59 +230,35 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         on_step=on_step,
         weights={weights.version: weights},
     )
-    before = await _measure(task, rollout, "before training")
-    display.phase("training")
-    live.begin()
-    task.state.coordinator, task.state.live = Coordinator(limits), live
-    task.state.children = fleet.children
-    finish = await _drive(task, task.state.coordinator, live, clients)
-    if finish.reason == "stopped":
-        display.note("stopped as asked; the weights are saved")
-    task.state.coordinator = None
-    after = await _measure(task, rollout, "after training")
-    await live.collect_engine_spans(final=True)
-    for child in fleet.children:
-        log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
-    return build_summary(
-        read_log_file(folder.events),
-        reward_before=before.problem_means if before else None,
-        reward_after=after.problem_means if after else None,
-        wall_s=time.time() - began_s,
-        backend=config.rollout.backend,
-        version_mismatches=live.tally.version_mismatches,
-        more={
-            "seed": config.seed,
-            "model": config.actor.path,
-            "compute_dtype": trainer.ready.compute_dtype,
-            "threads": {"trainer": threads.trainer, "engine": threads.engine},
-            "rewards": rewards.counts,
-        },
-    )
+    return live, threads
 
 
 async def _start_engines(
     task: Task, weights: WeightsFolder, threads: int
 ) -> dict[EngineId, EngineClient]:
     rollout = task.config.rollout
-    engines = await asyncio.gather(
-        *(
-            launch_embedded(
-                index=index,
-                weights=weights,
-                port=rollout.port + index if rollout.port else 0,
-                threads=threads,
-                dtype=rollout.dtype,
-                max_running_requests=rollout.max_running_requests,
-                context_length=None,
-                log_path=task.folder.log(f"engine-{index}"),
-                request_timeout_s=rollout.request_timeout_s,
-            )
-            for index in range(rollout.engines)
+    clients: dict[EngineId, EngineClient] = {}
+
+    async def start(index: EngineId) -> None:
+        engine = await launch_embedded(
+            index=index,
+            weights=weights,
+            port=rollout.port + index if rollout.port else 0,
+            threads=threads,
+            dtype=rollout.dtype,
+            max_running_requests=rollout.max_running_requests,
+            context_length=None,
+            log_path=task.folder.log(f"engine-{index}"),
+            request_timeout_s=rollout.request_timeout_s,
         )
-    )
-    for engine in engines:
         task.fleet.add_engine(engine)
-    return {index: engine.client for index, engine in enumerate(engines)}
+        clients[index] = engine.client
+
+    # If one cannot start, the others are stopped before the error goes on.
+    async with asyncio.TaskGroup() as starting:
+        for index in range(rollout.engines):
+            starting.create_task(start(index), name=f"start engine {index}")
+    return dict(sorted(clients.items()))
 
 
 async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:
@@ -331,9 +284,7 @@ async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | N
         measuring.cancel()
 
 
-async def _drive(
-    task: Task, coordinator: Coordinator, live: LiveRun, clients: Mapping[EngineId, EngineClient]
-) -> Finish:
+async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
     """Drive the run; a stop asked for from anywhere becomes an event."""
     events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -344,7 +295,7 @@ async def _drive(
 
     passing = asyncio.create_task(pass_on_stop(), name="stop")
     try:
-        return await drive(coordinator, live, RunStarted(tuple(clients)), events, live.log)
+        return await drive(coordinator, live, RunStarted(tuple(live.clients)), events, live.log)
     finally:
         passing.cancel()
 
@@ -367,12 +318,12 @@ def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
 
 
 def _open_log(
-    folder: RunFolder, clients: Mapping[EngineId, EngineClient], limits: Mapping[str, Scalar]
+    config: TrainConfig, folder: RunFolder, clients: Mapping[EngineId, EngineClient]
 ) -> EventLog:
     header = RunHeader(
         mode="train",
         started_at=time.time(),
-        limits=limits,
+        limits=limits_to_fields(limits_of(config)),
         processes=(TRAINER, *(engine_process(index) for index in clients)),
     )
     return EventLog(folder.events, header, clock=time.time)

@@ -20,7 +20,8 @@ from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.reports import StepReport
-from areal_lab.pipeline.run import RunResult, StopSignal, prepare, run
+from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.state import StopSignal
 from areal_lab.rewards.service import RewardFunction
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.weights_root import SHARED_MEMORY
 from areal_lab.pipeline.reports import StepReport
-from areal_lab.pipeline.run import RunState, StopSignal
+from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
 from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import (

@@ -13,7 +13,8 @@ from areal_lab.control.events import GroupId
 from areal_lab.load import load_config
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport
-from areal_lab.pipeline.run import RunResult, RunState, StopSignal, prepare, run
+from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.state import RunState, StopSignal
 from benchmarks.tiny_model import write_tiny_model
 
 

@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-ActivityName: TypeAlias = Literal["prefill", "decode", "paused", "idle", "load_weights"]
+ActivityName: TypeAlias = Literal[
+    "prefill", "decode", "prefill_and_decode", "paused", "idle", "load_weights"
+]
 
 JOIN_GAP_S = 0.02
 """Neighbors closer than this are one span; idling shorter than this is not recorded."""

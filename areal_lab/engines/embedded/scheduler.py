@@ -143,10 +143,13 @@ class Scheduler:
             self._update(self._updates.popleft())
             name = "load_weights"
         elif not batcher.paused and (batcher.running or (batcher.waiting and not self._updates)):
-            prompt_tokens = batcher.prompt_tokens
+            prompt_tokens, decoding = batcher.prompt_tokens, len(batcher.running)
             ended = batcher.step(admit=not self._updates)
             self._finish(ended)
-            name = "prefill" if batcher.prompt_tokens > prompt_tokens else "decode"
+            if batcher.prompt_tokens == prompt_tokens:
+                name = "decode"
+            else:
+                name = "prefill_and_decode" if decoding else "prefill"
         else:
             with self._wake:
                 while not self._tasks:

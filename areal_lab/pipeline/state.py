@@ -1,0 +1,64 @@
+"""What is shared with a run while it goes on: the wish to stop it, and a look at where it is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.pipeline.live import LiveRun
+from areal_lab.processes import Child
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """Asks a run to finish its step, save and end; `request` may be called from any thread."""
+
+    _requested: bool = False
+    _event: asyncio.Event | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self) -> None:
+        """Ask; asking twice is asking once."""
+        self._requested = True
+        if self._loop is not None and self._event is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._requested
+
+    async def wait(self) -> None:
+        """Return once somebody asked."""
+        if self._event is None:
+            self._event, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if self._requested:
+            return
+        await self._event.wait()
+
+
+@dataclass(slots=True)
+class RunState:
+    """The parts of a run that a display looks at; empty until they exist."""
+
+    coordinator: Coordinator | None = None
+    live: LiveRun | None = None
+    children: list[Child] = field(default_factory=list)
+    """The trainer and the engines."""
+
+    def waiting_for(self) -> str:
+        """What the run waits for, in a few words; empty before and after training."""
+        return self.coordinator.waiting_for() if self.coordinator is not None else ""
+
+    def counts(self) -> str:
+        """Versions, groups and tokens right now; empty before training."""
+        if self.coordinator is None or self.live is None:
+            return ""
+        counts, tally = self.coordinator.counts, self.live.tally
+        return (
+            f"weights v{counts.trained_version} trained, v{counts.pushed_version} on engines; "
+            f"groups: {counts.in_flight} in flight, {counts.finished} ready, "
+            f"{counts.trained} trained, {counts.filtered + counts.dropped} filtered or dropped; "
+            f"{tally.generated_tokens:,} tokens"
+        )
