@@ -44,6 +44,15 @@ def read_model_facts(folder: Path) -> ModelFacts:
     return ModelFacts(parameters, context)
 
 
+def transfer_bytes(parameters: int, dtype: str) -> int:
+    """Largest size of one set of weights on its way to the engines.
+
+    Args:
+        dtype: `rollout.dtype`; `auto` may turn out to be float32, whatever is stored.
+    """
+    return parameters * (2 if dtype == "bfloat16" else 4)
+
+
 def _parameters(file: Path) -> int:
     """Numbers in a safetensors file: 8 bytes of header length, then the header as JSON."""
     try:

@@ -23,7 +23,7 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
-from areal_lab.model_facts import ModelFacts, read_model_facts
+from areal_lab.model_facts import ModelFacts, read_model_facts, transfer_bytes
 from areal_lab.training.model_path import (
     PACKAGED_MODELS,
     ModelNotFound,
@@ -260,8 +260,7 @@ def check_space(
     steps = config.total_train_steps
     checkpoints = 1 if every == 0 else math.ceil(steps / every)
     needed = checkpoints * facts.parameters * _MASTER_BYTES + _LOG_BYTES
-    bytes_each = 2 if config.rollout.dtype == "bfloat16" else 4
-    transfer = int(ROOM_FACTOR * facts.parameters * bytes_each)
+    transfer = int(ROOM_FACTOR * transfer_bytes(facts.parameters, config.rollout.dtype))
     what = f"{checkpoints} checkpoint{'s' if checkpoints > 1 else ''}"
     if not SHARED_MEMORY.is_dir() or disk_usage(SHARED_MEMORY).free < transfer:
         needed += transfer

@@ -5,8 +5,9 @@
 
 The folder is an ordinary Hugging Face model folder (without a tokenizer). The rename makes it
 appear complete or not at all; the checksum over names, shapes, types and bytes travels in the
-manifest and is computed again by whoever reads it. The newest two folders are kept, so that an
-engine that is still reading the last one is not disturbed.
+manifest and is computed again by whoever reads it. At most the newest two folders are kept,
+so that an engine that is still reading the last one is not disturbed; the pipeline removes what all
+engines hold.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 ROOM_FACTOR = 2.5
-"""Shared memory must have room for this many sets of weights: two kept and one being written,
-less what a folder of the oldest leaves when it goes."""
+"""Shared memory must have room for this many sets of weights: one that waits for engines to end
+what they run, one being written, and half of one to spare."""
 
 _PREFIX = "areal_lab-"
 _LOCK = ".alive"

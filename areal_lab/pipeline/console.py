@@ -41,10 +41,12 @@ def run_to_end(config: TrainConfig) -> int:
         )
 
     try:
-        with terminal_display(state.waiting_for, state.counts) as display:
+        with terminal_display(lambda: state.waiting_for, lambda: state.counts) as display:
             result = asyncio.run(until_done(display))
     except asyncio.CancelledError:
-        Console(stderr=True).print("stopped at once, as asked; nothing was saved", style="red")
+        saved = state.live.last_checkpoint if state.live is not None else None
+        what = "nothing was saved" if saved is None else f"version {saved} is saved"
+        Console(stderr=True).print(f"stopped at once, as asked; {what}", style="red")
         return INTERRUPTED
     console = Console()
     console.print(summary_table(result.summary))

@@ -59,6 +59,10 @@ class Performer(Protocol):
         """Write a checkpoint of the trainer."""
         ...
 
+    def announce_push(self, version: Version) -> None:
+        """`push_weights(version)` comes as soon as engines are ready: keep these weights."""
+        ...
+
     async def interrupt(self) -> None:
         """Pause every engine."""
         ...
@@ -140,6 +144,8 @@ async def drive(
                     case Train() | Save():
                         train_lane.queue.put_nowait(action)
                     case Interrupt() | PushWeights() | Resume():
+                        if isinstance(action, PushWeights):
+                            performer.announce_push(action.version)
                         weights_lane.queue.put_nowait(action)
                     case Drop():
                         if (task := groups.pop(action.group, None)) is not None:

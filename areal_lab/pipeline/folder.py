@@ -39,7 +39,7 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> RunFolder:
         """Make `run_dir/experiment-YYYYmmdd-HHMMSS`, with the configuration and environment."""
         stem = f"{config.experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        parent = Path(config.run_dir)
+        parent = Path(config.run_dir).expanduser()
         parent.mkdir(parents=True, exist_ok=True)
         folder = cls(_fresh_folder(parent, stem).resolve())
         for name in ("trajectories", "checkpoints", "logs"):

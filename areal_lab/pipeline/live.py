@@ -65,15 +65,15 @@ class LiveRun:
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
     _kept: dict[GroupId, tuple[RolledOut, tuple[Trajectory, ...]]] = field(default_factory=dict)
-    _loading: Version | None = None
-    """Version on its way into the engines."""
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
     _last_step_s: float = 0.0
     _span_cursor: dict[EngineId, int] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Training begins now: step times and rates count from here."""
+        self._loaded.set()
         self.began_s = time.time()
         self._last_step_s, self._tokens_at_last_step = 0.0, self.tally.generated_tokens
 
@@ -115,11 +115,10 @@ class LiveRun:
     async def _export(self, version: Version) -> None:
         """Have the weights written for the engines, when they are done with those before.
 
-        So shared memory holds one set of weights, and two where engines are still coming to a
-        stop to load the first.
+        So shared memory holds one set of weights, and two while engines are still to end running
+        answers before they load (a push that does not interrupt).
         """
-        if self._loading is not None:
-            await self._loaded.wait()
+        await self._loaded.wait()
         for superseded in sorted(self.weights)[:-1]:
             await self._remove(superseded)
         exported = await self.trainer.export()
@@ -139,6 +138,11 @@ class LiveRun:
         self.folder.point_model_to(saved.path)
         self.last_checkpoint = version
 
+    def announce_push(self, version: Version) -> None:
+        """From now on the weights of `version` are needed."""
+        assert version in self.weights, f"version {version} was never exported"
+        self._loaded.clear()
+
     async def interrupt(self) -> None:
         """Pause all engines at once."""
         self.tally.interruptions += 1
@@ -147,8 +151,6 @@ class LiveRun:
     async def push_weights(self, version: Version) -> None:
         """Load one version into all engines; once all hold it, its folder and older ones go."""
         weights = self.weights[version]
-        self._loading = version
-        self._loaded.clear()
         try:
             await asyncio.gather(
                 *(c.load_weights(weights, self.pause_mode) for c in self.clients.values())
@@ -158,7 +160,6 @@ class LiveRun:
             raise
         for old in [v for v in self.weights if v <= version]:
             await self._remove(old)
-        self._loading = None
         self._loaded.set()
 
     async def resume(self) -> None:

@@ -82,6 +82,8 @@ class Rollout:
     rewards: RewardService
     sampling: SamplingParams
     run_seed: int
+    running_samples: int
+    """Samples that one engine runs at once."""
     answer_tokens: Callable[[GroupId, int], int] | None = None
     """Exact length of sample i of a group, for studies of long tails: answers then end nowhere
     else. None lets the model end its answers."""
@@ -151,19 +153,23 @@ class Rollout:
         different weights. `done` is called after each problem.
         """
 
+        ids = sorted(self.engines)
+        # What waits at an engine counts towards its time limit, so no more is sent than it can run.
+        at_once = max(1, self.running_samples // samples)
+        places = {engine: asyncio.Semaphore(at_once) for engine in ids}
+
         async def one(index: int, problem: Problem) -> RolledOut:
-            rolled = await self.group(
-                problem,
-                engine=ids[index % len(ids)],
-                stream="held-out",
-                group=index,
-                samples=samples,
-            )
+            engine = ids[index % len(ids)]
+            async with places[engine]:
+                rolled = await self.group(
+                    problem, engine=engine, stream="held-out", group=index, samples=samples
+                )
             done()
             return rolled
 
-        ids = sorted(self.engines)
-        return await asyncio.gather(*(one(i, problem) for i, problem in enumerate(problems)))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(i, problem)) for i, problem in enumerate(problems)]
+        return [task.result() for task in tasks]
 
 
 def request_id(stream: str, group: GroupId, sample: int) -> str:

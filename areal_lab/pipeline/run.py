@@ -3,7 +3,7 @@
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
 
 Every process the run starts is stopped when it ends, however it ends; the death of one ends the
-run with that process's last words.
+run with that process's last words, but for reward workers, which are replaced.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from areal_lab.engines.client import EngineClient
 from areal_lab.engines.launch import launch_embedded
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.model_facts import read_model_facts, transfer_bytes
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.eventlog import EventLog, read_log_file
@@ -63,6 +64,10 @@ def prepare(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemS
         ConfigError: in one line, naming the value, the bound and the mend.
     """
     preflight.check(config, problems)
+    try:
+        limits_of(config)
+    except ValueError as error:
+        raise preflight.ConfigError(str(error)) from error
     return problems or load_problems(config.dataset, seed=config.seed)
 
 
@@ -105,7 +110,7 @@ async def run(
         state: filled in as the run goes on, for whoever shows it.
 
     Raises:
-        ChildDied: an engine, the trainer or a reward worker ended; with its last words.
+        ChildDied: an engine or the trainer ended; with its last words.
         Exception: the first error of any part, not an exception group.
     """
     folder = RunFolder.create(config)
@@ -170,6 +175,10 @@ async def _measured_run(task: Task) -> dict[str, Any]:
             "compute_dtype": live.trainer.ready.compute_dtype,
             "threads": {"trainer": threads.trainer, "engine": threads.engine},
             "rewards": live.rollout.rewards.counts,
+            "held_out_unjudged": {
+                "before": before.unjudged if before else None,
+                "after": after.unjudged if after else None,
+            },
         },
     )
 
@@ -181,7 +190,9 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
     model_path = await asyncio.to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
     threads = threads_of(config, len(os.sched_getaffinity(0)))
-    weights_root = choose_weights_root(folder.path, _weights_bytes(model_path))
+    weights_root = choose_weights_root(
+        folder.path, transfer_bytes(read_model_facts(model_path).parameters, config.rollout.dtype)
+    )
     fleet.stack.callback(remove_weights_root, weights_root)
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
     trainer = await fleet.start_trainer(
@@ -220,6 +231,7 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
             sampling=_sampling(config, codec),
             run_seed=config.seed,
             answer_tokens=task.answer_tokens,
+            running_samples=config.rollout.max_running_requests,
         ),
         source=PromptSource(task.problems.train, seed=config.seed),
         trainer=trainer,
@@ -294,16 +306,12 @@ async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
         events.put_nowait(StopRequested())
 
     passing = asyncio.create_task(pass_on_stop(), name="stop")
+    telling = asyncio.create_task(task.state.keep_fresh(), name="state for the display")
     try:
         return await drive(coordinator, live, RunStarted(tuple(live.clients)), events, live.log)
     finally:
         passing.cancel()
-
-
-def _weights_bytes(model_path: Path) -> int:
-    """Size of the model's weights on disk, of which one export takes no more."""
-    files = (*model_path.glob("*.safetensors"), *model_path.glob("*.bin"))
-    return sum(file.stat().st_size for file in files)
+        telling.cancel()
 
 
 def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:

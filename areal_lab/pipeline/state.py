@@ -47,12 +47,25 @@ class RunState:
     children: list[Child] = field(default_factory=list)
     """The trainer and the engines."""
 
-    def waiting_for(self) -> str:
-        """What the run waits for, in a few words; empty before and after training."""
-        return self.coordinator.waiting_for() if self.coordinator is not None else ""
+    waiting_for: str = ""
+    """What the run waits for, in a few words; empty before and after training."""
+    counts: str = ""
+    """Versions, groups and tokens; empty before and after training."""
 
-    def counts(self) -> str:
-        """Versions, groups and tokens right now; empty before training."""
+    async def keep_fresh(self, every_s: float = 0.25) -> None:
+        """Write the two texts again and again, until cancelled.
+
+        A display draws on a thread of its own; the coordinator belongs to the event loop's.
+        """
+        try:
+            while self.coordinator is not None:
+                self.waiting_for = self.coordinator.waiting_for()
+                self.counts = self._counts()
+                await asyncio.sleep(every_s)
+        finally:
+            self.waiting_for = self.counts = ""
+
+    def _counts(self) -> str:
         if self.coordinator is None or self.live is None:
             return ""
         counts, tally = self.coordinator.counts, self.live.tally

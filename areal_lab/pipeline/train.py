@@ -40,6 +40,8 @@ class TrainingRun:
             queue.SimpleQueue()
         )
         self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        """What ended the run after the caller left its loop; raised by whoever asks for results."""
         self._thread = threading.Thread(
             target=self._work, args=(config, problems, reward_fn, display), name="areal_lab run"
         )
@@ -72,14 +74,21 @@ class TrainingRun:
         finally:  # also when the caller breaks out of its loop, or presses Ctrl-C
             self._stop.request()
             self._thread.join()
-            self._keep_result()
+            self._keep_end()
 
-    def _keep_result(self) -> None:
+    def _keep_end(self) -> None:
         while not self._reports.empty():
-            if isinstance(message := self._reports.get(), RunResult):
-                self._result = message
+            match self._reports.get():
+                case RunResult() as result:
+                    self._result = result
+                case BaseException() as error:
+                    self._error = error
+                case _:
+                    pass  # a step that ended after the caller left
 
     def _ended(self) -> RunResult:
+        if self._error is not None:
+            raise self._error
         if self._result is None:
             raise RuntimeError("the run has not ended: iterate over it first")
         return self._result

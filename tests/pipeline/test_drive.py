@@ -51,6 +51,7 @@ class ToyMachine:
     fail_at_step: int | None = None
     filtered: frozenset[GroupId] = frozenset()
     engine_version: Version = 0
+    announced: Version = 0
     paused: bool = False
     kept: set[GroupId] = field(default_factory=set)
     trained: list[tuple[GroupId, ...]] = field(default_factory=list)
@@ -80,13 +81,17 @@ class ToyMachine:
     async def save(self, version: Version) -> None:
         self.saved.append(version)
 
+    def announce_push(self, version: Version) -> None:
+        assert version > self.engine_version
+        self.announced = version
+
     async def interrupt(self) -> None:
         assert not self.paused
         self.paused = True
 
     async def push_weights(self, version: Version) -> None:
         await asyncio.sleep(0)
-        assert version > self.engine_version
+        assert version == self.announced
         self.engine_version = version
 
     async def resume(self) -> None:

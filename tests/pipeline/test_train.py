@@ -14,6 +14,7 @@ from areal_lab.config import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.preflight import ConfigError
+from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import even_digits, tiny_config
 
 
@@ -93,3 +94,25 @@ def test_two_batches_are_in_flight_unless_eta_admits_less() -> None:
         assert limits_of(config).max_in_flight == in_flight
     config.rollout.max_concurrent_rollouts = 5
     assert limits_of(config).max_in_flight == 5
+
+
+def test_an_error_after_the_loop_was_left_is_raised_by_whoever_asks(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "total_train_steps=1000")
+    run = areal_lab.train(config, reward_fn=even_digits)
+    for _ in run:
+        (folder,) = (tmp_path / "runs").iterdir()
+        checkpoints = folder / "checkpoints"
+        checkpoints.rmdir()
+        checkpoints.write_text("a file where the last save wants a folder")
+        break
+    with pytest.raises(TrainingError, match="checkpoints"):
+        _ = run.summary
+
+
+def test_a_bound_that_cannot_hold_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, "eta=1.5", "rollout.batch_order=bounded_lag", "rollout.max_lag=1.5"
+    )
+    with pytest.raises(ConfigError, match="max_lag"):
+        areal_lab.train(config)
+    assert not (tmp_path / "runs").exists()
