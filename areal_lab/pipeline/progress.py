@@ -116,7 +116,7 @@ class Screen:
             table.add_row("state", counts)
         if self._last is not None:
             table.add_row(
-                "steps",
+                f"step {self._last.step}/{self._last.total_steps}",
                 ProgressBar(
                     total=self._last.total_steps, completed=self._last.step, width=_BAR_WIDTH
                 ),
