@@ -70,10 +70,13 @@ from areal_lab.functional.staleness import (
 # --- masks and segments
 from areal_lab.functional.masked import masked_mean, masked_quantiles, masked_sum, select
 from areal_lab.functional.segments import (
+    Segments,
     dense_ids,
     packed_sequence_ids,
+    packed_sequences,
     padded_sequence_ids,
     segment_reduce,
+    sequences_or_rows,
 )
 
 # isort: on
@@ -129,12 +132,15 @@ __all__ = [
     "token_lag",
     "trajectory_lag",
     # masks and segments
+    "Segments",
     "dense_ids",
     "masked_mean",
     "masked_quantiles",
     "masked_sum",
     "packed_sequence_ids",
+    "packed_sequences",
     "padded_sequence_ids",
     "segment_reduce",
+    "sequences_or_rows",
     "select",
 ]

@@ -12,22 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.masked import masked_sum
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Count: TypeAlias = int | float | Tensor
 """How many tokens (or sequences) the mean is over; a scalar tensor stays on its device."""
 
-Aggregate: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""`(values, mask) -> scalar`. Bind counts and ids with `functools.partial`."""
+Aggregate: TypeAlias = Callable[[Tensor, Tensor, Segments | None], Tensor]
+"""`(values, mask, sequences) -> scalar`. Bind counts with `functools.partial`."""
 
 
 def token_mean(
     values: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,  # noqa: ARG001 - part of the signature of an aggregate
     *,
     token_count: Count | None = None,
 ) -> Float[Tensor, ""]:
@@ -38,6 +39,7 @@ def token_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
+        sequences: not looked at.
         token_count: N, the tokens of the *whole* batch over all micro-batches and ranks, so that
             the sum over the parts is the mean over the whole. None counts this mask; an empty
             mask then gives 0.
@@ -53,8 +55,7 @@ def token_mean(
 def sequence_mean(
     values: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
-    ids: Int[Tensor, "*shape"],
-    sequences: int,
+    sequences: Segments | None = None,
     *,
     sequence_count: Count | None = None,
 ) -> Float[Tensor, ""]:
@@ -65,8 +66,7 @@ def sequence_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        ids: sequence of each token (`padded_sequence_ids`, `packed_sequence_ids`).
-        sequences: number of sequences in this part of the batch.
+        sequences: sequence of each token (`packed_sequences`); None takes rows.
         sequence_count: B of the whole batch. None counts the sequences here that have a token;
             a sequence without one adds 0 either way.
 
@@ -75,8 +75,9 @@ def sequence_mean(
     Raises:
         ValueError: shapes differ, or `sequence_count` is a number that is not positive.
     """
-    means = segment_reduce(values, ids, sequences, mask=mask, reduce="mean")
-    tokens = segment_reduce(mask.long(), ids, sequences)
+    ids, count = sequences_or_rows(mask, sequences)
+    means = segment_reduce(values, ids, count, mask=mask, reduce="mean")
+    tokens = segment_reduce(mask.long(), ids, count)
     return means.sum() / _divisor(sequence_count, (tokens > 0).sum(), "sequence_count")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments, sequences_or_rows
 
 
 class BehaviorWeight(NamedTuple):
@@ -28,6 +29,8 @@ class BehaviorWeight(NamedTuple):
     """log pi_prox - log pi_behav, as it was at the start of the chain; 0 where masked."""
     mask: Tensor
     """True where the policy chose the token."""
+    sequences: Segments
+    """Sequence of each token, for corrections of whole sequences."""
 
 
 Correction: TypeAlias = Callable[[BehaviorWeight], BehaviorWeight]
@@ -38,6 +41,7 @@ def behavior_weight(
     proximal_logprobs: Float[Tensor, "*shape"],
     behavior_logprobs: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
 ) -> BehaviorWeight:
     r"""Importance weight of each token, unbounded.
 
@@ -47,6 +51,7 @@ def behavior_weight(
         proximal_logprobs: log pi_prox of the sampled tokens.
         behavior_logprobs: log pi_behav, as the sampler reported them.
         mask: True where the policy chose the token; elsewhere the weight is 1.
+        sequences: sequence of each token; None takes rows.
 
     Source: AReaL (arXiv:2505.24298), eq. 5.
 
@@ -57,7 +62,7 @@ def behavior_weight(
         mask, proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs
     )
     log_ratio = select(proximal_logprobs.detach(), mask) - select(behavior_logprobs.detach(), mask)
-    return BehaviorWeight(torch.exp(log_ratio), log_ratio, mask)
+    return BehaviorWeight(torch.exp(log_ratio), log_ratio, mask, sequences_or_rows(mask, sequences))
 
 
 def unbounded(weight: BehaviorWeight) -> BehaviorWeight:

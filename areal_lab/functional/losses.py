@@ -20,6 +20,7 @@ from areal_lab.functional.aggregate import Aggregate, Count, token_mean
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
 from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
+from areal_lab.functional.segments import Segments
 from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip_surrogate
 
 
@@ -56,7 +57,16 @@ class HasLoss(Protocol):
 class PolicyLoss(Protocol):
     """A policy loss as a trainer calls it. Own losses have this signature.
 
-    Bind further numbers beforehand: `partial(decoupled_ppo, clip_epsilon=0.1)`.
+    Bind further numbers beforehand: `partial(decoupled_ppo, clip_epsilon=0.1)`. A loss that needs
+    more of the batch names it: a trainer passes those of these keywords that are parameters.
+
+        token_count       tokens the policy chose in the whole batch
+        sequences         `Segments`: the sequence that each token belongs to
+        sequence_count    sequences of the whole batch that have such a token
+        groups            `Segments`: the prompt whose group each token belongs to
+        group_count       groups of the whole batch
+        versions          version of the weights that sampled each token
+        trainer_version   version of the weights before this batch
     """
 
     def __call__(
@@ -166,6 +176,7 @@ def policy_loss(
     ratio: AnchorRatio = token_ratio,
     correct: Correction = unbounded,
     aggregate: Aggregate = token_mean,
+    sequences: Segments | None = None,
 ) -> PolicyLossResult:
     r"""Compose a policy loss from its four parts; named losses are calls of this.
 
@@ -179,9 +190,10 @@ def policy_loss(
         advantages: A of each token.
         mask: True = the policy chose this token.
         surrogate: `(policy, advantages) -> Surrogate`, what is maximised per token.
-        ratio: `(logprobs, anchor_logprobs, mask) -> AnchoredPolicy`.
+        ratio: `(logprobs, anchor_logprobs, mask, sequences) -> AnchoredPolicy`.
         correct: what happens to the weight pi_prox / pi_behav.
-        aggregate: `(values, mask) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`.
+        sequences: sequence of each token; None takes rows.
 
     Raises:
         ValueError: shapes differ.
@@ -193,11 +205,12 @@ def policy_loss(
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
     )
-    policy = ratio(logprobs, proximal_logprobs, mask)
+    policy = ratio(logprobs, proximal_logprobs, mask, sequences)
     objective = surrogate(policy, advantages)
-    weight = correct(behavior_weight(proximal_logprobs, behavior_logprobs, mask)).weight
+    start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, policy.sequences)
+    weight = correct(start).weight
     return PolicyLossResult(
-        loss=-aggregate(weight * objective.value, mask),
+        loss=-aggregate(weight * objective.value, mask, policy.sequences),
         ratio=detached_ratio(policy),
         behavior_weight=weight,
         clipped=objective.clipped,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments, sequences_or_rows
 
 
 class AnchoredPolicy(NamedTuple):
@@ -30,16 +31,19 @@ class AnchoredPolicy(NamedTuple):
     """log pi_anchor, detached."""
     mask: Tensor
     """True where the policy chose the token."""
+    sequences: Segments
+    """Sequence of each token, for surrogates that look at whole sequences."""
 
 
-AnchorRatio: TypeAlias = Callable[[Tensor, Tensor, Tensor], AnchoredPolicy]
-"""`(logprobs, anchor_logprobs, mask) -> AnchoredPolicy`."""
+AnchorRatio: TypeAlias = Callable[[Tensor, Tensor, Tensor, Segments | None], AnchoredPolicy]
+"""`(logprobs, anchor_logprobs, mask, sequences) -> AnchoredPolicy`."""
 
 
 def token_ratio(
     logprobs: Float[Tensor, "*shape"],
     anchor_logprobs: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
 ) -> AnchoredPolicy:
     r"""Ratio of each token by itself.
 
@@ -49,6 +53,7 @@ def token_ratio(
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         anchor_logprobs: log pi_anchor of the same tokens.
         mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
+        sequences: handed on; None takes rows.
 
     Source: PPO (arXiv:1707.06347), section 3.
 
@@ -58,7 +63,13 @@ def token_ratio(
     check_token_inputs(mask, logprobs=logprobs, anchor_logprobs=anchor_logprobs)
     logprobs = select(logprobs, mask)
     anchor_logprobs = select(anchor_logprobs.detach(), mask)
-    return AnchoredPolicy(logprobs - anchor_logprobs, logprobs, anchor_logprobs, mask)
+    return AnchoredPolicy(
+        log_ratio=logprobs - anchor_logprobs,
+        logprobs=logprobs,
+        anchor_logprobs=anchor_logprobs,
+        mask=mask,
+        sequences=sequences_or_rows(mask, sequences),
+    )
 
 
 def detached_ratio(policy: AnchoredPolicy) -> Float[Tensor, "*shape"]:

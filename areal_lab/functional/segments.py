@@ -9,7 +9,8 @@ Masked tokens add an exact zero, hence both layouts give bit-equal sums on a CPU
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import math
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -18,6 +19,44 @@ from torch import Tensor
 from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
 
 Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
+
+
+class Segments(NamedTuple):
+    """Which segment each token belongs to: the same words for padded and packed batches.
+
+    A segment is whatever shares an id: a sequence, a turn of it, all samples of one prompt.
+    """
+
+    ids: Tensor
+    """Number of each token's segment, `0 .. count - 1`; of the shape of the tokens."""
+    count: int
+    """Number of segments, those without a token included."""
+
+
+def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
+    """The given sequences, or by default the rows along the last axis.
+
+    A single axis is then one sequence, so that a function of one sequence is that of a batch
+    under `vmap`.
+
+    Raises:
+        ValueError: the ids are not of the shape of the mask or no integers, or the count is
+            negative.
+    """
+    if sequences is None:
+        rows = math.prod(mask.shape[:-1])
+        ids = torch.arange(rows, device=mask.device).reshape(*mask.shape[:-1], 1)
+        return Segments(ids.expand(mask.shape), rows)
+    check_same_shape("sequences.ids", sequences.ids, "mask", mask)
+    check_integer("sequences.ids", sequences.ids)
+    if sequences.count < 0:
+        raise ValueError(f"sequences.count is {sequences.count}, but must be >= 0")
+    return sequences
+
+
+def packed_sequences(cu_seqlens: Int[Tensor, " boundaries"], tokens: int) -> Segments:
+    """The sequences of a packed batch, from their cumulative lengths `[0, |y_1|, ...]`."""
+    return Segments(packed_sequence_ids(cu_seqlens, tokens), cu_seqlens.shape[0] - 1)
 
 
 def segment_reduce(

@@ -19,11 +19,11 @@ from areal_lab.functional import (
     clip_surrogate,
     decoupled_ppo,
     mask_above,
-    padded_sequence_ids,
     policy_loss,
     ppo,
     sequence_mean,
     token_mean,
+    token_ratio,
     truncate,
 )
 from tests.reference import formulas
@@ -235,7 +235,7 @@ def test_clipped_says_where_the_gradient_is_gone(batch):
 )
 def test_clip_by_hand(ratio, advantage, value, clipped):
     log_ratio = torch.tensor([ratio], dtype=torch.double).log()
-    policy = AnchoredPolicy(log_ratio, log_ratio, 0 * log_ratio, torch.tensor([True]))
+    policy = token_ratio(log_ratio, 0 * log_ratio, torch.tensor([True]))
     surrogate = clip_surrogate(
         policy, torch.tensor([advantage], dtype=torch.double), clip_epsilon=(0.2, 0.28)
     )
@@ -245,7 +245,7 @@ def test_clip_by_hand(ratio, advantage, value, clipped):
 
 def test_a_low_bound_of_one_never_clips():
     log_ratio = torch.tensor([-50.0])
-    policy = AnchoredPolicy(log_ratio, log_ratio, 0 * log_ratio, torch.tensor([True]))
+    policy = token_ratio(log_ratio, 0 * log_ratio, torch.tensor([True]))
     surrogate = clip_surrogate(policy, torch.tensor([-1.0]), clip_epsilon=(1.0, 0.2))
     assert not surrogate.clipped.any()
 
@@ -257,11 +257,8 @@ def test_parts_compose_to_another_loss(batch):
         advantages = torch.where(policy.mask, advantages, 0.0)
         return Surrogate(policy.logprobs * advantages, torch.zeros_like(policy.mask))
 
-    def mean_over_sequences(values: Tensor, mask: Tensor) -> Tensor:
-        return sequence_mean(values, mask, padded_sequence_ids(mask), mask.shape[0])
-
     result = policy_loss(
-        *batch, surrogate=reinforce, correct=truncate(1.0), aggregate=mean_over_sequences
+        *batch, surrogate=reinforce, correct=truncate(1.0), aggregate=sequence_mean
     )
     weight = torch.exp(batch.proximal_logprobs - batch.behavior_logprobs).clamp(max=1.0)
     values = weight * batch.logprobs * batch.advantages

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.functional import (
+    Segments,
     dense_ids,
     masked_mean,
     masked_quantiles,
@@ -55,7 +56,10 @@ def test_reductions_equal_the_reference_and_padded_equals_packed(rows, reduce):
 @given(ragged)
 def test_sequence_mean_equals_the_reference_and_padded_equals_packed(rows):
     padded, packed = padded_and_packed(rows)
-    ours = [sequence_mean(values, mask, ids, len(rows)) for values, mask, ids in (padded, packed)]
+    ours = [
+        sequence_mean(values, mask, Segments(ids, len(rows)))
+        for values, mask, ids in (padded, packed)
+    ]
     assert torch.equal(*ours)
     if any(rows):
         expected = formulas.sequence_mean(padded[0].tolist(), padded[1].tolist())
@@ -81,8 +85,10 @@ def test_global_counts_make_parts_add_up():
     tokens = mask.sum()
     by_token = sum(token_mean(values[p], mask[p], token_count=tokens) for p in parts)
     torch.testing.assert_close(by_token, token_mean(values, mask))
-    by_sequence = sum(sequence_mean(values[p], mask[p], ids[p], 6, sequence_count=6) for p in parts)
-    torch.testing.assert_close(by_sequence, sequence_mean(values, mask, ids, 6))
+    by_sequence = sum(
+        sequence_mean(values[p], mask[p], Segments(ids[p], 6), sequence_count=6) for p in parts
+    )
+    torch.testing.assert_close(by_sequence, sequence_mean(values, mask, Segments(ids, 6)))
 
 
 def test_segments_without_a_value_give_zero():
@@ -155,4 +161,4 @@ def test_bad_inputs_are_refused():
     with pytest.raises(ValueError, match=r"values has shape \(3,\) and mask \(1,\)"):
         token_mean(values, torch.ones(1, dtype=torch.bool))
     with pytest.raises(ValueError, match="sequence_count is 0"):
-        sequence_mean(values, values == 0, ids, 1, sequence_count=0)
+        sequence_mean(values, values == 0, Segments(ids, 1), sequence_count=0)

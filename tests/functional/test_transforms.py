@@ -11,6 +11,7 @@ import torch
 from torch.func import grad, hessian, jacrev, vmap
 
 from areal_lab.functional import (
+    Segments,
     decoupled_ppo,
     effective_sample_size,
     effective_sample_size_by_lag,
@@ -121,7 +122,7 @@ STATISTICS = {
     "sum": lambda x, m: segment_reduce(x, IDS, 3, mask=m),
     "mean": lambda x, m: segment_reduce(x, IDS, 3, mask=m, reduce="mean"),
     "max": lambda x, m: segment_reduce(x, IDS, 3, mask=m, reduce="max"),
-    "sequence mean": lambda x, m: sequence_mean(x, m, IDS, 3),
+    "sequence mean": lambda x, m: sequence_mean(x, m, Segments(IDS, 3)),
     "quantiles": lambda x, m: masked_quantiles(x, m, torch.tensor([0.1, 0.9])),
     "effective sample size": lambda x, m: effective_sample_size(x.exp(), m),
     "by lag": lambda x, m: effective_sample_size_by_lag(x.exp(), VERSIONS + 1, m, bins=3),
@@ -164,7 +165,7 @@ def everything(logprobs, proximal, behavior, advantages, hidden, weight):
             logprobs, proximal, behavior, advantages, mask, correct=truncate(1.1), token_count=9
         ),
         *ppo(logprobs, proximal, advantages, mask, clip_epsilon=(0.2, 0.28)),
-        sequence_mean(logprobs, mask, ids, 3),
+        sequence_mean(logprobs, mask, Segments(ids, 3)),
         group_advantages(rewards, torch.tensor([5, 2, 5])),
         group_advantages(rewards, ids[:, 0], baseline=mean_of_others, scale=std_of_batch),
         effective_sample_size_by_lag(proximal.exp(), lag, mask, bins=3),
