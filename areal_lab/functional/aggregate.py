@@ -1,10 +1,15 @@
 """From one loss per token to one number: where the frameworks disagree most.
 
-    token_mean       sum over tokens / N                 long sequences count more
-    sequence_mean    mean over sequences of their means  each sequence counts the same
+    token_sum          sum over tokens                       the caller has divided already
+    token_mean         sum over tokens / N                   long sequences count more
+    sequence_mean      mean over sequences of their means    each sequence counts the same
+    sequence_sum_mean  mean over sequences of their sums     a long one as its length
+    fixed_length_mean  sum over tokens / (B L)               the same, L a constant
+    prompt_mean        mean over prompts of token means      each prompt counts the same
 
 Padded `[N, T]` and packed `[T]` batches go through the same code. Split a batch and sum the parts:
-with a global count the result does not change.
+with the counts of the whole batch the result does not change. A sequence (or prompt) may be cut
+only where the function says so. One without a token adds 0 and is counted only by a given count.
 """
 
 from __future__ import annotations
@@ -12,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from areal_lab.functional.checks import check_integer
 from areal_lab.functional.masked import masked_sum
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -39,7 +46,7 @@ def token_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        sequences: not looked at.
+        sequences: not looked at; tokens may be split over micro-batches in any way.
         token_count: N, the tokens of the *whole* batch over all micro-batches and ranks, so that
             the sum over the parts is the mean over the whole. None counts this mask; an empty
             mask then gives 0.
@@ -50,6 +57,29 @@ def token_mean(
         ValueError: shapes differ, or `token_count` is a number that is not positive.
     """
     return masked_sum(values, mask) / _divisor(token_count, mask.sum(), "token_count")
+
+
+def token_sum(
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,  # noqa: ARG001 - part of the signature of an aggregate
+) -> Float[Tensor, ""]:
+    r"""Sum over tokens, $\sum_t m_t x_t$; 0 for an empty mask.
+
+    For advantages that were divided beforehand, as SkyRL and tinker-cookbook do. Tokens may be
+    split over micro-batches in any way.
+
+    Args:
+        values: one value per token.
+        mask: True where a token counts.
+        sequences: not looked at.
+
+    Source: REINFORCE: Williams (1992), section 4, the sum over an episode.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    return masked_sum(values, mask)
 
 
 def sequence_mean(
@@ -66,7 +96,8 @@ def sequence_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        sequences: sequence of each token (`packed_sequences`); None takes rows.
+        sequences: sequence of each token (`packed_sequences`); None takes rows. A sequence stays
+            in one micro-batch, where its tokens are counted.
         sequence_count: B of the whole batch. None counts the sequences here that have a token;
             a sequence without one adds 0 either way.
 
@@ -77,16 +108,123 @@ def sequence_mean(
     """
     ids, count = sequences_or_rows(mask, sequences)
     means = segment_reduce(values, ids, count, mask=mask, reduce="mean")
-    tokens = segment_reduce(mask.long(), ids, count)
-    return means.sum() / _divisor(sequence_count, (tokens > 0).sum(), "sequence_count")
+    return means.sum() / _divisor(sequence_count, _occupied(mask, ids, count), "sequence_count")
+
+
+def sequence_sum_mean(
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+    *,
+    sequence_count: Count | None = None,
+) -> Float[Tensor, ""]:
+    r"""Mean over sequences of the sum over their tokens.
+
+    $$ \frac{1}{B} \sum_i \sum_{t \in i} m_t x_t $$
+
+    Args:
+        values: one value per token.
+        mask: True where a token counts.
+        sequences: sequence of each token (`packed_sequences`); None takes rows. With a count, a
+            sequence may be split over micro-batches.
+        sequence_count: B of the whole batch. None counts the sequences here that have a token.
+
+    Source: REINFORCE for language models, as in RLOO (arXiv:2402.14740), section 3.
+
+    Raises:
+        ValueError: shapes differ, or `sequence_count` is a number that is not positive.
+    """
+    ids, count = sequences_or_rows(mask, sequences)
+    divisor = _divisor(sequence_count, _occupied(mask, ids, count), "sequence_count")
+    return masked_sum(values, mask) / divisor
+
+
+def fixed_length_mean(
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+    *,
+    max_tokens: Count,
+    sequence_count: Count | None = None,
+) -> Float[Tensor, ""]:
+    r"""Mean over sequences of the sum over their tokens, over one length for all.
+
+    $$ \frac{1}{B\,L} \sum_i \sum_{t \in i} m_t x_t $$
+
+    Args:
+        values: one value per token.
+        mask: True where a token counts.
+        sequences: sequence of each token (`packed_sequences`); None takes rows. With a count, a
+            sequence may be split over micro-batches.
+        max_tokens: L, the generation budget of a sequence in tokens: a constant of the run, not
+            the longest of this batch, which would bring the bias in length back.
+        sequence_count: B of the whole batch. None counts the sequences here that have a token.
+
+    Source: Dr. GRPO (arXiv:2503.20783), section 3 and the code of its appendix.
+
+    Raises:
+        ValueError: shapes differ, or a count is a number that is not positive.
+    """
+    mean = sequence_sum_mean(values, mask, sequences, sequence_count=sequence_count)
+    return mean / _positive(max_tokens, "max_tokens", "the tokens that a sequence may have")
+
+
+def prompt_mean(
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,  # noqa: ARG001 - part of the signature of an aggregate
+    *,
+    groups: Segments,
+    group_count: Count | None = None,
+    group_tokens: Int[Tensor, " groups"] | None = None,
+) -> Float[Tensor, ""]:
+    r"""Mean over prompts of the mean over all tokens of the prompt's samples.
+
+    $$ \frac{1}{P} \sum_p \frac{1}{N_p} \sum_{t \in p} m_t x_t, \quad N_p = \sum_{t \in p} m_t $$
+
+    Args:
+        values: one value per token.
+        mask: True where a token counts.
+        sequences: not looked at.
+        groups: the prompt that each token belongs to; bind it with `functools.partial`.
+        group_count: P of the whole batch. None counts the prompts that have a token.
+        group_tokens: $N_p$ of each prompt over the *whole* batch. None counts this mask, which is
+            right when all samples of a prompt are in one micro-batch; otherwise give the counts.
+
+    Source: DAPO (arXiv:2503.14476), eq. 8, read literally: the sum over tokens is inside the
+    expectation over prompts.
+
+    Raises:
+        ValueError: shapes differ, or `group_count` is a number that is not positive, or there is
+            not one integer in `group_tokens` for each group.
+    """
+    ids, count = sequences_or_rows(mask, groups)
+    sums = segment_reduce(values, ids, count, mask=mask)
+    here = segment_reduce(mask.long(), ids, count)
+    tokens = here if group_tokens is None else group_tokens
+    check_integer("group_tokens", tokens)
+    if tokens.shape != here.shape:
+        raise ValueError(
+            f"group_tokens has shape {tuple(tokens.shape)}, but there are {count} groups; give "
+            "the number of tokens of each group over the whole batch"
+        )
+    means = sums / tokens.clamp(min=1)
+    return means.sum() / _divisor(group_count, (tokens > 0).sum(), "group_count")
+
+
+def _occupied(mask: Tensor, ids: Tensor, count: int) -> Tensor:
+    """How many sequences have a token."""
+    return (segment_reduce(mask.long(), ids, count) > 0).sum()
 
 
 def _divisor(count: Count | None, counted: Tensor, name: str) -> Count:
     if count is None:
         return counted.clamp(min=1)
-    if not isinstance(count, Tensor) and not count > 0:
-        raise ValueError(
-            f"{name} is {count}, but must be positive: the count over the whole batch; "
-            "leave it out to count this mask"
-        )
+    return _positive(count, name, "the count over the whole batch; leave it out to count this mask")
+
+
+def _positive(count: Count, name: str, meaning: str) -> Count:
+    # A tensor's value is not looked at, which would wait for its device.
+    if not isinstance(count, torch.Tensor) and not count > 0:
+        raise ValueError(f"{name} is {count}, but must be positive: {meaning}")
     return count
