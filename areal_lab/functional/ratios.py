@@ -4,6 +4,15 @@ r"""How far the policy has moved from its anchor: $\log r = \log \pi_\theta - \l
 
 The anchor is where the trust region is centred: the proximal policy in the decoupled objective,
 the behavior policy in ordinary PPO. Only `logprobs` gets a gradient.
+
+    tokens                        a  b  .  c  |  d  e       . masked, | next sequence
+    token_ratio                   1  2  .  3  |  4  5       each its own
+    segment_ratio                 1  1  .  2  |  3  3       mean over a run of unmasked tokens
+    sequence_ratio                1  1  .  1  |  2  2       mean over the sequence
+    sequence_token_ratio          1  1  .  1  |  2  2       the same value, gradient of each token
+    sequence_product_ratio        1  1  .  1  |  2  2       sum over the sequence
+
+Means and sums are of log r: the ratio itself is a geometric mean or a product.
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
 
 
 class AnchoredPolicy(NamedTuple):
@@ -70,6 +79,152 @@ def token_ratio(
         mask=mask,
         sequences=sequences_or_rows(mask, sequences),
     )
+
+
+def sequence_ratio(
+    logprobs: Float[Tensor, "*shape"],
+    anchor_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> AnchoredPolicy:
+    r"""Geometric mean of the ratios of a sequence, the same for all of its tokens.
+
+    $$ \log s_i = \frac{1}{|y_i|} \sum_{t \in i} (\log \pi_\theta(y_t) - \log \pi_{anchor}(y_t)) $$
+
+    The gradient goes through the mean, so each token gets 1/|y_i| of what the sequence gets.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        anchor_logprobs: log pi_anchor of the same tokens.
+        mask: True where the policy chose the token; |y_i| counts these. Elsewhere everything
+            is 0, ratio 1.
+        sequences: sequence of each token; None takes rows.
+
+    Source: GSPO (arXiv:2507.18071), section 4.1.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
+    return policy._replace(log_ratio=_spread(policy, policy.sequences, "mean"))
+
+
+def sequence_token_ratio(
+    logprobs: Float[Tensor, "*shape"],
+    anchor_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> AnchoredPolicy:
+    r"""Value of the sequence's geometric mean, gradient of the token itself ("GSPO-token").
+
+    $$ s_{i,t} = \mathrm{sg}(s_i)\, \pi_\theta(y_t) / \mathrm{sg}(\pi_\theta(y_t)) $$
+
+    With one advantage per sequence, a surrogate of this ratio has the loss and the gradient that it
+    has with `sequence_ratio`; unlike there, tokens may have advantages of their own.
+
+    The derivative of the value is not the gradient, by construction: finite differences differ.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        anchor_logprobs: log pi_anchor of the same tokens.
+        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
+        sequences: sequence of each token; None takes rows.
+
+    Source: GSPO (arXiv:2507.18071), section 4.3.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
+    value = _spread(policy, policy.sequences, "mean").detach()
+    # log r - sg(log r) is an exact 0 that carries the gradient, but inf - inf is NaN.
+    carrier = torch.where(policy.log_ratio.isfinite(), policy.log_ratio, 0.0)
+    return policy._replace(log_ratio=value + (carrier - carrier.detach()))
+
+
+def segment_ratio(
+    logprobs: Float[Tensor, "*shape"],
+    anchor_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> AnchoredPolicy:
+    r"""Geometric mean of the ratios of a run of unmasked tokens, such as one turn of an agent.
+
+    As `sequence_ratio`, with `unmasked_runs` in place of sequences: a masked token (a prompt, the
+    answer of a tool) ends a run, and so does the end of a sequence.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        anchor_logprobs: log pi_anchor of the same tokens.
+        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
+        sequences: sequence of each token; None takes rows.
+
+    Source: ROLL's `ratio_type=segment`; there is no paper.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
+    runs = unmasked_runs(mask, policy.sequences)
+    return policy._replace(log_ratio=_spread(policy, runs, "mean"))
+
+
+def sequence_product_ratio(
+    logprobs: Float[Tensor, "*shape"],
+    anchor_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> AnchoredPolicy:
+    r"""Ratio of the probabilities of a whole sequence, the same for all of its tokens.
+
+    $$ \log W_i = \sum_{t \in i} (\log \pi_\theta(y_t) - \log \pi_{anchor}(y_t)) $$
+
+    The importance ratio proper, of a variance that grows with the length. For surrogates that bound
+    it, such as `topr_surrogate`.
+
+    Args:
+        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
+        anchor_logprobs: log pi_anchor of the same tokens.
+        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
+        sequences: sequence of each token; None takes rows.
+
+    Source: importance sampling of trajectories, as in TOPR (arXiv:2503.14286).
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
+    return policy._replace(log_ratio=_spread(policy, policy.sequences, "sum"))
+
+
+def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
+    """Contiguous runs of unmasked tokens along the last axis, never across sequences.
+
+        mask       0 1 1 0 0 1 | 1 1 0      sequences of 6 and 3 tokens
+        ids        0 0 0 0 0 1 | 2 2 2
+
+    A masked token has the id of the run before it and does not count in it: hand the mask on, as in
+    `segment_reduce(values, ids, count, mask=mask)`. The count is the number of tokens, for static
+    shapes; there are never more runs, and those left over are empty.
+
+    Raises:
+        ValueError: the mask is not boolean, or the ids are not of its shape.
+    """
+    check_token_inputs(mask)
+    sequences = sequences_or_rows(mask, sequences)
+    first = torch.zeros_like(mask[..., :1])
+    before = torch.cat([first, mask[..., :-1]], -1)
+    same = torch.cat([first, sequences.ids[..., 1:] == sequences.ids[..., :-1]], -1)
+    starts = (mask & ~(before & same)).long().reshape(-1)
+    ids = (starts.cumsum(0) - 1).clamp(min=0).reshape(mask.shape)
+    return Segments(ids, mask.numel())
+
+
+def _spread(policy: AnchoredPolicy, segments: Segments, reduce: Reduction) -> Tensor:
+    """Mean or sum of the log ratios of each segment at each of its unmasked tokens."""
+    ids, count = segments
+    reduced = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask, reduce=reduce)
+    return select(reduced[ids], policy.mask)
 
 
 def detached_ratio(policy: AnchoredPolicy) -> Float[Tensor, "*shape"]:

@@ -1,7 +1,16 @@
 r"""What is maximised per token, given the ratio to the anchor and the advantage.
 
 A surrogate is a function `(policy, advantages) -> Surrogate`; bind its numbers with
-`functools.partial` to pass it on.
+`functools.partial` to pass it on. Here: PPO's clip. The other families have files of their own:
+
+    reinforce_surrogates     w A log pi, the weight w without a gradient: CISPO, AIPO, IcePop, TOPR
+    smooth_surrogates        SAPO's gate, GMPO's geometric mean, VESPO's kernel
+    divergence_surrogates    trust regions in probabilities: DPPO
+    squared_surrogates       A log pi minus a squared log ratio: Kimi k1.5, DRO
+    covariance_surrogates    a few tokens treated apart: Clip-Cov, KL-Cov
+
+Bounds are distances from ratio 1 everywhere, `1 - low` and `1 + high`; where a framework gives the
+bound itself, such as a largest ratio of 5, take 1 off: `high = 4`.
 """
 
 from __future__ import annotations
@@ -28,7 +37,10 @@ class Surrogate(NamedTuple):
     value: Tensor
     """Objective of each token; carries the gradient; 0 where masked."""
     clipped: Tensor
-    """True where the surrogate removed the gradient of an unmasked token."""
+    """True where the surrogate removed the gradient that the advantage of an unmasked token gives.
+
+    Not where the advantage is 0, as there is none to remove; a penalty may still have a gradient.
+    """
 
 
 SurrogateFunction: TypeAlias = Callable[[AnchoredPolicy, Tensor], Surrogate]
@@ -58,29 +70,88 @@ def clip_surrogate(
     Raises:
         ValueError: shapes differ, or a bound is negative or NaN.
     """
-    check_token_inputs(policy.mask, advantages=advantages)
-    low, high = clip_bounds(clip_epsilon)
-    advantages = select(advantages.detach(), policy.mask)
-    log_low = math.log1p(-low) if low < 1 else -math.inf
+    return _clipped(policy, advantages, clip_epsilon, math.inf)
+
+
+def dual_clip_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    dual_clip: float = 3.0,
+) -> Surrogate:
+    r"""PPO's clipped surrogate, with a floor of c A where A < 0.
+
+    $$ \max(\min(r A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A),\ c A)
+    \quad \text{where } A < 0 $$
+
+    Without it a ratio of 100 multiplies a negative advantage by 100. TRL's and Liger-Kernel's
+    `delta` is this c: they bound r by it before the minimum, the same in value and gradient.
+
+    Args:
+        policy: ratio to the anchor.
+        advantages: A; gets no gradient.
+        clip_epsilon: one number, or (low, high). A low bound of 1 or more never clips.
+        dual_clip: c, the largest ratio (not a distance from 1) that a negative advantage is
+            multiplied with; infinity gives `clip_surrogate`.
+
+    Source: dual-clip PPO (arXiv:1912.09729).
+
+    Raises:
+        ValueError: shapes differ, a bound is negative or NaN, or `dual_clip` is not above 1.
+    """
+    if not dual_clip > 1:
+        raise ValueError(
+            f"dual_clip is {dual_clip}, but must be > 1: the largest ratio itself, as in 3.0, not "
+            "its distance from 1"
+        )
+    return _clipped(policy, advantages, clip_epsilon, dual_clip)
+
+
+def _clipped(
+    policy: AnchoredPolicy, advantages: Tensor, clip_epsilon: ClipEpsilon, dual_clip: float
+) -> Surrogate:
+    advantages = surrogate_advantages(policy, advantages)
+    log_low, log_high = log_clip_bounds(clip_epsilon)
     bounded = torch.where(
         advantages >= 0,
-        policy.log_ratio.clamp(max=math.log1p(high)),
-        policy.log_ratio.clamp(min=log_low),
+        policy.log_ratio.clamp(max=log_high),
+        policy.log_ratio.clamp(min=log_low, max=math.log(dual_clip)),
     )
     clipped = (bounded != policy.log_ratio).detach() & (advantages != 0) & policy.mask
     return Surrogate(torch.exp(bounded) * advantages, clipped)
 
 
-def clip_bounds(clip_epsilon: ClipEpsilon) -> tuple[float, float]:
-    """(low, high) of a clip range given as one number or as a pair.
+def surrogate_advantages(policy: AnchoredPolicy, advantages: Tensor) -> Float[Tensor, "*shape"]:
+    """Advantages as a surrogate uses them: of the right shape, detached, 0 where masked.
+
+    Raises:
+        ValueError: they are not of the shape of the mask.
+    """
+    check_token_inputs(policy.mask, advantages=advantages)
+    return select(advantages.detach(), policy.mask)
+
+
+def log_clip_bounds(clip_epsilon: ClipEpsilon) -> tuple[float, float]:
+    """(log(1 - low), log(1 + high)) of a clip range; minus infinity for a low bound from 1 on.
 
     Raises:
         ValueError: a bound is negative or NaN.
     """
+    low, high = clip_bounds(clip_epsilon)
+    return math.log1p(-low) if low < 1 else -math.inf, math.log1p(high)
+
+
+def clip_bounds(clip_epsilon: ClipEpsilon, *, name: str = "clip_epsilon") -> tuple[float, float]:
+    """(low, high) of a trust region given as one number or as a pair.
+
+    Raises:
+        ValueError: a bound is negative or NaN; the sentence calls it by `name`.
+    """
     low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
     if not (low >= 0 and high >= 0):
         raise ValueError(
-            f"clip_epsilon is {clip_epsilon}, but bounds are distances from ratio 1 and must be "
+            f"{name} is {clip_epsilon}, but its bounds are distances to both sides and must be "
             ">= 0, as in 0.2 or (0.2, 0.28)"
         )
     return low, high

@@ -1,0 +1,189 @@
+r"""Trust regions in probabilities rather than ratios.
+
+A ratio of 1.3 is nothing for a token of probability 1e-5 and much for one of 0.7. These surrogates
+ask how far the *probability* has moved, and drop a token that would move further; what they keep is
+the plain r A, with the ratio as it is. The anchor is the policy that sampled.
+
+    dppo_tv       p - q > delta and A > 0, or p - q < -delta and A < 0      p = pi_theta
+    dppo_kl       KL(q, p) of "this token or another" > delta, moving away  q = pi_anchor
+    prime_rl      dppo_tv, and a pull of (log r)^2 on every token
+    prime_rl_ipo  the same with |p - q| > delta, whatever the sign of A
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from areal_lab.functional.masked import select
+from areal_lab.functional.ratios import AnchoredPolicy
+from areal_lab.functional.surrogates import (
+    ClipEpsilon,
+    Surrogate,
+    clip_bounds,
+    surrogate_advantages,
+)
+
+
+def dppo_tv_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    divergence: ClipEpsilon = 0.2,
+    cap: float = math.inf,
+) -> Surrogate:
+    r"""DPPO with the total variation of "this token or another one", |p - q|.
+
+    $$ r A\ [A > 0:\ p - q \le \delta_{high},\quad A < 0:\ p - q \ge -\delta_{low}], \qquad
+    p = \pi_\theta(y_t),\ q = \pi_{anchor}(y_t) $$
+
+    Args:
+        policy: ratio and log-probs; the anchor is the behavior policy.
+        advantages: A; gets no gradient.
+        divergence: delta, one number or (low, high), a difference of probabilities.
+        cap: bound of the ratio as a factor of the gradient, which goes on beyond it as in
+            `cispo_surrogate`. Infinity, as in the paper and SkyRL; 20 in verl.
+
+    Source: DPPO (arXiv:2602.04879).
+
+    Raises:
+        ValueError: shapes differ, `divergence` is negative or NaN, or the cap is not positive.
+    """
+    low, high = clip_bounds(divergence, name="divergence")
+    advantages = surrogate_advantages(policy, advantages)
+    shift = _probability_shift(policy)
+    outside = torch.where(advantages > 0, shift > high, shift < -low)
+    return _kept(policy, advantages, ~outside, cap)
+
+
+def dppo_kl_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    divergence: ClipEpsilon = 0.05,
+    cap: float = math.inf,
+) -> Surrogate:
+    r"""DPPO with the KL divergence of "this token or another one".
+
+    $$ r A\ [\neg (D > \delta \wedge A (p - q) > 0)], \qquad
+    D = q \log \frac{q}{p} + (1 - q) \log \frac{1 - q}{1 - p} $$
+
+    Args:
+        policy: ratio and log-probs; the anchor is the behavior policy.
+        advantages: A; gets no gradient.
+        divergence: delta in nats, one number or (low, high): high where p > q.
+        cap: bound of the ratio as a factor of the gradient, which goes on beyond it. Infinity, as
+            in the paper and SkyRL; 20 in verl.
+
+    Source: DPPO (arXiv:2602.04879).
+
+    Raises:
+        ValueError: shapes differ, `divergence` is negative or NaN, or the cap is not positive.
+    """
+    low, high = clip_bounds(divergence, name="divergence")
+    advantages = surrogate_advantages(policy, advantages)
+    shift, distance = _probability_shift(policy), _binary_kl(policy)
+    outside = torch.where(
+        advantages > 0, (shift > 0) & (distance > high), (shift < 0) & (distance > low)
+    )
+    return _kept(policy, advantages, ~outside, cap)
+
+
+def prime_rl_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    divergence: ClipEpsilon = 0.2,
+    penalty: float = 1e-3,
+) -> Surrogate:
+    r"""prime-rl's default: `dppo_tv_surrogate` minus a squared log ratio.
+
+    $$ r A\ [\text{kept}] - \kappa (\log r)^2 $$
+
+    The penalty pulls every unmasked token towards the anchor: those dropped, and those whose
+    advantage is 0. Groups of equal rewards hence have a gradient.
+
+    Args:
+        policy: ratio and log-probs; the anchor is the behavior policy.
+        advantages: A; gets no gradient.
+        divergence: delta, one number or (low, high), a difference of probabilities.
+        penalty: kappa.
+
+    Source: prime-rl's default loss; the term is that of Kimi k1.5 (arXiv:2501.12599) without 1/2.
+
+    Raises:
+        ValueError: shapes differ, or a number is negative or NaN.
+    """
+    kept = dppo_tv_surrogate(policy, advantages, divergence=divergence)
+    return _penalized(policy, kept, penalty)
+
+
+def prime_rl_ipo_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    divergence: ClipEpsilon = 0.1,
+    penalty: float = 1e-3,
+) -> Surrogate:
+    r"""prime-rl's `ipo`: tokens whose probability moved far are dropped, wherever A points.
+
+    $$ r A\ [-\delta_{low} \le p - q \le \delta_{high}] - \kappa (\log r)^2 $$
+
+    Unlike `prime_rl_surrogate` it does not pull a token back that went too far, but for the
+    penalty, which every unmasked token has. Not the IPO of preference learning.
+
+    Args:
+        policy: ratio and log-probs; the anchor is the behavior policy.
+        advantages: A; gets no gradient.
+        divergence: delta, one number or (low, high), a difference of probabilities.
+        penalty: kappa.
+
+    Source: prime-rl; there is no paper.
+
+    Raises:
+        ValueError: shapes differ, or a number is negative or NaN.
+    """
+    low, high = clip_bounds(divergence, name="divergence")
+    shift = _probability_shift(policy)
+    inside = (shift <= high) & (shift >= -low)
+    kept = _kept(policy, surrogate_advantages(policy, advantages), inside, math.inf)
+    return _penalized(policy, kept, penalty)
+
+
+def _kept(
+    policy: AnchoredPolicy, advantages: Tensor, keep: Bool[Tensor, "*shape"], cap: float
+) -> Surrogate:
+    """r A where kept; above the cap its value is cap A and its gradient cap A grad log pi."""
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}, but it bounds a ratio from above and must be > 0")
+    log_ratio = select(policy.log_ratio, keep & (advantages != 0))
+    excess = (log_ratio.detach() - math.log(cap)).clamp(min=0)
+    return Surrogate(
+        torch.exp(log_ratio - excess) * select(advantages, keep),
+        ~keep & (advantages != 0) & policy.mask,
+    )
+
+
+def _penalized(policy: AnchoredPolicy, kept: Surrogate, penalty: float) -> Surrogate:
+    if not penalty >= 0:
+        raise ValueError(f"penalty is {penalty}, but must be >= 0; 0 switches it off")
+    return kept._replace(value=kept.value - penalty * policy.log_ratio.square())
+
+
+def _probability_shift(policy: AnchoredPolicy) -> Tensor:
+    """pi_theta - pi_anchor of the sampled token."""
+    return torch.exp(policy.logprobs.detach()) - torch.exp(policy.anchor_logprobs)
+
+
+def _binary_kl(policy: AnchoredPolicy) -> Tensor:
+    """KL divergence of the anchor from the policy, with all other tokens taken as one."""
+    logprobs = policy.logprobs.detach()
+    # 1 - exp(log p), exact near p = 1; rounding may have left a log-prob just above 0.
+    rest = (-torch.expm1(logprobs)).clamp(min=0)
+    anchor_rest = (-torch.expm1(policy.anchor_logprobs)).clamp(min=0)
+    # 0 log 0 is 0: both policies sure of the token. Only the anchor unsure: infinite, rightly.
+    others = torch.xlogy(anchor_rest, anchor_rest) - torch.xlogy(anchor_rest, rest)
+    return torch.exp(policy.anchor_logprobs) * (policy.anchor_logprobs - logprobs) + others

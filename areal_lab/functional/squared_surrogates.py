@@ -1,0 +1,104 @@
+r"""REINFORCE with a squared log ratio: a pull to the anchor in place of a trust region.
+
+Whoever uses these should know that they do not vanish where A = 0: the pull is there on every
+unmasked token, also in groups of equal rewards, and also when it is the only thing left.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from areal_lab.functional.ratios import AnchoredPolicy
+from areal_lab.functional.reinforce_surrogates import reinforce_surrogate
+from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.surrogates import Surrogate
+
+
+def kimi_surrogate(
+    policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, tau: float = 0.1
+) -> Surrogate:
+    r"""Kimi k1.5's mirror descent, each token by itself.
+
+    $$ A \log \pi_\theta - \frac{\tau}{2} (\log r)^2 $$
+
+    The form that ROLL has; in the paper the square is of the whole answer's log ratio, which is
+    `kimi_sequence_surrogate`. Does not vanish where A = 0.
+
+    Args:
+        policy: log-probs and ratio to the anchor, the policy at the start of the iteration; both
+            carry a gradient.
+        advantages: A; gets no gradient.
+        tau: strength of the pull; 0 is REINFORCE.
+
+    Source: Kimi k1.5 (arXiv:2501.12599), section 2.3.2.
+
+    Raises:
+        ValueError: shapes differ, or `tau` is negative.
+    """
+    _check_strength("tau", tau)
+    return _pulled(policy, advantages, policy.log_ratio.square(), tau)
+
+
+def kimi_sequence_surrogate(
+    policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, tau: float = 0.1
+) -> Surrogate:
+    r"""Kimi k1.5's mirror descent as in the paper: the log ratio of the whole answer is squared.
+
+    $$ A \log \pi_\theta(y_t) - \frac{\tau}{2} \log r_t \sum_{u \in i} \log r_u $$
+
+    The values of a sequence sum to A log pi(y) - tau/2 (log r(y))^2: sum them (a mean over tokens
+    divides both terms alike). Does not vanish where A = 0.
+
+    Args:
+        policy: log-probs and ratio of each token (`token_ratio`) to the anchor; both carry a
+            gradient.
+        advantages: A; gets no gradient.
+        tau: strength of the pull; 0 is REINFORCE.
+
+    Source: Kimi k1.5 (arXiv:2501.12599), section 2.3.2.
+
+    Raises:
+        ValueError: shapes differ, or `tau` is negative.
+    """
+    _check_strength("tau", tau)
+    ids, count = policy.sequences
+    total = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)[ids]
+    return _pulled(policy, advantages, policy.log_ratio * total, tau)
+
+
+def dro_surrogate(
+    policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, beta: float
+) -> Surrogate:
+    r"""DRO's policy objective, each token by itself.
+
+    $$ A \log \pi_\theta - \frac{\beta}{2} (\log r)^2 $$
+
+    The formula of `kimi_surrogate`; what differs is where it comes from, A = reward minus a learned
+    value, and that beta has no default (verl requires it too). Does not vanish where A = 0.
+
+    Args:
+        policy: log-probs and ratio to the anchor; both carry a gradient.
+        advantages: A; gets no gradient.
+        beta: strength of the pull; 0 is REINFORCE.
+
+    Source: DRO (arXiv:2405.19107), whose square is of the whole answer as in
+    `kimi_sequence_surrogate`; by token as in verl.
+
+    Raises:
+        ValueError: shapes differ, or `beta` is negative.
+    """
+    _check_strength("beta", beta)
+    return _pulled(policy, advantages, policy.log_ratio.square(), beta)
+
+
+def _pulled(
+    policy: AnchoredPolicy, advantages: Tensor, square: Tensor, strength: float
+) -> Surrogate:
+    reinforced = reinforce_surrogate(policy, advantages)
+    return reinforced._replace(value=reinforced.value - strength / 2 * square)
+
+
+def _check_strength(name: str, strength: float) -> None:
+    if not strength >= 0:
+        raise ValueError(f"{name} is {strength}, but must be >= 0; 0 switches the pull off")
