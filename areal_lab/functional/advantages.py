@@ -2,10 +2,13 @@
 
 `N` samples, each with an integer group id in any order; no loop over groups, static shapes.
 
-    group_advantages(r, g)                                          GRPO
-    group_advantages(r, g, scale=no_scale)                          Dr. GRPO
-    group_advantages(r, g, scale=std_of_batch)                      LitePPO
-    group_advantages(r, g, baseline=mean_of_others, scale=no_scale) RLOO
+    group_advantages(r, g)                                               GRPO
+    group_advantages(r, g, scale=no_scale)                               Dr. GRPO
+    group_advantages(r, g, scale=std_of_rewards)                         LitePPO
+    group_advantages(r, g, baseline=mean_of_others, scale=no_scale)      RLOO
+    group_advantages(r, g, baseline=mean_of_others, scale=std_of_others) NeMo-RL's default
+
+`named_advantages` has these and others under their names.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from areal_lab.functional.checks import check_finite, check_integer, check_same_shape
@@ -30,13 +33,15 @@ class GroupedRewards(NamedTuple):
     """Group of each sample, numbered from 0."""
     sizes: Tensor
     """Number of samples in the group of each sample."""
+    smallest: Tensor
+    """The group's smallest reward, for scales that need rewards as they were; no gradient."""
 
 
 Baseline: TypeAlias = Callable[[GroupedRewards], Tensor]
 """What a sample's reward is compared with, for each sample."""
 
 Scale: TypeAlias = Callable[[Tensor, GroupedRewards, bool], Tensor]
-"""`(centered, groups, unbiased) -> standard deviation` for each sample."""
+"""`(centered, groups, unbiased) -> divisor` for each sample, such as a standard deviation."""
 
 
 def group_advantages(
@@ -60,26 +65,22 @@ def group_advantages(
     Args:
         rewards: R of each sample.
         groups: integer id of each sample's group; any numbers, any order.
-        baseline: `mean_of_group` (default) or `mean_of_others`.
-        scale: `std_of_group` (default), `std_of_batch` or `no_scale`.
+        baseline: `mean_of_group` (default), `mean_of_others`, `length_weighted_mean(lengths)`, or
+            your own function of `GroupedRewards`.
+        scale: `std_of_group` (default), `std_of_others`, `std_of_batch`, `std_of_rewards`,
+            `mean_reward_of_group`, `no_scale`, or your own.
         unbiased: divide squares by n - 1 (as every framework does) rather than by n.
-        eps: added to the standard deviation; not used with `no_scale`.
+        eps: added to the scale; not used with `no_scale`.
+
+    Only `rewards` gets a gradient, through baseline and scale too.
 
     Raises:
         ValueError: shapes differ, ids are no integers, rewards are not floating or not finite,
             or `eps` is negative.
     """
-    check_same_shape("groups", groups, "rewards", rewards)
-    check_integer("groups", groups)
-    if rewards.dim() != 1 or not rewards.is_floating_point():
-        raise ValueError(
-            f"rewards has shape {tuple(rewards.shape)} and dtype {rewards.dtype}, but must be one "
-            "floating number per sample; pass rewards.flatten().float()"
-        )
     if not eps >= 0:
         raise ValueError(f"eps is {eps}, but must be >= 0")
-    check_finite("rewards", rewards)
-    grouped = _grouped(rewards, groups)
+    grouped = grouped_rewards(rewards, groups)
     centered = grouped.rewards - (baseline or mean_of_group)(grouped)
     if scale is no_scale:
         return centered
@@ -89,14 +90,36 @@ def group_advantages(
     return centered / divisor
 
 
-def _grouped(rewards: Tensor, groups: Tensor) -> GroupedRewards:
+def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> GroupedRewards:
+    """Rewards with their groups numbered and their smallest taken off, for functions of groups.
+
+    Raises:
+        ValueError: shapes differ, ids are no integers, or rewards are not floating or not finite.
+    """
+    check_same_shape("groups", groups, "rewards", rewards)
+    check_integer("groups", groups)
+    check_rewards("rewards", rewards)
     ids = dense_ids(groups)
     n = rewards.shape[0]
     # An advantage does not change when a constant is taken off its group. The minimum makes equal
     # rewards exact zeros; rounding would otherwise leave 1e-9, blown up by a scale of eps.
     smallest = segment_reduce(rewards.detach(), ids, n, reduce="min")[ids]
     sizes = segment_reduce(torch.ones_like(rewards), ids, n)[ids]
-    return GroupedRewards(rewards - smallest, ids, sizes)
+    return GroupedRewards(rewards - smallest, ids, sizes, smallest)
+
+
+def check_rewards(name: str, rewards: Tensor) -> None:
+    """Refuse what is not one finite floating number per sample.
+
+    Raises:
+        ValueError: more or fewer axes than one, another dtype, or an entry that is not finite.
+    """
+    if rewards.dim() != 1 or not rewards.is_floating_point():
+        raise ValueError(
+            f"{name} has shape {tuple(rewards.shape)} and dtype {rewards.dtype}, but must be one "
+            f"floating number per sample; pass {name}.flatten().float()"
+        )
+    check_finite(name, rewards)
 
 
 def mean_of_group(groups: GroupedRewards) -> Float[Tensor, " N"]:
@@ -111,6 +134,25 @@ def mean_of_others(groups: GroupedRewards) -> Float[Tensor, " N"]:
     total = segment_reduce(groups.rewards, groups.ids, n)[groups.ids]
     others = (total - groups.rewards) / (groups.sizes - 1).clamp(min=1)
     return torch.where(groups.sizes > 1, others, groups.rewards)
+
+
+def length_weighted_mean(lengths: Shaped[Tensor, " N"]) -> Baseline:
+    r"""Baseline in which each sample counts by its length: $\sum_j |y_j| R_j / \sum_j |y_j|$.
+
+    The baseline of least variance if the gradients of tokens are independent and equally large.
+    Samples of length 0 have no say; in a group without a token the smallest reward is the baseline.
+    Source: OPO (arXiv:2505.23585).
+    """
+
+    def baseline(groups: GroupedRewards) -> Tensor:
+        check_same_shape("lengths", lengths, "rewards", groups.rewards)
+        n = groups.rewards.shape[0]
+        weights = lengths.detach().to(groups.rewards.dtype)
+        total = segment_reduce(weights, groups.ids, n)
+        weighted = segment_reduce(weights * groups.rewards, groups.ids, n)
+        return (weighted / torch.where(total > 0, total, torch.ones_like(total)))[groups.ids]
+
+    return baseline
 
 
 def no_scale(
@@ -144,6 +186,51 @@ def std_of_batch(
     degrees = max(1, centered.shape[0] - 1 if unbiased else centered.shape[0])
     variance = (centered - centered.mean()).square().sum() / degrees
     return _sqrt(variance).expand_as(centered)
+
+
+def std_of_rewards(
+    centered: Float[Tensor, " N"],  # noqa: ARG001 - part of the signature of a scale
+    groups: GroupedRewards,
+    unbiased: bool,
+) -> Float[Tensor, " N"]:
+    """Standard deviation of all rewards as they are: easy against hard prompts counts too."""
+    return std_of_batch(groups.rewards + groups.smallest, groups, unbiased)
+
+
+def std_of_others(
+    centered: Float[Tensor, " N"],  # noqa: ARG001 - part of the signature of a scale
+    groups: GroupedRewards,
+    unbiased: bool,
+) -> Float[Tensor, " N"]:
+    """Standard deviation of the *other* samples of the group; 1 where these are all equal.
+
+    Where siblings are nearly equal it is tiny and the advantage huge. `std_of_group` includes the
+    sample's own distance, so that no advantage exceeds about the root of the group's size.
+    """
+    n, ids = groups.rewards.shape[0], groups.ids
+    # Squares of all minus the sample's own cancel when siblings are nearly equal: in float64.
+    rewards, sizes = groups.rewards.double(), groups.sizes.double()
+    deviations = rewards - segment_reduce(rewards, ids, n, reduce="mean")[ids]
+    squares = segment_reduce(deviations.square(), ids, n)[ids]
+    squares = squares - deviations.square() * sizes / (sizes - 1).clamp(min=1)
+    std = _sqrt(squares / (sizes - 1 - int(unbiased)).clamp(min=1))
+    # Exactly, since rounding would leave 1e-9 to divide by: one sample differs, all others agree.
+    largest = segment_reduce(rewards.detach(), ids, n, reduce="max")[ids]
+    at_bottom, at_top = rewards == 0, rewards == largest
+    bottoms = segment_reduce(at_bottom.long(), ids, n)[ids]
+    tops = segment_reduce(at_top.long(), ids, n)[ids]
+    equal = (bottoms == sizes) | (at_top & (bottoms == sizes - 1))
+    equal = equal | (at_bottom & (tops == sizes - 1))
+    return torch.where(equal, torch.ones_like(std), std).to(groups.rewards.dtype)
+
+
+def mean_reward_of_group(
+    centered: Float[Tensor, " N"],  # noqa: ARG001 - part of the signature of a scale
+    groups: GroupedRewards,
+    unbiased: bool,  # noqa: ARG001
+) -> Float[Tensor, " N"]:
+    """Mean of the group's rewards as they are: with rewards of 0 and 1, its success rate."""
+    return mean_of_group(groups) + groups.smallest
 
 
 def _sqrt(variance: Tensor) -> Tensor:
