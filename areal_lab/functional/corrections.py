@@ -4,6 +4,14 @@ A correction maps a `BehaviorWeight` to one; chain several with `chain`. The wei
 part of the decoupled objective; what is chosen here is how it is bounded.
 
     behavior_weight(...) --> truncate(2.0) --> ... --> weight * surrogate
+
+    unbounded, truncate, mask_outside, mask_above     by token                    (this file)
+    sequence_product, mask_sequences_outside, ...     by sequence        (sequence_corrections.py)
+    reject, keep(divergence_mask(...)), ...           by divergence               (rejection.py)
+    mask_second_moment                                by the whole batch               (m2po.py)
+
+Masked tokens have weight 1 throughout. Unmasked ones have a positive finite weight, or exactly 0
+once they are dropped, and stay dropped. What a mean divides by does not change with a drop.
 """
 
 from __future__ import annotations
@@ -15,8 +23,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.masked import select
+from areal_lab.functional.aggregate import Count
+from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.masked import masked_sum, select
 from areal_lab.functional.segments import Segments, sequences_or_rows
 
 
@@ -24,7 +33,7 @@ class BehaviorWeight(NamedTuple):
     """A weight per token on its way through a chain of corrections; nothing has a gradient."""
 
     weight: Tensor
-    """What the surrogate is multiplied with; 0 drops the token from the sum."""
+    """What the surrogate is multiplied with; 0 drops the token from the sum; 1 where masked."""
     log_ratio: Tensor
     """log pi_prox - log pi_behav, as it was at the start of the chain; 0 where masked."""
     mask: Tensor
@@ -47,6 +56,9 @@ def behavior_weight(
 
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t) $$
 
+    Beyond the positive finite numbers of its dtype a weight is the nearest of them: `inf * 0` would
+    be NaN, and 0 is kept for what a correction drops.
+
     Args:
         proximal_logprobs: log pi_prox of the sampled tokens.
         behavior_logprobs: log pi_behav, as the sampler reported them.
@@ -62,7 +74,8 @@ def behavior_weight(
         mask, proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs
     )
     log_ratio = select(proximal_logprobs.detach(), mask) - select(behavior_logprobs.detach(), mask)
-    return BehaviorWeight(torch.exp(log_ratio), log_ratio, mask, sequences_or_rows(mask, sequences))
+    weight = positive_exp(log_ratio)
+    return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences))
 
 
 def unbounded(weight: BehaviorWeight) -> BehaviorWeight:
@@ -70,26 +83,56 @@ def unbounded(weight: BehaviorWeight) -> BehaviorWeight:
     return weight
 
 
-def truncate(cap: float) -> Correction:
-    r"""Bound the weight from above: $\min(\rho, cap)$. Biased, every token still learns.
+def truncate(cap: float, *, floor: float = 0.0) -> Correction:
+    r"""Bound the weight: $\mathrm{clip}(\rho, floor, cap)$. Biased, every token still learns.
+
+    Tokens that an earlier correction dropped stay dropped, whatever the floor.
+
+    Args:
+        cap: largest weight; infinity for none.
+        floor: smallest weight; 0 for none.
 
     Source: IMPALA (arXiv:1802.01561), section 4.1; for language models "TIS".
 
     Raises:
-        ValueError: the cap is not positive.
+        ValueError: the cap is not positive, or the floor is negative or above the cap.
     """
     _check_cap(cap)
+    _check_order("floor", floor, "cap", cap)
 
     def truncated(weight: BehaviorWeight) -> BehaviorWeight:
-        return weight._replace(weight=weight.weight.clamp(max=cap))
+        return replace_weight(weight, weight.weight.clamp(min=floor, max=cap))
 
     return truncated
+
+
+def mask_outside(low: float, high: float, *, inclusive: bool = True) -> Correction:
+    r"""Drop tokens whose weight is out of a band: $\rho\,[low \le \rho \le high]$.
+
+    The count that a mean divides by does not change: a dropped token adds 0.
+
+    Args:
+        low: smallest weight that is kept; 0 for no lower bound.
+        high: largest weight that is kept; infinity for no upper bound.
+        inclusive: False drops a weight that equals a bound.
+
+    Source: IcePop, as in Ring-1T (arXiv:2510.18855).
+
+    Raises:
+        ValueError: not 0 <= low <= high, or high is 0.
+    """
+    check_band(low, high)
+
+    def masked(weight: BehaviorWeight) -> BehaviorWeight:
+        return drop(weight, inside(weight.weight, low, high, inclusive=inclusive))
+
+    return masked
 
 
 def mask_above(cap: float) -> Correction:
     r"""Drop tokens whose weight is above the cap: $\rho\,[\rho \le cap]$.
 
-    The count that a mean divides by does not change: a dropped token adds 0.
+    `mask_outside` with an upper bound only.
 
     Source: IcePop, as in Ring-1T (arXiv:2510.18855), with the upper bound only.
 
@@ -97,12 +140,79 @@ def mask_above(cap: float) -> Correction:
         ValueError: the cap is not positive.
     """
     _check_cap(cap)
+    return mask_outside(0.0, cap)
 
-    def masked(weight: BehaviorWeight) -> BehaviorWeight:
-        kept = select(weight.weight, weight.weight <= cap)
-        return weight._replace(weight=kept)
 
-    return masked
+def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
+    """Drop the tokens that a mask says, such as that of `divergence_mask` or an own rule.
+
+    For rules that need more than log rho (advantages, probabilities, theta), and for those over a
+    whole batch, of which a micro-batch then gets its part.
+
+    Args:
+        kept: True where the token stays; what it says of masked tokens does not matter.
+
+    Raises:
+        ValueError: `kept` is not boolean, or (when applied) not of the shape of the mask.
+    """
+    if kept.dtype != torch.bool:
+        raise ValueError(f"kept has dtype {kept.dtype}, but must be torch.bool; pass kept.bool()")
+
+    def kept_only(weight: BehaviorWeight) -> BehaviorWeight:
+        check_same_shape("kept", kept, "mask", weight.mask)
+        return drop(weight, kept)
+
+    return kept_only
+
+
+def self_normalize(
+    *, weight_sum: Count | None = None, token_count: Count | None = None
+) -> Correction:
+    r"""Divide the weights by their mean over all unmasked tokens, dropped ones included.
+
+    $$ \tilde\rho_t = \rho_t \Big/ \frac{1}{N} \sum_s m_s \rho_s $$
+
+    Afterwards the mean weight is 1. When every weight is 0 they stay 0.
+
+    Args:
+        weight_sum: sum of the weights of the whole batch as they arrive here; None sums these.
+            With it and `token_count`, a batch gives the same in parts.
+        token_count: N of the whole batch; None counts this mask.
+
+    Source: self-normalized importance sampling, as in Owen, Monte Carlo theory, methods and
+    examples, section 9.2.
+
+    Raises:
+        ValueError: only one of the two is given: sums over parts and over the whole do not mix.
+    """
+    if (weight_sum is None) != (token_count is None):
+        raise ValueError(
+            f"weight_sum is {weight_sum} and token_count {token_count}, but they belong together: "
+            "give both of the whole batch, or none"
+        )
+
+    def normalized(weight: BehaviorWeight) -> BehaviorWeight:
+        # In float64, divided before summing: saturated weights would have an infinite sum.
+        wide = weight.weight.double()
+        if weight_sum is None or token_count is None:
+            mean = masked_sum(wide / weight.mask.sum().clamp(min=1), weight.mask)
+        else:
+            mean = torch.as_tensor(weight_sum, device=wide.device).detach().double() / token_count
+        scaled = wide / torch.where(mean > 0, mean, torch.ones_like(mean))
+        return replace_weight(weight, _to_positive(scaled, weight.weight.dtype))
+
+    return normalized
+
+
+def over_segments(segments: Segments, correct: Correction) -> Correction:
+    """Apply a correction of sequences to other segments: turns, or all samples of a prompt."""
+
+    def corrected(weight: BehaviorWeight) -> BehaviorWeight:
+        check_same_shape("segments.ids", segments.ids, "mask", weight.mask)
+        result = correct(weight._replace(sequences=segments))
+        return result._replace(sequences=weight.sequences)
+
+    return corrected
 
 
 def chain(*corrections: Correction) -> Correction:
@@ -114,6 +224,56 @@ def chain(*corrections: Correction) -> Correction:
         return weight
 
     return chained
+
+
+def replace_weight(weight: BehaviorWeight, new: Tensor) -> BehaviorWeight:
+    """New weights for own corrections: what is masked or was dropped stays as it is."""
+    alive = weight.mask & (weight.weight != 0)
+    return weight._replace(weight=torch.where(alive, new, weight.weight))
+
+
+def drop(weight: BehaviorWeight, kept: Tensor) -> BehaviorWeight:
+    """Weight 0 for unmasked tokens that are not kept, for own corrections."""
+    return weight._replace(weight=select(weight.weight, kept | ~weight.mask))
+
+
+def positive_exp(logs: Tensor) -> Tensor:
+    """exp, bounded to the positive normal numbers of the dtype: neither 0 nor infinite."""
+    return _to_positive(torch.exp(logs), logs.dtype)
+
+
+def _to_positive(values: Tensor, dtype: torch.dtype) -> Tensor:
+    limits = torch.finfo(dtype)
+    return values.clamp(min=limits.tiny, max=limits.max).to(dtype)
+
+
+def inside(values: Tensor, low: float, high: float, *, inclusive: bool = True) -> Tensor:
+    """True where low <= value <= high (or < on both sides); NaN is outside."""
+    if inclusive:
+        return (values >= low) & (values <= high)
+    return (values > low) & (values < high)
+
+
+def check_band(low: float, high: float) -> None:
+    """Refuse a band of weights that is empty or has a negative bound.
+
+    Raises:
+        ValueError: not 0 <= low <= high, or high is 0.
+    """
+    _check_order("low", low, "high", high)
+    if not high > 0:
+        raise ValueError(
+            f"high is {high}, but pi_prox/pi_behav is positive, so its bound must be > 0; "
+            "infinity switches it off"
+        )
+
+
+def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:
+    if not 0 <= low <= high:
+        raise ValueError(
+            f"{low_name} is {low} and {high_name} {high}, but weights are positive and need "
+            f"0 <= {low_name} <= {high_name}, as in 0.5 and 5.0"
+        )
 
 
 def _check_cap(cap: float) -> None:

@@ -42,18 +42,30 @@ def masked_quantiles(
     mask: Bool[Tensor, "*shape"],
     quantiles: Float[Tensor, " Q"],
 ) -> Float[Tensor, " Q"]:
-    """Quantiles of the unmasked values, linear between order statistics (as `torch.quantile`).
+    r"""Quantiles of the unmasked values, linear between order statistics (as `torch.quantile`).
+
+    $$ Q(q) = (1 - f)\, x_{(k)} + f\, x_{(k+1)}, \quad k + f = q\,(n - 1) $$
 
     Static shapes and no limit on the number of values, unlike `torch.quantile`. NaN when nothing
-    is unmasked: there is no quantile of nothing.
+    is unmasked: there is no quantile of nothing. An unmasked NaN counts as the largest value.
+
+    Args:
+        values: one value per token.
+        mask: True where a value counts.
+        quantiles: q of each wanted quantile, in [0, 1].
+
+    Raises:
+        ValueError: shapes differ.
     """
-    ordered = select(values, mask, fill=float("inf")).reshape(-1).sort().values
+    # NaN sorts behind everything else, infinity included, so masked entries come last.
+    ordered = select(values, mask, fill=float("nan")).reshape(-1).sort().values
     last = mask.sum() - 1
-    position = quantiles.to(values.dtype) * last.clamp(min=0).to(values.dtype)
+    # In float64: a position among millions of tokens has more digits than a float32 or bfloat16.
+    position = quantiles.double() * last.clamp(min=0)
     below = position.floor().long()
     above = torch.minimum(below + 1, last.clamp(min=0))
     low, high = ordered[below], ordered[above]
     # Equal infinities have the difference NaN, and lerp would lose an infinite but exact hit.
-    between = low + (position - below) * (high - low)
+    between = low + (position - below).to(values.dtype) * (high - low)
     result = torch.where((low == high) | (position == below), low, between)
     return torch.where(last >= 0, result, torch.full_like(result, float("nan")))

@@ -90,6 +90,29 @@ def lag_histogram(
     return segment_reduce(mask.long(), _bin(lag, mask, bins), bins)
 
 
+def mean_by_lag(
+    values: Float[Tensor, "*shape"],
+    lag: Int[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    bins: int,
+) -> Float[Tensor, " bins"]:
+    """Mean of the values of each lag, such as a divergence, a weight, or a clipped share.
+
+    Args:
+        values: one value per token; pass `x.double()` for a boolean.
+        lag: lag of each token, from `token_lag`.
+        mask: True where a token counts.
+        bins: the bins are those of `lag_histogram`; one without a token gives 0.
+
+    Raises:
+        ValueError: shapes differ, or `bins` is not positive.
+    """
+    check_token_inputs(mask, values=values)
+    index = _bin(lag, mask, bins)
+    return segment_reduce(values.detach(), index, bins, mask=mask, reduce="mean")
+
+
 def effective_sample_size(
     weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
@@ -110,6 +133,53 @@ def effective_sample_size(
     check_token_inputs(mask, weights=weights)
     everything = torch.zeros(mask.shape, dtype=torch.long, device=mask.device)
     return effective_sample_size_by_lag(weights, everything, mask, bins=1)[0]
+
+
+def effective_sample_share(
+    weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> Float[Tensor, ""]:
+    r"""Effective sample size over the number of tokens, in 0 .. 1.
+
+    $$ \frac{\mathrm{ESS}}{N} = \frac{1}{\mathrm{mean}((w / \bar w)^2)} $$
+
+    Args:
+        weights: non-negative, finite importance weights; their scale does not matter.
+        mask: True where a token counts, dropped ones with weight 0 included: each lowers the
+            share. 0 when none counts, or when all weights are 0.
+
+    Source: Owen, Monte Carlo theory, methods and examples, eq. 9.13, divided by n.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    return effective_sample_size(weights, mask) / mask.sum().clamp(min=1)
+
+
+def effective_sample_size_of_logs(
+    log_weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> Float[Tensor, ""]:
+    r"""Effective sample size of weights that are too large or small to be written as numbers.
+
+    $$ \mathrm{ESS} = \frac{(\sum_i e^{l_i - l^*})^2}{\sum_i e^{2 (l_i - l^*)}},
+    \quad l^* = \max_i l_i $$
+
+    For products of weights over sequences, `segment_reduce(log_ratio, ids, count, mask=mask)`, or
+    for weights of several ratios, the sum of their logs.
+
+    Args:
+        log_weights: log w of each token, or of each sequence; minus infinity is a weight of 0.
+        mask: True where it counts. 0 when none does, or when all weights are 0.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    check_token_inputs(mask, log_weights=log_weights)
+    limits = torch.finfo(log_weights.dtype)
+    logs = select(log_weights.detach(), mask, fill=-float("inf")).clamp(max=limits.max)
+    # The sum over nothing is not an error, its maximum is: hence a neutral first entry.
+    largest = torch.cat([logs.new_full((1,), -float("inf")), logs.reshape(-1)]).amax()
+    shift = torch.where(largest > limits.min, largest, torch.zeros_like(largest))
+    return effective_sample_size(torch.exp(logs - shift), mask)
 
 
 def effective_sample_size_by_lag(

@@ -1,0 +1,221 @@
+r"""Drop what the sampler and the trainer disagree on: by divergence, probability, or advantage.
+
+Functions that end in `_mask` say which tokens stay; `keep(mask)` makes a correction of one.
+
+    reject(k3, high=0.1)                                            token
+    reject(k1, low=-0.01, high=0.01, statistic=mean_of_sequence)    sequence
+    keep(divergence_mask(logprobs, behavior_logprobs, mask, k2, high=0.02))      theta, not proximal
+
+Estimators are functions of x, the log ratio *sampler over policy*, because the samples come from
+the sampler: their mean estimates KL(sampler || policy).
+
+$$ x = \log \pi_{behav} - \log \pi = -\log \rho, \qquad
+k_1 = x,\quad k_2 = x^2 / 2,\quad k_3 = e^{-x} - 1 + x = \rho - 1 - \log \rho $$
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.corrections import BehaviorWeight, Correction, drop, inside
+from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.sequence_corrections import SequenceStatistic, mean_of_sequence
+
+Divergence: TypeAlias = Callable[[Tensor], Tensor]
+"""Estimator of a divergence from x, elementwise, as `k1`, `k2`, `k3` of `kl`."""
+
+
+def reject(
+    divergence: Divergence,
+    *,
+    high: float,
+    low: float = -float("inf"),
+    statistic: SequenceStatistic | None = None,
+) -> Correction:
+    r"""Drop tokens or sequences whose divergence from behavior to proximal is out of a band.
+
+    $$ \rho_t\,[low \le k(-\log \rho_t) \le high] $$
+
+    With a `statistic`, k is summed, averaged or maximized over the sequence, which is dropped as a
+    whole. $k_1$ has a sign, so a bound on it from above alone only drops small $\rho$; to bound
+    $\rho$ itself use `mask_outside` or `mask_sequences_outside`.
+
+    Args:
+        divergence: k, a function of $x = -\log \rho$, elementwise.
+        high: largest divergence that is kept.
+        low: smallest divergence that is kept; for estimators that have a sign.
+        statistic: `sum_of_sequence`, `mean_of_sequence`, `max_of_sequence`, or None for tokens.
+
+    Source: the rejection modes of verl and AReaL; no paper defines all of them. Estimators:
+    Schulman, Approximating KL Divergence (2020).
+
+    Raises:
+        ValueError: not low <= high.
+    """
+    _check_bounds(low, high)
+
+    def rejected(weight: BehaviorWeight) -> BehaviorWeight:
+        values = divergence(-weight.log_ratio)
+        return drop(
+            weight, _within(values, weight.mask, weight.sequences, low, high, statistic=statistic)
+        )
+
+    return rejected
+
+
+def divergence_mask(
+    policy_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    divergence: Divergence,
+    *,
+    high: float,
+    low: float = -float("inf"),
+    statistic: SequenceStatistic | None = None,
+    sequences: Segments | None = None,
+) -> Bool[Tensor, "*shape"]:
+    r"""Which tokens have a divergence from the sampler within a band.
+
+    $$ [low \le k(\log \pi_{behav} - \log \pi) \le high] $$
+
+    With $k_2$ and the trained policy this is the KL-mask, $\frac12 (\log \pi_\theta -
+    \log \pi_{behav})^2 \le \tau$.
+
+    Args:
+        policy_logprobs: log pi of any policy, as theta or proximal; gets no gradient.
+        behavior_logprobs: log pi_behav, as the sampler reported them.
+        mask: True where the policy chose the token.
+        divergence: k, a function of x, elementwise.
+        high: largest divergence that is kept.
+        low: smallest divergence that is kept.
+        statistic: None for tokens, or what is made of a sequence's divergences.
+        sequences: sequence of each token; None takes rows.
+
+    Returns:
+        True where a token stays; False where masked.
+
+    Source: KL-mask: torchrl's `kl_mask_threshold`; no paper defines it.
+
+    Raises:
+        ValueError: shapes differ, or not low <= high.
+    """
+    check_token_inputs(mask, policy_logprobs=policy_logprobs, behavior_logprobs=behavior_logprobs)
+    _check_bounds(low, high)
+    x = select(behavior_logprobs.detach(), mask) - select(policy_logprobs.detach(), mask)
+    segments = sequences_or_rows(mask, sequences)
+    return _within(divergence(x), mask, segments, low, high, statistic=statistic)
+
+
+def probability_difference_mask(
+    policy_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    low: float,
+    high: float,
+    statistic: SequenceStatistic | None = None,
+    sequences: Segments | None = None,
+) -> Bool[Tensor, "*shape"]:
+    r"""Which tokens have nearly the same probability under sampler and policy.
+
+    $$ [low \le \pi(y_t) - \pi_{behav}(y_t) \le high] $$
+
+    With a `statistic` the probabilities are those of the sequence, $e^{s(\log \pi)}$: geometric
+    mean with `mean_of_sequence`, product with `sum_of_sequence`.
+
+    Args:
+        policy_logprobs: log pi of any policy, as theta or proximal; gets no gradient.
+        behavior_logprobs: log pi_behav, as the sampler reported them.
+        mask: True where the policy chose the token.
+        low: smallest difference that is kept, in -1 .. 0.
+        high: largest difference that is kept, in 0 .. 1.
+        statistic: None for tokens, or what is made of a sequence's log-probs.
+        sequences: sequence (or turn) of each token; None takes rows.
+
+    Returns:
+        True where a token stays; False where masked.
+
+    Source: the train-infer filters of ROLL; no paper defines them.
+
+    Raises:
+        ValueError: shapes differ, or not low <= high.
+    """
+    check_token_inputs(mask, policy_logprobs=policy_logprobs, behavior_logprobs=behavior_logprobs)
+    _check_bounds(low, high)
+    policy = select(policy_logprobs.detach(), mask)
+    behavior = select(behavior_logprobs.detach(), mask)
+    if statistic is None:
+        return inside(policy.exp() - behavior.exp(), low, high) & mask
+    segments = sequences_or_rows(mask, sequences)
+    policy = statistic(policy, mask, segments)
+    behavior = statistic(behavior, mask, segments)
+    return inside(policy.exp() - behavior.exp(), low, high)[segments.ids] & mask
+
+
+def off_policy_sequence_mask(
+    logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    threshold: float,
+    sequences: Segments | None = None,
+) -> Bool[Tensor, "*shape"]:
+    r"""Drop tokens with a negative advantage in sequences that have become unlikely.
+
+    $$ M_{i,t} = \begin{cases} 0 & A_{i,t} < 0 \text{ and } \frac{1}{|y_i|} \sum_{s \in i}
+    (\log \pi_{behav} - \log \pi_\theta) > \delta \\ 1 & \text{otherwise} \end{cases} $$
+
+    A good answer may have become as unlikely as it likes: it is to be learned. "OPSM".
+
+    Args:
+        logprobs: log pi_theta; gets no gradient.
+        behavior_logprobs: log pi_behav, as the sampler reported them.
+        advantages: A of each token, usually the same for all of a sequence.
+        mask: True where the policy chose the token.
+        threshold: delta, the largest mean log ratio that is kept, in nats per token.
+        sequences: sequence of each token; None takes rows.
+
+    Returns:
+        True where a token stays; False where masked.
+
+    Source: DeepSeek-V3.2 (arXiv:2512.02556), section 3.1, "Off-Policy Sequence Masking".
+
+    Raises:
+        ValueError: shapes differ, or the threshold is NaN.
+    """
+    check_token_inputs(
+        mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs, advantages=advantages
+    )
+    _check_bounds(-float("inf"), threshold, "threshold")
+    x = select(behavior_logprobs.detach(), mask) - select(logprobs.detach(), mask)
+    segments = sequences_or_rows(mask, sequences)
+    near = mean_of_sequence(x, mask, segments) <= threshold
+    return (near[segments.ids] | ~(select(advantages.detach(), mask) < 0)) & mask
+
+
+def _within(
+    values: Tensor,
+    mask: Tensor,
+    sequences: Segments,
+    low: float,
+    high: float,
+    *,
+    statistic: SequenceStatistic | None,
+) -> Tensor:
+    if statistic is None:
+        return inside(values, low, high) & mask
+    return inside(statistic(values, mask, sequences), low, high)[sequences.ids] & mask
+
+
+def _check_bounds(low: float, high: float, name: str = "high") -> None:
+    if not low <= high:
+        raise ValueError(
+            f"low is {low} and {name} {high}, but a band needs low <= {name} and no NaN"
+        )
