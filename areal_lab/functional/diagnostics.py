@@ -168,7 +168,7 @@ def divergence_by_lag(
     *,
     bins: int,
 ) -> DivergenceByLag:
-    """How far the tokens of each age are from the trainer's policy.
+    r"""How far the tokens of each age are from the trainer's policy.
 
     $$ D_l = \mathrm{mean}\{ d(\rho_t) : v - v_t = l \} $$
 
