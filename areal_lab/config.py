@@ -127,6 +127,8 @@ class ActorConfig:
     """Largest pi_prox/pi_behav; larger weights are truncated to it. Infinity switches it off."""
     loss_fn: str = ""
     """Import path `module:function` of an own policy loss; empty is what the flags above say."""
+    advantage_fn: str = ""
+    """Import path of `(rewards [N], groups [N]) -> advantages [N]`; empty is the flag below."""
     adv_norm_std: bool = True
     """Divide group advantages by the group's standard deviation (GRPO); false is Dr. GRPO."""
     ppo_n_minibatches: int = 1

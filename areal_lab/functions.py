@@ -1,4 +1,4 @@
-"""Functions named in a configuration: `module:function`.
+"""Functions named in a configuration, `module:function`, or sent to another process.
 
 As a program, `python -m areal_lab.functions module:function`, it says whether the name can be
 imported, in a process of its own: what the module imports may be heavy.
@@ -7,6 +7,7 @@ imported, in a process of its own: what the module imports may be heavy.
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 import traceback
 from collections.abc import Callable
@@ -41,6 +42,20 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(target):
         raise ValueError(f"{name!r} is {type(target).__name__}, which cannot be called")
     function: Callable[..., Any] = target
+    return function
+
+
+def pickle_function(function: Callable[..., Any]) -> bytes:
+    """A function for another process, one that a notebook defines too."""
+    # Plain pickle cannot send what a notebook defines. Imported by name: it ships no types.
+    cloudpickle: Any = importlib.import_module("cloudpickle")
+    pickled: bytes = cloudpickle.dumps(function)
+    return pickled
+
+
+def unpickle_function(pickled: bytes) -> Callable[..., Any]:
+    """What `pickle_function` was given."""
+    function: Callable[..., Any] = pickle.loads(pickled)
     return function
 
 

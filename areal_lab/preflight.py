@@ -200,10 +200,12 @@ def check_problems(config: TrainConfig, problems: ProblemSet | None = None) -> P
 
 
 def check_functions(config: TrainConfig) -> None:
-    """The reward function and the loss, where one is named, can be imported."""
+    """The reward function, and own loss and advantages where they are named, can be used."""
     _check_function("reward.fn", config.reward.fn)
     if config.actor.loss_fn:
-        _check_function("actor.loss_fn", config.actor.loss_fn)
+        _check_function("actor.loss_fn", config.actor.loss_fn, "areal_lab.training.loss")
+    if config.actor.advantage_fn:
+        _check_function("actor.advantage_fn", config.actor.advantage_fn)
 
 
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
@@ -279,7 +281,7 @@ def _require(place: Path, needed_bytes: int, what: str, mend: str, disk_usage: D
         )
 
 
-def _check_function(setting: str, name: str) -> None:
+def _check_function(setting: str, name: str, by: str = "areal_lab.functions") -> None:
     if name.startswith("areal_lab.rewards."):  # light, and our own
         try:
             load_function(name)
@@ -289,7 +291,7 @@ def _check_function(setting: str, name: str) -> None:
     # Elsewhere: what it imports may be heavy, and stays out of this process.
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "areal_lab.functions", name],
+            [sys.executable, "-m", by, name],
             capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
@@ -298,7 +300,7 @@ def _check_function(setting: str, name: str) -> None:
         ) from error
     if ended.returncode != 0:
         lines = (ended.stdout.strip() or ended.stderr.strip() or "no reason given").splitlines()
-        raise ConfigError(f"{setting}: {name!r} cannot be imported: {lines[-1]}")
+        raise ConfigError(f"{setting}: {name!r} cannot be used: {lines[-1]}")
 
 
 def _facts(folder: Path) -> ModelFacts:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-CONTROL = Path(__file__).parents[1] / "areal_lab" / "control"
+PACKAGE = Path(__file__).parents[1] / "areal_lab"
+CONTROL = [*sorted((PACKAGE / "control").glob("*.py")), PACKAGE / "capacity.py"]
 PURE = {
     *("__future__", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
     *("heapq", "itertools", "json", "math", "operator", "types", "typing"),
@@ -27,10 +28,11 @@ def imported_modules(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", sorted(CONTROL.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CONTROL, ids=lambda path: path.name)
 def test_control_imports_pure_standard_library_and_itself_only(path: Path) -> None:
     allowed = {name for name in imported_modules(path) if name.split(".")[0] in PURE}
-    allowed |= {name for name in imported_modules(path) if name.startswith("areal_lab.control")}
+    own = ("areal_lab.control", "areal_lab.capacity")
+    allowed |= {name for name in imported_modules(path) if name.startswith(own)}
     assert imported_modules(path) - allowed == set()
 
 

@@ -9,7 +9,8 @@ coordinator  all of these: events in, actions out
 microbatch   how a batch is cut into pieces of the size that memory holds
 """
 
-from areal_lab.control.admission import lag_bound, open_slots, start_limit
+from areal_lab.capacity import open_slots
+from areal_lab.control.admission import lag_bound, start_limit
 from areal_lab.control.coordinator import Coordinator, Counts
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (

@@ -2,13 +2,15 @@
 
 All counts are prompt groups. *Started* is the count of eq. 3: groups that run, wait to be trained
 on, or were trained on. What a filter rejects or an order drops leaves the count and is replaced;
-after a recovery at `version` the count begins at `version * batch_groups`.
+after a recovery at `version` the count begins at `version * batch_groups`. The arithmetic is that
+of `areal_lab.capacity`.
 """
 
 from __future__ import annotations
 
 import math
 
+from areal_lab.capacity import lag_bound as lag_bound_of
 from areal_lab.control.events import Version
 from areal_lab.control.schedule import Schedule
 
@@ -25,20 +27,11 @@ def start_limit(
     return min(schedule.admissible_groups(version, batch_groups), run_groups)
 
 
-def open_slots(*, started: int, in_flight: int, limit: float, max_in_flight: int) -> int:
-    """Groups that may start now, given `limit` from `start_limit`; never negative."""
-    return max(0, int(min(limit - started, max_in_flight - in_flight)))
-
-
 def whole_batches(started: int, batch_groups: int) -> int:
     """`started` rounded up to whole batches: where generation stops that completes its batch."""
     return -(-started // batch_groups) * batch_groups
 
 
 def lag_bound(schedule: Schedule) -> float:
-    """Largest lag, in versions, that `strict_start_order` can see; what `bounded_lag` must allow.
-
-    Group n (counted from 1) of eq. 3 starts at a version i with `n <= (i + 1 + eta) B` and, in
-    start order, is trained on at version `floor((n - 1) / B) <= i + ceil(eta)`.
-    """
-    return schedule.eta if math.isinf(schedule.eta) else math.ceil(schedule.eta)
+    """Largest lag, in versions, of `strict_start_order`; what `bounded_lag` must allow."""
+    return lag_bound_of(schedule.eta)

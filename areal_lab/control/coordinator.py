@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn, assert_never
 
-from areal_lab.control.admission import open_slots, start_limit, whole_batches
+from areal_lab.capacity import open_slots
+from areal_lab.control.admission import start_limit, whole_batches
 from areal_lab.control.events import (
     Action,
     CheckpointDone,

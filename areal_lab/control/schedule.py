@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 
+from areal_lab.capacity import admissible, check_eta
 from areal_lab.control.events import Version
 
 
@@ -40,23 +40,11 @@ class Schedule:
     """Pause generation when a batch is complete and carry unfinished answers over the update."""
 
     def __post_init__(self) -> None:
-        if math.isnan(self.eta) or self.eta < 0:
-            raise ValueError(
-                f"eta is {self.eta}, but a staleness bound is a number >= 0 (versions); "
-                "0 is synchronous, infinity has no bound"
-            )
+        check_eta(self.eta)
 
     def admissible_groups(self, version: Version, batch_groups: int) -> float:
-        """Groups that may have been started while the engines hold `version`; may be infinite.
-
-        The largest N with `floor((N - 1) / B) <= version + eta`, which for a fractional eta reads
-        `N <= (version + 1 + eta) * B`: at most that fraction of a batch ahead.
-        Source: AReaL (arXiv:2505.24298), eq. 3.
-        """
-        if math.isinf(self.eta):
-            return math.inf
-        # In floats 0.29 * 100 is 28.999999999999996: one group would be lost to rounding.
-        return (version + 1) * batch_groups + math.floor(Fraction(str(self.eta)) * batch_groups)
+        """Groups that may have been started while the engines hold `version`: eq. 3."""
+        return admissible(version, batch_size=batch_groups, eta=self.eta)
 
 
 def synchronous() -> Schedule:

@@ -57,7 +57,11 @@ from areal_lab.functional.logprobs import (
     logprobs_and_entropy_from_logits,
 )
 
-# --- staleness
+# --- per-sample gradients
+from areal_lab.functional.gradients import GradientSpread, gradient_spread_by_lag
+
+# --- staleness, and the capacity arithmetic that `control` decides by
+from areal_lab.capacity import admissible, lag_bound, open_slots
 from areal_lab.functional.staleness import (
     TrajectoryLag,
     effective_sample_size,
@@ -125,12 +129,18 @@ __all__ = [
     "logprobs_and_entropy",
     "logprobs_and_entropy_from_logits",
     # staleness
+    "admissible",
+    "lag_bound",
+    "open_slots",
     "TrajectoryLag",
     "effective_sample_size",
     "effective_sample_size_by_lag",
     "lag_histogram",
     "token_lag",
     "trajectory_lag",
+    # per-sample gradients
+    "GradientSpread",
+    "gradient_spread_by_lag",
     # masks and segments
     "Segments",
     "dense_ids",

@@ -29,7 +29,7 @@ class Segments(NamedTuple):
 
     ids: Tensor
     """Number of each token's segment, `0 .. count - 1`; of the shape of the tokens."""
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, for which it has no use
     """Number of segments, those without a token included."""
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal_lab import preflight
 from areal_lab.config import TrainConfig
@@ -29,6 +29,7 @@ from areal_lab.engines.client import EngineClient
 from areal_lab.engines.launch import launch_embedded
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.functions import pickle_function
 from areal_lab.model_facts import read_model_facts, transfer_bytes
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
@@ -48,6 +49,9 @@ from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.model_path import resolve_model_path
 from areal_lab.training.settings import settings_from_config
 
+if TYPE_CHECKING:
+    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -57,7 +61,11 @@ class RunResult:
     summary: dict[str, Any]
 
 
-def prepare(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemSet:
+def prepare(
+    config: TrainConfig,
+    problems: ProblemSet | None = None,
+    loss: Callable[..., HasLoss] | None = None,
+) -> ProblemSet:
     """Check everything that can be checked before a process starts; return the problems.
 
     Raises:
@@ -68,6 +76,13 @@ def prepare(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemS
         limits_of(config)
     except ValueError as error:
         raise preflight.ConfigError(str(error)) from error
+    if loss is not None:
+        from areal_lab.training.loss import check_loss  # torch, which the caller has by now
+
+        try:
+            check_loss(loss, "loss")
+        except ValueError as error:
+            raise preflight.ConfigError(str(error)) from error
     return problems or load_problems(config.dataset, seed=config.seed)
 
 
@@ -82,6 +97,7 @@ class Task:
     display: Display
     stop: StopSignal
     reward_fn: RewardFunction | str
+    loss: Callable[..., HasLoss] | None
     state: RunState
     answer_tokens: Callable[[GroupId, int], int] | None
     folder: RunFolder
@@ -96,6 +112,7 @@ async def run(
     display: Display,
     stop: StopSignal,
     reward_fn: RewardFunction | None = None,
+    loss: Callable[..., HasLoss] | None = None,
     answer_tokens: Callable[[GroupId, int], int] | None = None,
     state: RunState | None = None,
 ) -> RunResult:
@@ -106,6 +123,7 @@ async def run(
         on_step: called on the event loop after each step.
         stop: asks for an orderly end.
         reward_fn: judges instead of `config.reward.fn`.
+        loss: trains instead of what `config.actor` says; see `functional.PolicyLoss`.
         answer_tokens: exact length of each sample (`Rollout.answer_tokens`).
         state: filled in as the run goes on, for whoever shows it.
 
@@ -125,6 +143,7 @@ async def run(
                 display=display,
                 stop=stop,
                 reward_fn=reward_fn or config.reward.fn,
+                loss=loss,
                 state=state or RunState(),
                 answer_tokens=answer_tokens,
                 folder=folder,
@@ -197,7 +216,11 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
     trainer = await fleet.start_trainer(
         settings_from_config(
-            config, model_path=model_path, weights_root=weights_root, threads=threads.trainer
+            config,
+            model_path=model_path,
+            weights_root=weights_root,
+            loss_file=_pickled(task.loss, folder),
+            threads=threads.trainer,
         ),
         log_path=folder.log("trainer"),
     )
@@ -243,6 +266,15 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
         weights={weights.version: weights},
     )
     return live, threads
+
+
+def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
+    """Write the loss into the run folder: the trainer is another process, and it is a record."""
+    if loss is None:
+        return None
+    file = folder.path / "loss.pickle"
+    file.write_bytes(pickle_function(loss))
+    return file
 
 
 async def _start_engines(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
@@ -23,6 +23,9 @@ from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.rewards.service import RewardFunction
+
+if TYPE_CHECKING:
+    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
 
 
 class TrainingRun:
@@ -33,6 +36,7 @@ class TrainingRun:
         config: TrainConfig,
         problems: ProblemSet,
         reward_fn: RewardFunction | None,
+        loss: Callable[..., HasLoss] | None,
         display: Display,
     ) -> None:
         self._stop = StopSignal()
@@ -43,7 +47,9 @@ class TrainingRun:
         self._error: BaseException | None = None
         """What ended the run after the caller left its loop; raised by whoever asks for results."""
         self._thread = threading.Thread(
-            target=self._work, args=(config, problems, reward_fn, display), name="areal_lab run"
+            target=self._work,
+            args=(config, problems, reward_fn, loss, display),
+            name="areal_lab run",
         )
 
     @property
@@ -98,6 +104,7 @@ class TrainingRun:
         config: TrainConfig,
         problems: ProblemSet,
         reward_fn: RewardFunction | None,
+        loss: Callable[..., HasLoss] | None,
         display: Display,
     ) -> None:
         try:
@@ -106,6 +113,7 @@ class TrainingRun:
                     config,
                     problems,
                     reward_fn=reward_fn,
+                    loss=loss,
                     on_step=self._reports.put,
                     display=display,
                     stop=self._stop,
@@ -122,6 +130,7 @@ def train(
     *,
     problems: ProblemSet | None = None,
     reward_fn: RewardFunction | None = None,
+    loss: Callable[..., HasLoss] | None = None,
     display: Display | None = None,
 ) -> TrainingRun:
     """Check a configuration and return the run, which starts when it is iterated over.
@@ -130,9 +139,12 @@ def train(
         config: see `areal_lab.config`; `load_config` makes one from YAML and overrides.
         problems: train on these instead of `config.dataset`.
         reward_fn: judge by this instead of `config.reward.fn`; may be defined in a notebook.
+        loss: train with this policy loss instead of what `config.actor` says; its signature is
+            that of `areal_lab.functional.PolicyLoss`, and it may be defined in a notebook.
         display: where to show progress; silent if None.
 
     Raises:
         ConfigError: in one line, before any process starts.
     """
-    return TrainingRun(config, prepare(config, problems), reward_fn, display or Silent())
+    checked = prepare(config, problems, loss)
+    return TrainingRun(config, checked, reward_fn, loss, display or Silent())

@@ -11,7 +11,6 @@ scored 0: its reward is NaN. Each worker dies with this process, however it dies
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
 import pickle
 import socket
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from areal_lab.data.problems import Problem
+from areal_lab.functions import pickle_function
 from areal_lab.processes import Child, start_child
 from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
 
@@ -287,9 +287,7 @@ class RewardService:
         """Whether the function is sent by name, and the name or the pickle."""
         if isinstance(self._function, str):
             return True, self._function
-        # Plain pickle cannot send what a notebook defines. Imported by name: it ships no types.
-        cloudpickle: Any = importlib.import_module("cloudpickle")
-        return False, cloudpickle.dumps(self._function)
+        return False, pickle_function(self._function)
 
     async def _discard(self, worker: _Worker) -> None:
         if worker in self._alive:

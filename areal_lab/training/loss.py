@@ -1,55 +1,184 @@
-"""The policy loss that the settings ask for, as one callable."""
+"""The policy loss and the advantages that the settings ask for.
+
+    own loss, named loss, pickled loss --choose_loss--> ChosenLoss --call--> loss of a micro-batch
+                                                            |
+    BatchFacts (counts, sequences, groups, versions) -------'   only what its signature names
+
+As a program, `python -m areal_lab.training.loss module:function`, it says whether a trainer could
+call the function, in a process of its own: what the module imports may be heavy.
+"""
 
 from __future__ import annotations
 
-import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from areal_lab.control.events import Version
+from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
 from areal_lab.functional.corrections import truncate
-from areal_lab.functional.losses import PolicyLoss, anchored_at_behavior, decoupled_ppo, ppo
+from areal_lab.functional.losses import (
+    HasLoss,
+    PolicyLoss,
+    anchored_at_behavior,
+    decoupled_ppo,
+    ppo,
+)
+from areal_lab.functional.segments import Segments
+from areal_lab.functions import load_function, unpickle_function
 from areal_lab.training.settings import TrainerSettings
 
+Advantages = Callable[[Tensor, Tensor], Tensor]
+"""`(rewards [N], groups [N]) -> advantages [N]`."""
 
-def choose_loss(settings: TrainerSettings) -> PolicyLoss:
+
+class LossTokens(NamedTuple):
+    """The five tensors of a policy loss, in its order; one micro-batch, packed."""
+
+    logprobs: Float[Tensor, " R"]
+    proximal_logprobs: Float[Tensor, " R"]
+    behavior_logprobs: Float[Tensor, " R"]
+    advantages: Float[Tensor, " R"]
+    mask: Bool[Tensor, " R"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """What a loss may ask for beside its five tensors; `PolicyLoss` documents the names."""
+
+    token_count: int
+    """Tokens that the policy chose in the whole minibatch."""
+    sequences: Segments
+    sequence_count: int
+    groups: Segments
+    group_count: int
+    versions: Int[Tensor, " R"]
+    trainer_version: Version
+
+
+_COUNTS = frozenset({"token_count", "sequence_count", "group_count"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLoss:
+    """A policy loss with what the trainer has to know of it."""
+
+    function: PolicyLoss
+    vanishes_without_advantage: bool
+    """Whether a token of advantage 0 is known to contribute neither loss nor gradient.
+
+    True of PPO, a sum of advantages times something bounded; another loss may hold a penalty or a
+    bonus, so nothing is left out for it."""
+
+    def __call__(self, tokens: LossTokens, facts: BatchFacts) -> tuple[Tensor, HasLoss]:
+        """The micro-batch's share of the minibatch's loss, and what the function returned.
+
+        Shares add up. A function that asks for none of the counts is taken to return a mean over
+        its tokens, which is weighted by their share of the minibatch.
+        """
+        wanted = wanted_facts(self.function)
+        # The protocol names `token_count`; which others a function has is known here only.
+        call = cast(Callable[..., HasLoss], self.function)
+        result = call(*tokens, **{name: getattr(facts, name) for name in wanted})
+        loss = result.loss
+        if not _COUNTS.intersection(wanted):
+            loss = loss * (tokens.mask.sum() / facts.token_count)
+        return loss, result
+
+
+def wanted_facts(function: Callable[..., Any]) -> list[str]:
+    """Which fields of `BatchFacts` are parameters of the function and not bound already."""
+    # A partial shows what it has bound as a parameter still.
+    bound: Mapping[str, Any] = function.keywords if isinstance(function, partial) else {}
+    parameters = inspect.signature(function).parameters
+    return [
+        field.name
+        for field in fields(BatchFacts)
+        if field.name in parameters and field.name not in bound
+    ]
+
+
+def choose_loss(settings: TrainerSettings) -> ChosenLoss:
     """Decoupled PPO with a truncated weight, standard PPO, or the user's own function.
 
     Raises:
-        ValueError: if the import path of an own loss leads nowhere.
+        ValueError: if an own loss cannot be imported, or cannot be called as a policy loss.
     """
+    if settings.loss_file:
+        return _own_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
     if settings.loss_fn:
-        return load_loss(settings.loss_fn)
+        return _own_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
     if not settings.decoupled:
-        return anchored_at_behavior(ppo, clip_epsilon=settings.clip_epsilon)
-    return partial(
-        decoupled_ppo,
-        clip_epsilon=settings.clip_epsilon,
-        correct=truncate(settings.behavior_weight_cap),
+        return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=settings.clip_epsilon), True)
+    return ChosenLoss(
+        partial(
+            decoupled_ppo,
+            clip_epsilon=settings.clip_epsilon,
+            correct=truncate(settings.behavior_weight_cap),
+        ),
+        vanishes_without_advantage=True,
     )
 
 
-def vanishes_without_advantage(settings: TrainerSettings) -> bool:
-    """Whether a token of advantage 0 is known to contribute neither loss nor gradient.
-
-    True of our own losses, which are a sum of advantages times something bounded; an own loss may
-    hold a penalty or a bonus, so nothing is left out for it.
-    """
-    return not settings.loss_fn
-
-
-def load_loss(import_path: str) -> PolicyLoss:
-    """Import `module:function`.
+def choose_advantages(settings: TrainerSettings) -> Advantages:
+    """Group advantages as the flags say, or the user's own function.
 
     Raises:
-        ValueError: if it is not such a path, or the module or function does not exist.
+        ValueError: if an own function cannot be imported.
     """
-    module_name, separator, name = import_path.partition(":")
-    if not separator or not module_name or not name:
-        raise ValueError(f"loss_fn is {import_path!r}, but must read 'module:function'")
+    if settings.advantage_fn:
+        return cast(Advantages, _imported("advantage_fn", settings.advantage_fn))
+    return partial(group_advantages, scale=std_of_group if settings.normalize_std else no_scale)
+
+
+def check_loss(function: Callable[..., Any], name: str) -> None:
+    """Refuse what cannot be called as a policy loss, before anything is computed.
+
+    Raises:
+        ValueError: it does not take the five tensors, or asks for a keyword that no trainer has.
+    """
+    known = [field.name for field in fields(BatchFacts)]
     try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"loss_fn {import_path!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"loss_fn {import_path!r} is a {type(function).__name__}, not a function")
-    return cast(PolicyLoss, function)
+        signature = inspect.signature(function, follow_wrapped=False)
+        signature.bind(*[None] * 5, **dict.fromkeys(wanted_facts(function)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} cannot be called as a policy loss: {error}. It takes logprobs, "
+            "proximal_logprobs, behavior_logprobs, advantages and mask, and by name any of "
+            f"{', '.join(known)}; bind other parameters with functools.partial"
+        ) from error
+
+
+def _own_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
+    check_loss(function, name)
+    return ChosenLoss(cast(PolicyLoss, function), vanishes_without_advantage=False)
+
+
+def _imported(field: str, path: str) -> Callable[..., Any]:
+    try:
+        return load_function(path)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{field} {path!r} cannot be imported: {error}") from error
+
+
+def main(arguments: list[str]) -> int:
+    """Print why the named function is no policy loss, if so; 0 or 1."""
+    try:
+        check_loss(load_function(arguments[0]), f"{arguments[0]!r}")
+    except BaseException as error:  # a module may raise anything, SystemExit too
+        message = str(error) if isinstance(error, ValueError) else ""
+        print(message or traceback.format_exception_only(error)[-1].strip())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -25,6 +25,10 @@ class TrainerSettings:
     behavior_weight_cap: float = 5.0
     loss_fn: str = ""
     """Import path of an own loss; empty is what the fields above say."""
+    loss_file: str = ""
+    """File with an own loss, pickled; goes before `loss_fn`."""
+    advantage_fn: str = ""
+    """Import path of own advantages; empty is what `normalize_std` says."""
     normalize_std: bool = True
     minibatches: int = 1
     max_tokens_per_microbatch: int = 4096
@@ -67,6 +71,7 @@ def settings_from_config(
     model_path: Path,
     threads: int,
     weights_root: Path,
+    loss_file: Path | None = None,
     device: str = "cpu",
 ) -> TrainerSettings:
     """The trainer's share of a run's configuration.
@@ -76,6 +81,7 @@ def settings_from_config(
         model_path: folder that `resolve_model_path(config.actor.path)` returned.
         threads: CPU threads, when the configuration leaves them open.
         weights_root: where weights are exported to.
+        loss_file: an own loss, pickled; None takes `actor.loss_fn` or the flags.
         device: as torch names it.
     """
     actor = config.actor
@@ -87,6 +93,8 @@ def settings_from_config(
         decoupled=actor.use_decoupled_loss,
         behavior_weight_cap=actor.behav_imp_weight_cap,
         loss_fn=actor.loss_fn,
+        loss_file=str(loss_file or ""),
+        advantage_fn=actor.advantage_fn,
         normalize_std=actor.adv_norm_std,
         minibatches=actor.ppo_n_minibatches,
         max_tokens_per_microbatch=actor.max_tokens_per_mb,

@@ -25,15 +25,22 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_lab.control.events import Version
 from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.dtypes import compute_dtype
-from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
-from areal_lab.functional.losses import HasLoss, PolicyLoss
+from areal_lab.functional.segments import Segments, dense_ids
 from areal_lab.training.forward import on_device, predict
-from areal_lab.training.loss import choose_loss, vanishes_without_advantage
+from areal_lab.training.loss import (
+    Advantages,
+    BatchFacts,
+    ChosenLoss,
+    LossTokens,
+    choose_advantages,
+    choose_loss,
+)
 from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
 from areal_lab.training.model import forward_cost
 from areal_lab.training.protocol import Span, TrainBatchRequest
@@ -51,7 +58,8 @@ class Learner:
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    loss: PolicyLoss
+    loss: ChosenLoss
+    advantages: Advantages
     settings: TrainerSettings
     dtype: torch.dtype
     cost: ForwardCost
@@ -97,6 +105,7 @@ def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
         optimizer=optimizer,
         schedule=schedule,
         loss=choose_loss(settings),
+        advantages=choose_advantages(settings),
         settings=settings,
         dtype=compute_dtype(settings.compute_dtype, settings.device),
         cost=forward_cost(model),
@@ -114,9 +123,9 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     timeline = Timeline()
     trajectories = request.trajectories
     with timeline.span("advantages and packing"):
-        advantages = batch_advantages(trajectories, learner.settings)
+        advantages = batch_advantages(trajectories, learner.advantages)
         minibatches = [
-            _micro_batches(learner, trajectories, members, advantages)
+            _micro_batches(learner, request, members, advantages)
             for members in split_by_group(trajectories, learner.settings.minibatches)
         ]
     with timeline.span("proximal log-probs"):
@@ -144,14 +153,21 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
 
 
 def batch_advantages(
-    trajectories: Sequence[Trajectory], settings: TrainerSettings
+    trajectories: Sequence[Trajectory], function: Advantages
 ) -> Float[Tensor, " N"]:
-    """Advantage of each trajectory: its reward against its group's."""
-    return group_advantages(
-        torch.tensor([t.reward for t in trajectories]),
-        torch.tensor([t.group for t in trajectories]),
-        scale=std_of_group if settings.normalize_std else no_scale,
-    )
+    """Advantage of each trajectory: its reward against its group's.
+
+    Raises:
+        ValueError: if the function does not give one number per trajectory.
+    """
+    rewards = torch.tensor([t.reward for t in trajectories])
+    advantages = function(rewards, torch.tensor([t.group for t in trajectories]))
+    if advantages.shape != rewards.shape:
+        raise ValueError(
+            f"advantage_fn returned shape {tuple(advantages.shape)}, but must return one number "
+            f"per sample: {tuple(rewards.shape)}"
+        )
+    return advantages.detach()
 
 
 def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[int]]:
@@ -175,6 +191,10 @@ def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[
 class _Minibatch(NamedTuple):
     parts: list[PackedBatch]
     token_count: int
+    sequence_count: int
+    group_count: int
+    version: Version
+    """Of the parameters before the batch."""
 
 
 class _Update(NamedTuple):
@@ -185,14 +205,20 @@ class _Update(NamedTuple):
 
 
 def _micro_batches(
-    learner: Learner, trajectories: Sequence[Trajectory], members: list[int], advantages: Tensor
+    learner: Learner, request: TrainBatchRequest, members: list[int], advantages: Tensor
 ) -> _Minibatch:
-    """Pack what has a gradient into micro-batches of whole trees; count the tokens of all."""
-    token_count = sum(trajectories[index].generated_tokens for index in members)
-    if vanishes_without_advantage(learner.settings):
+    """Pack what has a gradient into micro-batches of whole trees; count what all of them hold."""
+    trajectories = request.trajectories
+    facts = (
+        sum(trajectories[index].generated_tokens for index in members),
+        len(members),
+        len({trajectories[index].group for index in members}),
+        request.version,
+    )
+    if learner.loss.vanishes_without_advantage:
         members = [index for index in members if advantages[index] != 0]
     if not members:
-        return _Minibatch([], token_count)
+        return _Minibatch([], *facts)
     chosen = [trajectories[index] for index in members]
     budget = learner.settings.max_tokens_per_microbatch
     trees = grow_trees([input_tokens(t) for t in chosen], learner.cost, max_tokens=budget)
@@ -207,7 +233,7 @@ def _micro_batches(
         # Ids of the whole batch, where the advantages are.
         packed = packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids])
         parts.append(on_device(packed, torch.device(learner.settings.device)))
-    return _Minibatch(parts, token_count)
+    return _Minibatch(parts, *facts)
 
 
 def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
@@ -231,9 +257,9 @@ def _update(
     loss = 0.0
     for packed, known in zip(minibatch.parts, proximal, strict=True):
         with timeline.span("forward/backward", tokens=len(packed.tokens)):
-            result, record = _forward_loss(learner, packed, known, advantages, minibatch)
-            result.loss.backward()
-            loss += result.loss.item()
+            share, record = _forward_loss(learner, packed, known, advantages, minibatch)
+            share.backward()
+            loss += share.item()
             records.append(record)
     with timeline.span("optimizer"):
         grad_norm = _clip_gradient(learner, loss)
@@ -249,20 +275,29 @@ def _forward_loss(
     known_proximal: Tensor | None,
     advantages: Tensor,
     minibatch: _Minibatch,
-) -> tuple[HasLoss, TokenRecord]:
+) -> tuple[Tensor, TokenRecord]:
     predicted = predict(
         learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
     )
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
-    result = learner.loss(
+    facts = BatchFacts(
+        token_count=minibatch.token_count,
+        sequences=Segments(packed.sequence_ids, len(advantages)),
+        sequence_count=minibatch.sequence_count,
+        groups=Segments(dense_ids(packed.group_ids), len(packed.group_ids)),
+        group_count=minibatch.group_count,
+        versions=packed.versions,
+        trainer_version=minibatch.version,
+    )
+    tokens = LossTokens(
         predicted.logprobs,
         proximal,
         packed.behavior_logprobs,
         advantages.to(proximal)[packed.sequence_ids],
         torch.ones_like(proximal, dtype=torch.bool),
-        token_count=minibatch.token_count,
     )
-    return result, token_record(packed, predicted, proximal, result)
+    loss, result = learner.loss(tokens, facts)
+    return loss, token_record(packed, predicted, proximal, result)
 
 
 def _clip_gradient(learner: Learner, loss: float) -> float:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.admission import lag_bound, open_slots, start_limit, whole_batches
+from areal_lab.capacity import open_slots
+from areal_lab.control.admission import lag_bound, start_limit, whole_batches
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
 
 

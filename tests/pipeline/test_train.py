@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import areal_lab
 from areal_lab.config import TrainConfig
@@ -37,6 +38,28 @@ def test_leaving_the_loop_early_saves_and_stops(tmp_path: Path) -> None:
     assert (run.folder / "model" / "model.safetensors").is_file()
     with pytest.raises(RuntimeError, match="call train"):
         next(iter(run))
+
+
+def test_a_loss_that_a_notebook_defines_reaches_the_trainer(tmp_path: Path) -> None:
+    scale = 0.5
+
+    def loss(logprobs, proximal_logprobs, behavior_logprobs, advantages, mask):  # type: ignore[no-untyped-def]
+        weight = torch.exp(proximal_logprobs - behavior_logprobs)
+        return Result(-scale * (weight * advantages * logprobs)[mask].mean(), -logprobs)
+
+    class Result(NamedTuple):
+        loss: torch.Tensor
+        surprise: torch.Tensor
+
+    run = areal_lab.train(tiny_config(tmp_path), reward_fn=even_digits, loss=loss)
+    assert all(report.metrics["surprise_mean"] > 0 for report in run)
+    assert (run.folder / "loss.pickle").is_file()
+
+
+def test_a_loss_that_cannot_be_called_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="loss cannot be called as a policy loss"):
+        areal_lab.train(tiny_config(tmp_path), loss=lambda logprobs: logprobs)  # type: ignore[arg-type, return-value]
+    assert not (tmp_path / "runs").exists()
 
 
 def own_problems(digits: str) -> tuple[Problem, ...]:

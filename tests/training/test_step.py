@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,16 @@ from torch import Tensor
 
 from areal_lab.config import OptimizerConfig
 from areal_lab.data.trajectory import Segment
+from areal_lab.functional import (
+    Segments,
+    decoupled_ppo,
+    group_advantages,
+    mean_of_others,
+    no_scale,
+    sequence_mean,
+)
 from areal_lab.training import step as step_module
+from areal_lab.training.loss import choose_advantages, wanted_facts
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import (
@@ -122,6 +132,11 @@ def with_sgd(learner: Learner, lr: float) -> Learner:
     return dataclasses.replace(learner, optimizer=optimizer, schedule=constant)
 
 
+def with_loss(learner: Learner, function: Any) -> Learner:
+    """Another function in the place of the loss, and all else as it was."""
+    return dataclasses.replace(learner, loss=dataclasses.replace(learner.loss, function=function))
+
+
 def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_gives(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,10 +152,10 @@ def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_give
         return scored[-1]
 
     learner = learner_for(folder, minibatches=2, max_tokens_per_microbatch=30)
-    original = learner.loss
+    original = learner.loss.function
     untouched = copy.deepcopy(learner.model)
     monkeypatch.setattr(step_module, "score", counting)
-    outcome = train_batch(dataclasses.replace(learner, loss=spy), random_batch())
+    outcome = train_batch(with_loss(learner, spy), random_batch())
 
     first = int(outcome.metrics["micro_batches"]) - len(scored)
     assert 0 < first < outcome.metrics["micro_batches"]
@@ -154,7 +169,7 @@ def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_give
         naive.append(logprobs.detach())
         return original(logprobs, *rest, **numbers)
 
-    frozen = dataclasses.replace(learner, model=untouched, loss=naive_spy)
+    frozen = dataclasses.replace(with_loss(learner, naive_spy), model=untouched)
     frozen = with_sgd(frozen, lr=0.0)
     train_batch(frozen, random_batch())
     for (_, proximal), separate in zip(seen, naive, strict=True):
@@ -168,8 +183,8 @@ def test_leaving_out_zero_advantages_changes_nothing(folder: Path, minibatches: 
     for omit in (True, False):
         learner = learner_for(folder, minibatches=minibatches)
         if not omit:
-            own = dataclasses.replace(learner.settings, loss_fn="kept:everything")
-            learner = dataclasses.replace(learner, settings=own)
+            keeping = dataclasses.replace(learner.loss, vanishes_without_advantage=False)
+            learner = dataclasses.replace(learner, loss=keeping)
         outcome = train_batch(with_sgd(learner, 0.1), request)
         learners.append((learner, outcome))
     (left, omitted), (right, kept) = learners
@@ -249,7 +264,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(folder
         return Plain(loss=(logprobs * math.inf).sum())
 
     with pytest.raises(NonFiniteStep, match="optimizer step 1 has loss"):
-        train_batch(dataclasses.replace(learner, loss=broken), random_batch())
+        train_batch(with_loss(learner, broken), random_batch())
     assert_same(parameters(learner.model), before, atol=0)
 
 
@@ -289,6 +304,90 @@ def test_own_loss_by_import_path_sees_every_sample(folder: Path) -> None:
     assert outcome.metrics["loss"] == pytest.approx(expected, abs=1e-6)
     assert outcome.metrics["surprise_mean"] > 0
     assert "clip_fraction" not in outcome.metrics
+
+
+def five_lines(
+    logprobs: Tensor, proximal_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor,
+    mask: Tensor,
+) -> Plain:  # fmt: skip
+    """A mean over its tokens that knows nothing of the rest of the batch."""
+    weight = torch.exp(proximal_logprobs - behavior_logprobs)
+    return Plain(-(weight * advantages * logprobs)[mask].mean())
+
+
+def of_sequences(
+    logprobs: Tensor, proximal_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor,
+    mask: Tensor, *, sequences: Segments, sequence_count: int, groups: Segments,
+    group_count: int, versions: Tensor, trainer_version: int,
+) -> Plain:  # fmt: skip
+    """Asks for everything that a trainer can tell."""
+    del proximal_logprobs, behavior_logprobs
+    assert groups.ids.shape == mask.shape
+    assert len(set(groups.ids.tolist())) <= group_count == 4
+    values = (trainer_version - versions + 1) * advantages * logprobs
+    return Plain(-sequence_mean(values, mask, sequences, sequence_count=sequence_count))
+
+
+@pytest.mark.parametrize("function", [five_lines, of_sequences])
+def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
+    results = []
+    for tokens in (4096, 30):
+        learner = learner_for(
+            folder, max_tokens_per_microbatch=tokens, loss_fn=f"{__name__}:{function.__name__}"
+        )
+        outcome = train_batch(learner, random_batch())
+        results.append((outcome.metrics, gradients(learner.model)))
+    (whole, whole_gradients), (cut, cut_gradients) = results
+    assert cut["micro_batches"] > 1
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-6)
+    assert_same(cut_gradients, whole_gradients)
+
+
+def test_bound_keywords_are_the_callers() -> None:
+    assert wanted_facts(of_sequences) == [
+        "sequences", "sequence_count", "groups", "group_count", "versions", "trainer_version",
+    ]  # fmt: skip
+    assert wanted_facts(partial(decoupled_ppo, token_count=7)) == []
+    assert wanted_facts(decoupled_ppo) == ["token_count"]
+    assert wanted_facts(five_lines) == []
+
+
+def of_four(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Plain:
+    """Lacks one tensor of five."""
+    return Plain((logprobs - old_logprobs)[mask].sum() + advantages.sum())
+
+
+def of_references(*tensors: Tensor, reference_logprobs: Tensor) -> Plain:
+    """Wants what no trainer has."""
+    return Plain(tensors[0].sum() + reference_logprobs.sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(of_four, "too many positional arguments"), (of_references, "'reference_logprobs'")],
+)
+def test_a_loss_that_cannot_be_called_is_refused(folder: Path, function: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot be called as a policy loss: .*{reason}"):
+        learner_for(folder, loss_fn=f"{__name__}:{function.__name__}")
+
+
+def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
+    """RLOO by its import path."""
+    return group_advantages(rewards, groups, baseline=mean_of_others, scale=no_scale)
+
+
+def test_own_advantages_by_import_path(folder: Path) -> None:
+    request = random_batch()
+    learner = learner_for(folder, advantage_fn=f"{__name__}:leave_one_out")
+    ours = batch_advantages(request.trajectories, learner.advantages)
+    rewards = [t.reward for t in request.trajectories]
+    for i, own in enumerate(request.trajectories):
+        others = [
+            t.reward for j, t in enumerate(request.trajectories) if t.group == own.group and j != i
+        ]
+        assert ours[i].item() == pytest.approx(rewards[i] - sum(others) / len(others), abs=1e-6)
+    with pytest.raises(ValueError, match="one number per sample"):
+        batch_advantages(request.trajectories, lambda rewards, _: rewards.mean())
 
 
 @pytest.mark.parametrize("path", ["nowhere", "no_such_module:loss", "math:no_such", "math:pi"])
@@ -375,8 +474,8 @@ def test_spans_are_in_order_and_named(folder: Path) -> None:
 
 def test_dr_grpo_advantages_are_not_divided_by_the_deviation(tmp_path: Path) -> None:
     request = random_batch()
-    settings = settings_for(tmp_path, normalize_std=False)
-    assert batch_advantages(request.trajectories, settings).tolist() == [-0.5, 0.5] * 8
+    function = choose_advantages(settings_for(tmp_path, normalize_std=False))
+    assert batch_advantages(request.trajectories, function).tolist() == [-0.5, 0.5] * 8
 
 
 def test_minibatches_are_whole_groups_in_equal_number() -> None:

@@ -1,0 +1,62 @@
+"""What one sample says about the gradient, and how much less it says the older it is.
+
+`N` samples, `P` parameters. `torch.func.vmap(torch.func.grad(loss))` gives one gradient per sample.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from areal_lab.functional.checks import check_integer
+
+
+class GradientSpread(NamedTuple):
+    """Of the samples of each lag; detached."""
+
+    samples: Tensor
+    """Number of samples, [bins]."""
+    norm: Tensor
+    """Euclidean norm of their mean gradient, [bins]; 0 without samples."""
+    variance: Tensor
+    """Trace of the covariance of one sample's gradient, divided by n - 1; 0 below two samples.
+
+    The mean over n samples has this divided by n."""
+
+
+def gradient_spread_by_lag(
+    gradients: Float[Tensor, "N P"], lag: Int[Tensor, " N"], *, bins: int
+) -> GradientSpread:
+    r"""Mean and variance of per-sample gradients, for the samples of each lag.
+
+    $$ \mathrm{tr}\,\mathrm{Cov}_k = \frac{1}{n_k - 1} \sum_{i: lag_i = k} |g_i - \bar g_k|^2 $$
+
+    Args:
+        gradients: gradient of each sample's loss, all parameters in one row.
+        lag: versions between the weights trained and those that sampled it; the last bin holds
+            everything from `bins - 1` on, as in `lag_histogram`.
+        bins: number of bins.
+
+    Raises:
+        ValueError: shapes do not fit, lags are no integers, or `bins` is not positive.
+    """
+    check_integer("lag", lag)
+    if gradients.dim() != 2 or lag.shape != gradients.shape[:1]:
+        raise ValueError(
+            f"gradients has shape {tuple(gradients.shape)} and lag {tuple(lag.shape)}, but must be "
+            "[N, P] and [N]; flatten each sample's gradients into one row"
+        )
+    if bins < 1:
+        raise ValueError(f"bins is {bins}, but must be at least 1")
+    gradients = gradients.detach()
+    numbers = torch.arange(bins, device=lag.device)
+    member = (lag.clamp(0, bins - 1) == numbers[:, None]).to(gradients.dtype)
+    samples = member.sum(1)
+    mean = (member @ gradients) / samples.clamp(min=1)[:, None]
+    # Distances from the mean rather than a difference of squares, which cancels.
+    distances = (gradients - member.T @ mean).square().sum(1)
+    variance = (member @ distances) / (samples - 1).clamp(min=1)
+    return GradientSpread(samples.long(), mean.norm(dim=1), variance)

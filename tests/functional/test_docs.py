@@ -1,0 +1,24 @@
+"""The pages of docs/functional run as they are written, and print what they say they print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "functional").glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_runs(page):
+    namespace = {"__name__": f"docs_{page.stem}"}
+    for code, expected in BLOCK.findall(page.read_text()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(page), "exec"), namespace)
+        if expected:
+            assert printed.getvalue() == expected
