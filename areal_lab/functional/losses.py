@@ -130,6 +130,7 @@ def decoupled_ppo(
     clip_epsilon: ClipEpsilon = 0.2,
     correct: Correction = unbounded,
     token_count: Count | None = None,
+    sequences: Segments | None = None,
 ) -> PolicyLossResult:
     r"""Decoupled PPO objective, as a loss to minimise.
 
@@ -149,6 +150,7 @@ def decoupled_ppo(
         clip_epsilon: half-width of the trust region, or (below, above).
         correct: bounds the weight, as `truncate(5.0)`; the weight itself is always applied.
         token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token, for corrections of sequences; None takes rows.
 
     Raises:
         ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
@@ -162,6 +164,7 @@ def decoupled_ppo(
         surrogate=partial(clip_surrogate, clip_epsilon=clip_epsilon),
         correct=correct,
         aggregate=partial(token_mean, token_count=token_count),
+        sequences=sequences,
     )
 
 

@@ -1,0 +1,340 @@
+r"""Named ways to bound the weight of decoupled PPO: TIS, MIS, IcePop, M2PO; A-3PO for its anchor.
+
+                     weight of a token, of rho = pi_prox / pi_behav
+    token_tis        min(rho_t, C)
+    sequence_tis     min(product of rho, C)
+    icepop           rho_t where it is within a band, else 0
+    sequence_mis     product of rho where it is within a band, else 0
+    geometric_mis    rho_t where the sequence's geometric mean is within a band, else 0
+    m2po             rho_t but for the largest; no clip
+    a3po             rho_t, pi_prox by interpolation
+
+The first five are `decoupled_ppo` with one `correct`, and `correct` is how to get others. All have
+the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. A dropped
+token adds 0 and stays in the count that the mean divides by.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from areal_lab.functional.aggregate import Count, token_mean
+from areal_lab.functional.corrections import (
+    Correction,
+    chain,
+    mask_outside,
+    truncate,
+    unbounded,
+)
+from areal_lab.functional.losses import PolicyLossResult, decoupled_ppo, policy_loss
+from areal_lab.functional.m2po import mask_second_moment
+from areal_lab.functional.proximal import a3po_proximal_logprobs
+from areal_lab.functional.reinforce_surrogates import importance_surrogate
+from areal_lab.functional.segments import Segments
+from areal_lab.functional.sequence_corrections import mask_sequences_outside, sequence_product
+from areal_lab.functional.surrogates import ClipEpsilon
+
+
+def token_tis(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    cap: float = 2.0,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""Decoupled PPO with the weight of each token truncated.
+
+    $$ \min(\rho_t, C)\, \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t) $$
+
+    Source: truncated importance sampling as in IMPALA (arXiv:1802.01561), section 4.1; cap: verl.
+
+    Args:
+        clip_epsilon: half-width of the trust region, or (below, above).
+        cap: C.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=truncate(cap),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def sequence_tis(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    cap: float = 2.0,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""Decoupled PPO with the truncated weight of the whole sequence at each of its tokens.
+
+    $$ \min\Big(\prod_{s \in i} \rho_s, C\Big)
+    \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t) $$
+
+    Source: verl's `sequence` mode, with its cap; SkyRL has 5.
+
+    Args:
+        clip_epsilon: half-width of the trust region, or (below, above).
+        cap: C.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=chain(sequence_product, truncate(cap)),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def icepop(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    low: float = 0.5,
+    high: float = 5.0,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""IcePop: decoupled PPO without the tokens whose weight is out of a band.
+
+    $$ \rho_t\,[low \le \rho_t \le high]\, \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t) $$
+
+    As a loss with one ratio, to the behavior policy, it is `icepop_surrogate`.
+
+    Source: IcePop, as in Ring-1T (arXiv:2510.18855); the bounds are inside, as in most frameworks.
+
+    Args:
+        clip_epsilon: half-width of the trust region, or (below, above).
+        low: smallest weight that is kept; 0 for no lower bound.
+        high: largest weight that is kept.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=mask_outside(low, high),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def sequence_mis(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    low: float = 0.0,
+    high: float = 3.0,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""Decoupled PPO without the sequences whose weight is out of a band.
+
+    $$ \rho_i\,[low \le \rho_i \le high]\, \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t),
+    \quad \rho_i = \prod_{s \in i} \rho_s $$
+
+    Source: masked importance sampling, TRL's default `sequence_mask`, with its bound.
+
+    Args:
+        clip_epsilon: half-width of the trust region, or (below, above).
+        low: smallest weight that is kept; 0 for no lower bound.
+        high: largest weight that is kept.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=chain(sequence_product, mask_outside(low, high)),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def geometric_mis(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    low: float = 0.99,
+    high: float = 1.01,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""Decoupled PPO without the sequences whose mean log weight is out of a band.
+
+    $$ \rho_t\,[low \le \bar\rho_i \le high]\,
+    \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t),
+    \quad \bar\rho_i = \Big(\prod_{s \in i} \rho_s\Big)^{1 / |y_i|} $$
+
+    Source: SkyRL's geometric sequence mask, with its band; NeMo-RL has (0.999, 1.002).
+
+    Args:
+        clip_epsilon: half-width of the trust region, or (below, above).
+        low: smallest geometric mean that is kept.
+        high: largest geometric mean that is kept.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=mask_sequences_outside(low, high),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def m2po(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    threshold: float = 0.04,
+    token_count: Count | None = None,
+) -> PolicyLossResult:
+    r"""M2PO: no clip; the tokens furthest off policy are dropped until the second moment is small.
+
+    $$ L = -\frac{1}{N} \sum_t [t \in K]\, \rho_t u_t A_t, \qquad
+    \frac{1}{|K|} \sum_{t \in K} (\log \rho_t)^2 < \tau $$
+
+    $\rho u$ is the ratio of theta to the behavior policy. K is chosen among the tokens of this
+    call, by the ratio of proximal to behavior, as AReaL does; the paper's is by that of theta to
+    behavior, the same as long as theta is the proximal policy.
+
+    Source: M2PO (arXiv:2510.01161); AReaL's example has the same threshold.
+
+    Args:
+        threshold: tau.
+        token_count: tokens of the whole batch; None counts this mask. Dropped ones are counted.
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    return policy_loss(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        surrogate=importance_surrogate,
+        correct=mask_second_moment(threshold),
+        aggregate=partial(token_mean, token_count=token_count),
+    )
+
+
+def a3po(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],  # noqa: ARG001 - part of the protocol
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    versions: Int[Tensor, "*shape"],
+    trainer_version: int | Int[Tensor, ""],
+    clip_epsilon: ClipEpsilon = 0.2,
+    correct: Correction = unbounded,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""A-3PO: decoupled PPO whose proximal log-probs are interpolated rather than computed.
+
+    $$ \log \pi_{prox} \approx \log \pi_\mu + \alpha (\log \pi_\theta - \log \pi_\mu), \quad
+    \alpha = \mathrm{clip}((v - 1 - v_\mu) / (v - v_\mu); 0, 1) $$
+
+    `proximal_logprobs` is not looked at. The interpolated ones get no gradient.
+
+    Source: A-3PO (arXiv:2512.06547).
+
+    Args:
+        versions: $v_\mu$, version that sampled each token.
+        trainer_version: v, see `a3po_proximal_logprobs`.
+        clip_epsilon: half-width of the trust region, or (below, above).
+        correct: bounds the weight pi_prox / pi_behav.
+        token_count: tokens of the whole batch; None counts this mask.
+        sequences: sequence of each token, for `correct`; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, versions are no integers, or a number is out of range.
+    """
+    approximated = a3po_proximal_logprobs(
+        logprobs, behavior_logprobs, versions, mask, trainer_version=trainer_version
+    )
+    return decoupled_ppo(
+        logprobs,
+        approximated,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=correct,
+        token_count=token_count,
+        sequences=sequences,
+    )
