@@ -1,0 +1,251 @@
+r"""Learning from a teacher: on the student's own tokens, or from whole distributions.
+
+    student's tokens, l_old, l_T --distillation_advantages--> A --> any policy loss
+                                 --on_policy_distillation_loss--> loss
+    logits of both               --distillation_loss--> loss         divergence is a function
+    logits, teacher's top k      --topk_distillation_loss--> loss    so is the rest's treatment
+
+Only the student gets a gradient. Masked values (NaN too) reach neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from areal_lab.functional.aggregate import Aggregate, token_mean
+from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments
+from areal_lab.functional.vocabulary_divergences import Divergence, forward_kl, log_distribution
+
+Tail: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`(student [*shape, V], tokens [*shape, K], teacher [*shape, K])`, log-probabilities and the
+tokens that the teacher's are of, to `(student, teacher)` as a divergence takes them."""
+
+
+class OnPolicyDistillationLoss(NamedTuple):
+    """A loss on the student's own tokens; all but `loss` is detached."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    log_ratio: Tensor
+    """log pi_theta - log pi_T of each token, whose mean estimates the reverse KL; 0 if masked."""
+
+
+class DistillationLoss(NamedTuple):
+    """A loss of whole distributions; all but `loss` is detached."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    divergence: Tensor
+    """Divergence at each token, in nats; 0 where masked."""
+
+
+def distillation_advantages(
+    advantages: Float[Tensor, "*shape"],
+    logprobs: Float[Tensor, "*shape"],
+    teacher_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    coefficient: float = 1.0,
+    baseline: Aggregate | None = None,
+    sequences: Segments | None = None,
+) -> Float[Tensor, "*shape"]:
+    r"""Advantages with the distance from the teacher inside, for any policy loss.
+
+    $$ A_t - \kappa\,(d_t - b), \quad d_t = \log \pi_{old}(y_t) - \log \pi_T(y_t) $$
+
+    A policy loss then descends the reverse KL from the teacher, token by token, beside its own
+    objective. The result has no gradient and is 0 where masked.
+
+    Args:
+        advantages: A of each token; zeros for distillation alone.
+        logprobs: log-probs of the policy that drew the tokens (the student before this batch).
+        teacher_logprobs: log pi_T of the same tokens.
+        mask: True where the student chose the token.
+        coefficient: kappa.
+        baseline: `(d, mask, sequences) -> b`, such as `token_mean`, which keeps the mean advantage
+            as it was; None is 0.
+        sequences: sequence of each token, for the baseline; None takes rows.
+
+    Source: MiniLLM (arXiv:2306.08543), section 2; Thinking Machines, On-policy distillation (2025).
+
+    Raises:
+        ValueError: shapes differ, or the coefficient is not finite.
+    """
+    check_token_inputs(
+        mask, advantages=advantages, logprobs=logprobs, teacher_logprobs=teacher_logprobs
+    )
+    _check_coefficient(coefficient)
+    distance = select(logprobs.detach(), mask) - select(teacher_logprobs.detach(), mask)
+    if baseline is not None:
+        distance = distance - baseline(distance, mask, sequences)
+    return select(advantages.detach() - coefficient * distance, mask)
+
+
+def on_policy_distillation_loss(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    teacher_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    coefficient: float = 1.0,
+    aggregate: Aggregate = token_mean,
+    sequences: Segments | None = None,
+) -> OnPolicyDistillationLoss:
+    r"""Reverse KL from the teacher on the student's own tokens, by the score function.
+
+    $$ \kappa\ \mathrm{aggregate}\left(\frac{\pi_\theta}{\pi_{old}}(y_t)\
+    \mathrm{sg}(\log \pi_\theta(y_t) - \log \pi_T(y_t))\right) $$
+
+    On average its gradient is that of KL(theta || teacher) over the next token, whatever policy
+    drew the tokens. The distance is that of the current student, where `distillation_advantages`
+    has that of the old one; the first step of a batch is the same.
+
+    Args:
+        logprobs: log pi_theta of the tokens; the only input that gets a gradient.
+        old_logprobs: log-probs of the policy that drew them.
+        teacher_logprobs: log pi_T of the same tokens.
+        mask: True where the student chose the token; an empty mask gives 0.
+        coefficient: kappa.
+        aggregate: `(values, mask, sequences) -> scalar`.
+        sequences: sequence of each token; None takes rows.
+
+    Source: MiniLLM (arXiv:2306.08543), section 2, with single tokens in place of returns.
+
+    Raises:
+        ValueError: shapes differ, or the coefficient is not finite.
+    """
+    check_token_inputs(
+        mask, logprobs=logprobs, old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs
+    )
+    _check_coefficient(coefficient)
+    logprobs = select(logprobs, mask)
+    log_ratio = logprobs.detach() - select(teacher_logprobs.detach(), mask)
+    weight = torch.exp(logprobs - select(old_logprobs.detach(), mask))
+    loss = coefficient * aggregate(weight * log_ratio, mask, sequences)
+    return OnPolicyDistillationLoss(loss, log_ratio)
+
+
+def distillation_loss(
+    student_logits: Float[Tensor, "*shape V"],
+    teacher_logits: Float[Tensor, "*shape V"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    divergence: Divergence = forward_kl,
+    temperature: float = 1.0,
+    aggregate: Aggregate = token_mean,
+    sequences: Segments | None = None,
+) -> DistillationLoss:
+    r"""Divergence between student and teacher over the whole vocabulary, at every position.
+
+    $$ \mathrm{aggregate}(D(\mathrm{softmax}(z_S / \tau), \mathrm{softmax}(z_T / \tau))) $$
+
+    Args:
+        student_logits: z_S; the only input that gets a gradient.
+        teacher_logits: z_T, of the same vocabulary.
+        mask: True where a position counts; an empty mask gives 0.
+        divergence: `forward_kl`, `reverse_kl`, `partial(generalized_jsd, beta=0.1)` or your own.
+        temperature: tau of both; the loss is not multiplied by its square.
+        aggregate: `(values, mask, sequences) -> scalar`.
+        sequences: sequence of each token; None takes rows.
+
+    Source: GKD (arXiv:2306.13649).
+
+    Raises:
+        ValueError: shapes differ, or the temperature is not positive and finite.
+    """
+    check_same_shape("teacher_logits", teacher_logits, "student_logits", student_logits)
+    student = log_distribution(student_logits, mask, temperature=temperature)
+    teacher = log_distribution(teacher_logits.detach(), mask, temperature=temperature)
+    values = select(divergence(student, teacher), mask)
+    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+
+
+def lump_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """One more outcome, "any other token", with what the teacher's k leave over.
+
+    Both are distributions of k + 1 outcomes, hence a divergence is least where they are equal.
+    It is never above that of the whole vocabulary, and equal to it when k is V. Where the
+    teacher's k add up to more than 1, as rounded log-probs may, nothing is left over.
+    """
+    if tokens.shape[-1] == student.shape[-1]:
+        return drop_tail(student, tokens, teacher)  # there is no other token
+    # Far below any log-prob, yet finite, so that the gradient is too.
+    others = student.scatter(-1, tokens, -1e4).logsumexp(-1, keepdim=True)
+    taken = torch.exp(teacher).sum(-1, keepdim=True)
+    rest = (1 - taken).clamp(min=torch.finfo(teacher.dtype).tiny)
+    return (
+        torch.cat([student.gather(-1, tokens), others], -1),
+        torch.cat([teacher, torch.log(rest)], -1),
+    )
+
+
+def renormalize_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Both given one of the teacher's k tokens; what the student does elsewhere is not seen."""
+    return student.gather(-1, tokens).log_softmax(-1), teacher.log_softmax(-1)
+
+
+def drop_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the teacher's k tokens and leave out the rest.
+
+    These are no distributions: the sum can be negative, and with `forward_kl` it is least at a
+    student that puts nothing on the rest, whatever the teacher puts there.
+    """
+    return student.gather(-1, tokens), teacher
+
+
+def topk_distillation_loss(
+    student_logits: Float[Tensor, "*shape V"],
+    teacher_tokens: Int[Tensor, "*shape K"],
+    teacher_logprobs: Float[Tensor, "*shape K"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    divergence: Divergence = forward_kl,
+    tail: Tail = lump_tail,
+    temperature: float = 1.0,
+    aggregate: Aggregate = token_mean,
+    sequences: Segments | None = None,
+) -> DistillationLoss:
+    r"""Divergence from a teacher of which only the k largest log-probs are known.
+
+    Args:
+        student_logits: of the whole vocabulary; the only input that gets a gradient.
+        teacher_tokens: the teacher's k tokens at each position, all different.
+        teacher_logprobs: their log-probs over the whole vocabulary, as the teacher reported them.
+        mask: True where a position counts; an empty mask gives 0.
+        divergence: see `distillation_loss`.
+        tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
+        temperature: tau of the student; the teacher's log-probs have to be at the same.
+        aggregate: `(values, mask, sequences) -> scalar`.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ, tokens are no integers, or the temperature is not positive
+            and finite.
+    """
+    check_integer("teacher_tokens", teacher_tokens)
+    check_same_shape("teacher_logprobs", teacher_logprobs, "teacher_tokens", teacher_tokens)
+    student = log_distribution(student_logits, mask, temperature=temperature)
+    if teacher_tokens.dim() != student.dim() or teacher_tokens.shape[:-1] != mask.shape:
+        raise ValueError(
+            f"teacher_tokens has shape {tuple(teacher_tokens.shape)} and mask "
+            f"{tuple(mask.shape)}, but the first must be the second with an axis of k tokens"
+        )
+    chosen = mask.unsqueeze(-1)
+    tokens = torch.where(chosen, teacher_tokens, torch.zeros_like(teacher_tokens)).long()
+    teacher = teacher_logprobs.detach().to(student.dtype)
+    teacher = torch.where(chosen, teacher, torch.zeros_like(teacher))
+    values = select(divergence(*tail(student, tokens, teacher)), mask)
+    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+
+
+def _check_coefficient(coefficient: float) -> None:
+    if not math.isfinite(coefficient):
+        raise ValueError(f"coefficient is {coefficient}, but must be finite")

@@ -1,0 +1,301 @@
+r"""Losses of pairs: an answer that was chosen and one that was rejected for the same prompt.
+
+    token log-probs --sequence_logprob_sums--> l_c, l_r --+
+    reference's     --sequence_logprob_sums--> f_c, f_r --+--> h --objective--> mean over pairs
+
+$h = (l_c - f_c) - (l_r - f_r)$ is what the policy has learned to prefer beyond its reference. Pairs
+are tensors of one shape; masked pairs (NaN too) reach neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from areal_lab.functional.aggregate import Count, token_mean
+from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
+
+PreferenceObjective: TypeAlias = Callable[[Tensor], Tensor]
+"""Preference h of each pair to its loss. Bind numbers with `functools.partial`."""
+
+
+class PreferenceLoss(NamedTuple):
+    """A loss of pairs and what happened to them; all but `loss` is detached."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    preference: Tensor
+    """h of each pair, in nats; positive where the chosen answer is preferred. 0 where masked."""
+    chosen_log_ratio: Tensor
+    """log pi_theta - log pi_ref of the chosen answer; times beta, DPO's implicit reward."""
+    rejected_log_ratio: Tensor
+    """The same of the rejected answer."""
+
+
+class BradleyTerryLoss(NamedTuple):
+    """A reward model's loss of pairs; all but `loss` is detached."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    preference: Tensor
+    """Score of the chosen answer minus that of the rejected one; 0 where masked."""
+
+
+def sequence_logprob_sums(
+    logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> Float[Tensor, " sequences"]:
+    r"""$\log \pi(y) = \sum_t \log \pi(y_t)$ of each sequence; 0 of one without an unmasked token.
+
+    Summed in float32 at least; pass `logprobs.double()` for more.
+
+    Args:
+        logprobs: log-prob of each token; gets a gradient.
+        mask: True on the tokens of the answer.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    check_token_inputs(mask, logprobs=logprobs)
+    ids, count = sequences_or_rows(mask, sequences)
+    return segment_reduce(_wide(logprobs), ids, count, mask=mask)
+
+
+def sequence_logprob_means(
+    logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> Float[Tensor, " sequences"]:
+    r"""$\log \pi(y) / |y|$ of each sequence, which takes length out; 0 of an empty one.
+
+    Args and Raises: see `sequence_logprob_sums`.
+    """
+    check_token_inputs(mask, logprobs=logprobs)
+    ids, count = sequences_or_rows(mask, sequences)
+    return segment_reduce(_wide(logprobs), ids, count, mask=mask, reduce="mean")
+
+
+def dpo_loss(
+    chosen_logprobs: Float[Tensor, "*pairs"],
+    rejected_logprobs: Float[Tensor, "*pairs"],
+    reference_chosen_logprobs: Float[Tensor, "*pairs"],
+    reference_rejected_logprobs: Float[Tensor, "*pairs"],
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    mask: Bool[Tensor, "*pairs"] | None = None,
+    pair_count: Count | None = None,
+) -> PreferenceLoss:
+    r"""Direct preference optimisation.
+
+    $$ -(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h) $$
+
+    Args:
+        chosen_logprobs: log pi_theta of the chosen answer, summed over its tokens.
+        rejected_logprobs: of the rejected answer. These two get a gradient, the others none.
+        reference_chosen_logprobs: log pi_ref of the chosen answer; zeros for no reference.
+        reference_rejected_logprobs: log pi_ref of the rejected answer.
+        beta: strength of the reference: the larger, the closer to it.
+        label_smoothing: s, the share of labels that are believed to be the wrong way round.
+        mask: True where a pair counts; None counts all. An empty mask gives 0.
+        pair_count: pairs of the whole batch; None counts the mask.
+
+    Source: DPO (arXiv:2305.18290), eq. 7; smoothing: Mitchell, A note on DPO with noisy
+    preferences and relationship to IPO (2023).
+
+    Raises:
+        ValueError: shapes differ, beta is not positive, or s is outside [0, 0.5].
+    """
+    return preference_loss(
+        chosen_logprobs,
+        rejected_logprobs,
+        reference_chosen_logprobs,
+        reference_rejected_logprobs,
+        objective=partial(logistic_objective, beta=beta, label_smoothing=label_smoothing),
+        mask=mask,
+        pair_count=pair_count,
+    )
+
+
+def ipo_loss(
+    chosen_logprobs: Float[Tensor, "*pairs"],
+    rejected_logprobs: Float[Tensor, "*pairs"],
+    reference_chosen_logprobs: Float[Tensor, "*pairs"],
+    reference_rejected_logprobs: Float[Tensor, "*pairs"],
+    *,
+    beta: float = 0.1,
+    mask: Bool[Tensor, "*pairs"] | None = None,
+    pair_count: Count | None = None,
+) -> PreferenceLoss:
+    r"""Identity preference optimisation: h is to reach a fixed distance rather than infinity.
+
+    $$ \left(h - \frac{1}{2 \beta}\right)^2 $$
+
+    Give it sums, as in the paper, or means over tokens: the distance is the same number of nats
+    either way, per answer or per token. All four have to be of one kind.
+
+    Args:
+        chosen_logprobs: log pi_theta of the chosen answer, from `sequence_logprob_sums` or
+            `sequence_logprob_means`.
+        rejected_logprobs: of the rejected answer. These two get a gradient, the others none.
+        reference_chosen_logprobs: log pi_ref of the chosen answer.
+        reference_rejected_logprobs: log pi_ref of the rejected answer.
+        beta: 1 / (2 beta) is the distance; the paper's tau.
+        mask: True where a pair counts; None counts all. An empty mask gives 0.
+        pair_count: pairs of the whole batch; None counts the mask.
+
+    Source: IPO (arXiv:2310.12036), eq. 17.
+
+    Raises:
+        ValueError: shapes differ, or beta is not positive.
+    """
+    return preference_loss(
+        chosen_logprobs,
+        rejected_logprobs,
+        reference_chosen_logprobs,
+        reference_rejected_logprobs,
+        objective=partial(squared_objective, beta=beta),
+        mask=mask,
+        pair_count=pair_count,
+    )
+
+
+def preference_loss(
+    chosen_logprobs: Float[Tensor, "*pairs"],
+    rejected_logprobs: Float[Tensor, "*pairs"],
+    reference_chosen_logprobs: Float[Tensor, "*pairs"],
+    reference_rejected_logprobs: Float[Tensor, "*pairs"],
+    *,
+    objective: PreferenceObjective,
+    mask: Bool[Tensor, "*pairs"] | None = None,
+    pair_count: Count | None = None,
+) -> PreferenceLoss:
+    r"""A loss of the preference h; named losses are calls of this.
+
+    $$ \mathrm{mean}(\mathrm{objective}(h)), \quad h = (l_c - f_c) - (l_r - f_r) $$
+
+    Args:
+        chosen_logprobs: l_c, log pi_theta of the chosen answer.
+        rejected_logprobs: l_r, of the rejected answer. These two get a gradient, the others none.
+        reference_chosen_logprobs: f_c, log pi_ref of the chosen answer.
+        reference_rejected_logprobs: f_r, log pi_ref of the rejected answer.
+        objective: h of each pair to its loss, such as `logistic_objective`.
+        mask: True where a pair counts; None counts all. An empty mask gives 0.
+        pair_count: pairs of the whole batch; None counts the mask.
+
+    Raises:
+        ValueError: shapes differ, or `pair_count` is a number that is not positive.
+    """
+    mask = _pair_mask(
+        mask,
+        chosen_logprobs=chosen_logprobs,
+        rejected_logprobs=rejected_logprobs,
+        reference_chosen_logprobs=reference_chosen_logprobs,
+        reference_rejected_logprobs=reference_rejected_logprobs,
+    )
+    chosen = select(chosen_logprobs, mask) - select(reference_chosen_logprobs.detach(), mask)
+    rejected = select(rejected_logprobs, mask) - select(reference_rejected_logprobs.detach(), mask)
+    preference = chosen - rejected
+    return PreferenceLoss(
+        loss=_pair_mean(objective(preference), mask, pair_count),
+        preference=preference.detach(),
+        chosen_log_ratio=chosen.detach(),
+        rejected_log_ratio=rejected.detach(),
+    )
+
+
+def logistic_objective(
+    preference: Float[Tensor, "*pairs"], *, beta: float, label_smoothing: float = 0.0
+) -> Float[Tensor, "*pairs"]:
+    r"""$-(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h)$: DPO's."""
+    _check_beta(beta)
+    if not 0 <= label_smoothing <= 0.5:
+        raise ValueError(
+            f"label_smoothing is {label_smoothing}, but must be in [0, 0.5]: beyond one half the "
+            "rejected answers would be preferred; swap chosen and rejected instead"
+        )
+    logit = beta * preference
+    right, wrong = -logsigmoid(logit), -logsigmoid(-logit)
+    return (1 - label_smoothing) * right + label_smoothing * wrong
+
+
+def squared_objective(
+    preference: Float[Tensor, "*pairs"], *, beta: float
+) -> Float[Tensor, "*pairs"]:
+    r"""$(h - 1 / (2 \beta))^2$: IPO's."""
+    _check_beta(beta)
+    return (preference - 1 / (2 * beta)).square()
+
+
+def bradley_terry_loss(
+    chosen_scores: Float[Tensor, "*pairs"],
+    rejected_scores: Float[Tensor, "*pairs"],
+    *,
+    margin: Float[Tensor, "*pairs"] | None = None,
+    mask: Bool[Tensor, "*pairs"] | None = None,
+    pair_count: Count | None = None,
+) -> BradleyTerryLoss:
+    r"""A reward model's loss: the chosen answer is to score higher.
+
+    $$ -\log \sigma(s_c - s_r - m) $$
+
+    Args:
+        chosen_scores: s_c, the model's score of the chosen answer.
+        rejected_scores: s_r. Both get a gradient.
+        margin: m, by how much it is to score higher; gets no gradient. None is 0.
+        mask: True where a pair counts; None counts all. An empty mask gives 0.
+        pair_count: pairs of the whole batch; None counts the mask.
+
+    Source: InstructGPT (arXiv:2203.02155), eq. 1; margin: Llama 2 (arXiv:2307.09288), eq. 2.
+
+    Raises:
+        ValueError: shapes differ, or `pair_count` is a number that is not positive.
+    """
+    mask = _pair_mask(mask, chosen_scores=chosen_scores, rejected_scores=rejected_scores)
+    preference = select(chosen_scores, mask) - select(rejected_scores, mask)
+    logit = preference
+    if margin is not None:
+        check_same_shape("margin", margin, "chosen_scores", chosen_scores)
+        logit = preference - select(margin.detach(), mask)
+    return BradleyTerryLoss(_pair_mean(-logsigmoid(logit), mask, pair_count), preference.detach())
+
+
+def _pair_mask(mask: Tensor | None, **values: Tensor) -> Tensor:
+    name, first = next(iter(values.items()))
+    for other, value in values.items():
+        check_same_shape(other, value, name, first)
+    if mask is None:
+        return torch.ones_like(first, dtype=torch.bool)
+    check_token_inputs(mask)
+    check_same_shape("mask", mask, name, first)
+    return mask
+
+
+def _pair_mean(losses: Tensor, mask: Tensor, pair_count: Count | None) -> Tensor:
+    if isinstance(pair_count, int | float) and not pair_count > 0:
+        raise ValueError(
+            f"pair_count is {pair_count}, but must be positive: the pairs of the whole batch; "
+            "leave it out to count this mask"
+        )
+    # A pair is to this mean what a token is to that of a policy loss.
+    return token_mean(losses, mask, token_count=pair_count)
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 < beta < math.inf:
+        raise ValueError(f"beta is {beta}, but must be > 0 and finite")
+
+
+def _wide(logprobs: Tensor) -> Tensor:
+    return logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
