@@ -19,8 +19,6 @@ class HeldOutReward:
 
     problem_means: tuple[float, ...]
     """Mean reward of each problem's samples, over those that were judged."""
-    samples: int
-    """Samples drawn in all."""
     unjudged: int
     """Samples whose reward function failed or timed out: counted, not scored."""
 
@@ -55,7 +53,6 @@ async def measure(
     judged = [_judged(answers) for answers in rolled]
     return HeldOutReward(
         problem_means=tuple(sum(r) / len(r) for r in judged if r),
-        samples=total * samples,
         unjudged=total * samples - sum(len(rewards) for rewards in judged),
     )
 
