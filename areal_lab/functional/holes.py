@@ -1,0 +1,76 @@
+"""Tokens that the policy did not choose, between those that it did: what a return does there.
+
+mask                 1 1 0 0 1 1 1 . .      0: a tool's answer; .: padding
+carry_over_holes     |<----------|          the hole is not there
+restart_at_holes     |<| . . |<--|          each run of chosen tokens by itself
+last_unmasked        - - - - - - 1 - -      where a reward for the sequence belongs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.nn.functional import pad
+
+from areal_lab.functional.recurrence import linear_recurrence, sequence_edges
+from areal_lab.functional.segments import Segments
+
+Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
+"""`(mask, sequences) -> True at tokens after which nothing counts`; None is True nowhere."""
+
+
+def carry_over_holes(
+    mask: Bool[Tensor, "*shape"],  # noqa: ARG001 - part of the signature
+    sequences: Segments | None = None,  # noqa: ARG001
+) -> None:
+    """Leave holes out: the token before a hole is followed by the token after it.
+
+    As AReaL, verl and NeMo-RL do for GAE.
+    """
+    return
+
+
+def restart_at_holes(
+    mask: Bool[Tensor, "*shape"], sequences: Segments | None = None
+) -> Bool[Tensor, "*shape"]:
+    """Cut at holes: the token before a hole is the last of its episode, with nothing after it.
+
+    Masked tokens after the last chosen one (padding) are no hole, so what lies beyond the
+    sequence still counts.
+    """
+    followed = pad(mask[..., 1:], (0, 1)) if mask.numel() else mask
+    return mask & ~followed & ~last_unmasked(mask, sequences)
+
+
+def last_unmasked(
+    mask: Bool[Tensor, "*shape"], segments: Segments | None = None
+) -> Bool[Tensor, "*shape"]:
+    """True at the last unmasked token of each segment; nowhere in one without such a token.
+
+    Args:
+        mask: True = the policy chose this token.
+        segments: sequences or turns, the tokens of each being neighbors; None takes rows.
+    """
+    from_here_on = linear_recurrence(1.0, mask.float(), sequences=segments)
+    return mask & (from_here_on == 1)
+
+
+def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
+    """Number the runs of neighboring unmasked tokens, which are turns where nothing says more.
+
+    Masked tokens get the number of the run before them. The count is an upper bound, so that it
+    does not depend on the data.
+    """
+    first = sequence_edges(mask, sequences, last=False)
+    before = pad(mask[..., :-1], (1, 0)) if mask.numel() else mask
+    return numbered(mask & (first | ~before))
+
+
+def numbered(starts: Bool[Tensor, "*shape"]) -> Segments:
+    """Segments that begin where `starts` is True."""
+    ids = torch.cumsum(starts.reshape(-1), 0).reshape(starts.shape)
+    return Segments(ids, starts.numel() + 1)

@@ -1,0 +1,105 @@
+"""V-trace: values and advantages of the policy from samples of an older one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.gae import AdvantagesAndReturns
+from areal_lab.functional.holes import Holes, carry_over_holes
+from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
+from areal_lab.functional.returns import Discount, check_unit, chosen, step_discounts
+from areal_lab.functional.segments import Segments
+
+
+def vtrace(
+    rewards: Float[Tensor, "*shape"],
+    values: Float[Tensor, "*shape"],
+    log_ratio: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    gamma: Discount = 1.0,
+    lambda_: float = 1.0,
+    rho_cap: float = 1.0,
+    trace_cap: float = 1.0,
+    advantage_cap: float = 1.0,
+    bootstrap_values: Float[Tensor, "*sequences"] | None = None,
+    holes: Holes = carry_over_holes,
+    sequences: Segments | None = None,
+) -> AdvantagesAndReturns:
+    r"""V-trace targets and policy-gradient advantages.
+
+    $$ e_t = \bar\rho_t (r_t + \gamma V_{t+1} - V_t) + \gamma c_t e_{t+1}, \qquad
+    R_t = V_t + e_t $$
+    $$ A_t = \min(\rho_t, \bar\rho_{pg})
+    \left( r_t + \gamma (V_{t+1} + \lambda e_{t+1}) - V_t \right) $$
+
+    with $\rho_t = \pi_\theta / \pi_{behav}$, $\bar\rho_t = \min(\rho_t, \bar\rho)$ and
+    $c_t = \lambda \min(\rho_t, \bar c)$; t + 1 is the next unmasked token. On policy, with caps of
+    at least 1, these are the lambda returns and GAE's advantages.
+
+    A is already weighted by the capped ratio: train with $A \log \pi_\theta$, without a further
+    ratio. Gradients flow to rewards, values and bootstrap values; `log_ratio` gets none.
+
+    Source: IMPALA (arXiv:1802.01561), section 4.1 and remark 2; lambda and the caps as in rlax.
+
+    Args:
+        rewards: r of each token.
+        values: V before each token.
+        log_ratio: log pi_theta - log pi_behav of each token; a cap is put on it before exp.
+        mask: True = the policy chose this token.
+        gamma: discount of the step that leaves a token; one number, or one per token.
+        lambda_: weight of later errors against the value, in 0 .. 1.
+        rho_cap: bound of the weight of each error: which policy the values belong to.
+        trace_cap: bound of the weight of later errors: how far they travel back. 1 in rlax.
+        advantage_cap: bound of the weight of the advantage.
+        bootstrap_values: value beyond the last token of each sequence; None is 0.
+        holes: `carry_over_holes` or `restart_at_holes`.
+        sequences: sequence of each token when packed; None takes rows.
+
+    Returns:
+        Advantages for the policy; returns R, the targets of the values. 0 where masked.
+
+    Raises:
+        ValueError: shapes differ, an unmasked input is NaN or infinite, gamma or lambda_ is not in
+            0 .. 1, or a cap is not positive.
+    """
+    check_token_inputs(mask, rewards=rewards, values=values, log_ratio=log_ratio)
+    check_unit("lambda_", lambda_)
+    rewards, values = chosen("rewards", rewards, mask), chosen("values", values, mask)
+    log_ratio = chosen("log_ratio", log_ratio.detach(), mask)
+    dtype = torch.promote_types(rewards.dtype, values.dtype)
+    rewards, values, log_ratio = rewards.to(dtype), values.to(dtype), log_ratio.to(dtype)
+    discounts = step_discounts(gamma, mask, holes, sequences, dtype)
+
+    # The factor 0 keeps each value where it is, and the mask carries it back over holes.
+    nearest = linear_recurrence(0.0, values, mask, beyond=bootstrap_values, sequences=sequences)
+    next_values = next_in_sequence(nearest, beyond=bootstrap_values, sequences=sequences)
+    one_step = rewards + discounts * next_values - values
+    errors = linear_recurrence(
+        lambda_ * discounts * _capped("trace_cap", log_ratio, trace_cap),
+        _capped("rho_cap", log_ratio, rho_cap) * one_step,
+        mask,
+        sequences=sequences,
+    )
+    later = lambda_ * discounts * next_in_sequence(errors, sequences=sequences)
+    advantages = _capped("advantage_cap", log_ratio, advantage_cap) * (one_step + later)
+    zero = torch.zeros_like(advantages)
+    return AdvantagesAndReturns(
+        advantages=torch.where(mask, advantages, zero),
+        returns=torch.where(mask, values + errors, zero),
+    )
+
+
+def _capped(name: str, log_ratio: Tensor, cap: float) -> Tensor:
+    """min(exp(log_ratio), cap), without an overflow on the way."""
+    if not cap > 0:
+        raise ValueError(
+            f"{name} is {cap}, but pi_theta/pi_behav is positive, so its bound must be > 0; "
+            "infinity switches it off"
+        )
+    return torch.exp(log_ratio.clamp(max=math.log(cap)))
