@@ -117,7 +117,7 @@ def normalize_rewards(
     instead of returns.
 
     Args:
-        rewards: R of each sample; the only input that gets a gradient (not through the moments).
+        rewards: R of each sample; the only input that gets a gradient, through the moments too.
         moments: of the rewards before this batch.
         decay: beta, what the past counts for at each batch; 1 never forgets.
         center: take off the mean; False only scales.
@@ -134,10 +134,11 @@ def normalize_rewards(
     check_finite("rewards", rewards)
     past = Moments(*(decay * moment.detach() for moment in moments))
     everyone = torch.ones_like(rewards, dtype=torch.bool)
-    seen = add_moments(past, token_moments(rewards.detach(), everyone))
+    seen = add_moments(past, token_moments(rewards, everyone))
     deviation = seen.variance(unbiased=unbiased).sqrt() + eps
     centered = rewards - seen.mean().to(rewards.dtype) if center else rewards
-    return NormalizedRewards(centered / deviation.to(rewards.dtype), seen)
+    normalized = centered / deviation.to(rewards.dtype)
+    return NormalizedRewards(normalized, Moments(*(moment.detach() for moment in seen)))
 
 
 def clip_advantages(
