@@ -192,12 +192,13 @@ def self_normalize(
         )
 
     def normalized(weight: BehaviorWeight) -> BehaviorWeight:
-        # In float64, divided before summing: saturated weights would have an infinite sum.
+        # In float64 and bounded: saturated weights would have an infinite sum.
         wide = weight.weight.double()
         if weight_sum is None or token_count is None:
-            mean = masked_sum(wide / weight.mask.sum().clamp(min=1), weight.mask)
+            mean = masked_sum(wide, weight.mask) / weight.mask.sum().clamp(min=1)
         else:
             mean = torch.as_tensor(weight_sum, device=wide.device).detach().double() / token_count
+        mean = mean.clamp(max=torch.finfo(wide.dtype).max)
         scaled = wide / torch.where(mean > 0, mean, torch.ones_like(mean))
         return replace_weight(weight, _to_positive(scaled, weight.weight.dtype))
 

@@ -19,11 +19,11 @@ from areal_lab.functional.divergences import (
     KLEstimates,
     chi_square,
     jensen_shannon,
-    k3_of_log_ratio,
     kl_from_sampler,
     kl_to_sampler,
     total_variation,
 )
+from areal_lab.functional.kl import k3
 from areal_lab.functional.masked import masked_mean, masked_quantiles, select
 from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.functional.sequence_corrections import mean_of_sequence, sum_of_sequence
@@ -191,7 +191,7 @@ def divergence_by_lag(
         tokens=tokens,
         mean_weight=mean_by_lag(weight, lag, mask, bins=bins),
         mean_absolute_log_ratio=mean_by_lag(logs.abs(), lag, mask, bins=bins),
-        kl=mean_by_lag(k3_of_log_ratio(logs), lag, mask, bins=bins),
+        kl=mean_by_lag(k3(-logs), lag, mask, bins=bins),
         chi_square=mean_by_lag(torch.expm1(2 * logs), lag, mask, bins=bins),
         effective_sample_share=size / tokens.clamp(min=1),
     )

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.kl import k1, k2, k3
 from areal_lab.functional.masked import masked_mean, select
 from areal_lab.functional.segments import segment_reduce
 
@@ -39,6 +40,8 @@ def kl_from_sampler(
 ) -> KLEstimates:
     r"""KL(sampler || policy): the direction of the samples, plain means.
 
+    The estimators of `kl` at $x = -\log \rho$:
+
     $$ k_1 = -\log\rho, \quad k_2 = \tfrac12 \log^2\rho, \quad k_3 = \rho - 1 - \log\rho $$
 
     Args:
@@ -52,9 +55,9 @@ def kl_from_sampler(
     """
     logs = _logs(log_ratio, mask)
     return KLEstimates(
-        k1=masked_mean(-logs, mask),
-        k2=masked_mean(logs.square() / 2, mask),
-        k3=masked_mean(k3_of_log_ratio(logs), mask),
+        k1=masked_mean(k1(-logs), mask),
+        k2=masked_mean(k2(-logs), mask),
+        k3=masked_mean(k3(-logs), mask),
     )
 
 
@@ -79,8 +82,9 @@ def kl_to_sampler(log_ratio: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape
     logs = _logs(log_ratio, mask)
     weight = _weight(logs)
     return KLEstimates(
-        k1=masked_mean(weight * logs, mask),
-        k2=masked_mean(weight * logs.square() / 2, mask),
+        k1=masked_mean(weight * k1(logs), mask),
+        k2=masked_mean(weight * k2(logs), mask),
+        # weight * k3(logs), without its 1 / rho, which overflows where rho is tiny.
         k3=masked_mean(weight * logs - _minus_one(logs), mask),
     )
 
@@ -162,11 +166,6 @@ def log_ratio_histogram(
     # Bounded before it becomes an integer: what infinity and NaN become there is not defined.
     index = position.floor().clamp(0, bins - 1).nan_to_num(nan=bins - 1).long()
     return segment_reduce(mask.long(), index, bins)
-
-
-def k3_of_log_ratio(logs: Tensor) -> Tensor:
-    """rho - 1 - log rho; expm1 keeps what rho - 1 would round off near rho = 1."""
-    return torch.expm1(logs) - logs
 
 
 def _logs(log_ratio: Tensor, mask: Tensor) -> Tensor:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.functional import (
+from areal_lab.functional.masked import masked_quantiles
+from areal_lab.functional.segments import padded_sequence_ids, segment_reduce
+from areal_lab.functional.staleness import (
+    effective_sample_share,
     effective_sample_size,
     effective_sample_size_by_lag,
+    effective_sample_size_of_logs,
     lag_histogram,
-    padded_sequence_ids,
+    mean_by_lag,
     token_lag,
     trajectory_lag,
 )
 from tests.reference import formulas
+from tests.reference import staleness as reference
 
 VERSIONS = torch.tensor([[-1, 0, 0, 2], [-1, 3, -1, 4], [-1, -1, -1, -1]])
 MASK = VERSIONS >= 0
@@ -90,6 +97,106 @@ def test_effective_sample_size_by_lag_is_that_of_each_age():
     assert ours.tolist() == pytest.approx(expected)
 
 
+def test_mean_by_lag_equals_the_reference():
+    values = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, math.nan], dtype=torch.double)
+    lag = torch.tensor([0, 3, 3, 9, -2, 1])
+    mask = torch.tensor([True] * 5 + [False])
+    ours = mean_by_lag(values, lag, mask, bins=5)
+    assert ours.tolist() == reference.mean_by_lag(values[:5].tolist(), lag[:5].tolist(), 5)
+    assert ours.tolist() == [8.5, 0, 0, 3, 8]
+
+
+@given(weights)
+def test_effective_sample_share(values):
+    mask = torch.tensor([True] * len(values) + [False])
+    ours = effective_sample_share(torch.tensor([*values, math.inf]), mask).item()
+    assert ours == pytest.approx(reference.effective_sample_share(values), rel=1e-4)
+    assert 0 < ours <= 1 + 1e-5
+
+
+def test_a_dropped_token_lowers_the_share():
+    mask = torch.ones(4, dtype=torch.bool)
+    assert effective_sample_share(torch.ones(4), mask) == 1
+    assert effective_sample_share(torch.tensor([1.0, 1.0, 1.0, 0.0]), mask) == 0.75
+    assert effective_sample_share(torch.zeros(4), mask) == 0
+    assert effective_sample_share(torch.ones(4), mask & False) == 0
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.floats(-5000, 5000))
+def test_effective_sample_size_of_logs(logs, shift):
+    tensor = torch.tensor([*logs, math.nan], dtype=torch.double)
+    mask = ~tensor.isnan()
+    ours = effective_sample_size_of_logs(tensor, mask)
+    torch.testing.assert_close(ours, effective_sample_size(tensor.exp(), mask))
+    torch.testing.assert_close(effective_sample_size_of_logs(tensor + shift, mask), ours)
+
+
+def test_products_of_long_sequences_have_an_effective_sample_size():
+    """As numbers these products would all be infinite or all be 0."""
+    logs = [2000.0, 2001.0, 1999.5, -4000.0]
+    tensor = torch.tensor(logs)
+    mask = torch.ones(4, dtype=torch.bool)
+    expected = reference.effective_sample_size_of_logs(logs)
+    assert effective_sample_size_of_logs(tensor, mask).item() == pytest.approx(expected)
+    assert effective_sample_size_of_logs(tensor - 5000, mask).item() == pytest.approx(expected)
+    tokens = torch.full((4, 1000), 1.0)
+    tokens[:, 500] += torch.tensor([0.0, 1.0, -0.5, 0.2])
+    mask = torch.ones(4, 1000, dtype=torch.bool)
+    products = segment_reduce(tokens, padded_sequence_ids(mask), 4)
+    ours = effective_sample_size_of_logs(products, mask[:, 0])
+    expected = reference.effective_sample_size_of_logs([0.0, 1.0, -0.5, 0.2])
+    assert ours.item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_logs_without_an_end():
+    inf = math.inf
+    for logs, expected in [
+        ([-inf, 1.0, 1.0], 2),
+        ([inf, inf, 1.0], 2),
+        ([-inf, -inf, -inf], 0),
+    ]:
+        tensor = torch.tensor(logs)
+        assert effective_sample_size_of_logs(tensor, tensor == tensor) == expected  # noqa: PLR0124
+    assert effective_sample_size_of_logs(tensor, tensor > 0) == 0
+    assert effective_sample_size_of_logs(torch.tensor([math.nan, 1.0]), mask_of(2)).isnan()
+    assert effective_sample_size_of_logs(torch.zeros(0), mask_of(0)) == 0
+
+
+def mask_of(tokens):
+    return torch.ones(tokens, dtype=torch.bool)
+
+
+def test_statistics_have_no_gradient():
+    values = torch.randn(3, requires_grad=True)
+    lag = torch.tensor([0, 1, 1])
+    for ours in (
+        mean_by_lag(values, lag, mask_of(3), bins=2),
+        effective_sample_share(values.exp(), mask_of(3)),
+        effective_sample_size_of_logs(values, mask_of(3)),
+        effective_sample_size_by_lag(values.exp(), lag, mask_of(3), bins=2),
+    ):
+        assert not ours.requires_grad
+
+
+def test_quantiles_of_many_tokens_in_few_bits_are_those_of_their_rank():
+    """bfloat16 has no 2970; a position computed in it would be that of another token."""
+    values = (torch.arange(3001) % 256).to(torch.bfloat16)
+    levels = torch.tensor([0.1, 0.5, 0.99])
+    ours = masked_quantiles(values, mask_of(3001), levels)
+    assert ours.tolist() == torch.quantile(values.float(), levels).round().tolist()
+
+
+def test_an_unmasked_nan_is_the_largest_value():
+    values = torch.tensor([1.0, math.nan, math.inf, 2.0])
+    mask = torch.tensor([True, True, True, True])
+    assert masked_quantiles(
+        values, mask, torch.tensor([0.0, 1 / 3], dtype=torch.double)
+    ).tolist() == [1, 2]
+    assert masked_quantiles(values, mask, torch.tensor([1.0])).isnan().all()
+    mask[1] = False
+    assert masked_quantiles(values, mask, torch.tensor([0.5, 1.0])).tolist() == [2, math.inf]
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_inputs_are_refused():
     with pytest.raises(ValueError, match=r"versions has shape \(3, 4\) and mask \(4,\)"):
@@ -102,3 +209,11 @@ def test_bad_inputs_are_refused():
         lag_histogram(VERSIONS[:, 0], MASK, bins=2)
     with pytest.raises(ValueError, match=r"weights has shape \(2,\)"):
         effective_sample_size(torch.ones(2), MASK[0])
+    with pytest.raises(ValueError, match=r"weights has shape \(2,\)"):
+        effective_sample_share(torch.ones(2), MASK[0])
+    with pytest.raises(ValueError, match=r"log_weights has shape \(2,\)"):
+        effective_sample_size_of_logs(torch.ones(2), MASK[0])
+    with pytest.raises(ValueError, match=r"values has shape \(2,\)"):
+        mean_by_lag(torch.ones(2), VERSIONS, MASK, bins=2)
+    with pytest.raises(ValueError, match="bins is 0"):
+        mean_by_lag(MASK.double(), VERSIONS, MASK, bins=0)

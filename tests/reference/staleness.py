@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from decimal import Decimal
 
 
 def mean_by_lag(values, lags, bins):
@@ -20,25 +20,6 @@ def effective_sample_share(weights):
 
 
 def effective_sample_size_of_logs(logs):
-    """With fractions, which have no largest and no smallest."""
-    from fractions import Fraction
-
-    weights = []
-    for log in logs:
-        whole = math.floor(log)
-        # e^log = (e)^whole * e^(log - whole), with e as a fraction to 60 digits
-        weights.append(E**whole * Fraction(math.exp(log - whole)))
+    """With decimals, whose exponents have room for e^2000."""
+    weights = [Decimal(log).exp() for log in logs]
     return float(sum(weights) ** 2 / sum(w * w for w in weights))
-
-
-def _e():
-    from fractions import Fraction
-
-    total, term = Fraction(0), Fraction(1)
-    for n in range(1, 30):
-        total += term
-        term /= n
-    return total
-
-
-E = _e()

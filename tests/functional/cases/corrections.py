@@ -16,6 +16,7 @@ from areal_lab.functional.corrections import (
     truncate,
     unbounded,
 )
+from areal_lab.functional.kl import k2, k3
 from areal_lab.functional.losses import decoupled_ppo, policy_loss
 from areal_lab.functional.m2po import mask_second_moment, second_moment_mask
 from areal_lab.functional.rejection import (
@@ -39,14 +40,6 @@ from tests.functional.case import NO_GRADIENT, Case, Ragged
 from tests.functional.cases.losses import tokens
 
 TURNS = Segments(torch.tensor([0, 0, 0, 1, 1, 1]), 2)
-
-
-def k2(x):
-    return x.square() / 2
-
-
-def k3(x):
-    return torch.expm1(-x) + x
 
 
 def loss_with(correct):
