@@ -4,7 +4,7 @@ $$ \rho_i = \prod_{t \in i} \rho_t, \qquad
 \bar\rho_i = \Big(\prod_{t \in i} \rho_t\Big)^{1/|y_i|} $$
 
     chain(sequence_product, truncate(2.0))                   sequence TIS: min(product, cap)
-    chain(sequence_product, mask_outside(0, 3.0))            sequence MIS: product or 0
+    chain(sequence_product, mask_outside(0, 3.0))            sequence mask: product or 0
     mask_sequences_outside(0.99, 1.01)                       band on the geometric mean, keeps rho_t
     chain(sequence_geometric_mean, mask_outside(0.5, 2.0))   the geometric mean is the weight too
 
