@@ -44,7 +44,7 @@ def write_report(run_dir: Path) -> list[Path]:
         FileNotFoundError: if it is no run folder.
         ValueError: if its log is damaged other than at its end.
     """
-    from areal_lab.pipeline.plots import draw_all
+    from areal_lab.pipeline.pictures import draw_all
 
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]

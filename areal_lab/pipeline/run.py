@@ -131,6 +131,7 @@ async def run(
         ChildDied: an engine or the trainer ended; with its last words.
         Exception: the first error of any part, not an exception group.
     """
+    state = state or RunState()
     folder = RunFolder.create(config)
     display.phase(f"run folder {folder.path}")
     began_s = time.time()
@@ -144,15 +145,22 @@ async def run(
                 stop=stop,
                 reward_fn=reward_fn or config.reward.fn,
                 loss=loss,
-                state=state or RunState(),
+                state=state,
                 answer_tokens=answer_tokens,
                 folder=folder,
                 fleet=fleet,
             )
             summary = await fleet.guard(_measured_run(task))
     except BaseException as error:
-        failure = {"status": "failed", "error": str(error) or type(error).__name__}
-        folder.write_json("summary.json", {**failure, "wall_s": time.time() - began_s})
+        # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        ending = {
+            "status": "stopped at once" if cancelled else "failed",
+            "error": str(error) or type(error).__name__,
+            "saved_version": state.live.last_checkpoint if state.live is not None else None,
+            "wall_s": time.time() - began_s,
+        }
+        folder.write_json("summary.json", ending)
         raise
     folder.write_json("summary.json", summary)
     if config.plots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -18,7 +19,9 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.weights_root import SHARED_MEMORY
+from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
 from areal_lab.training.client import TrainingError
@@ -285,3 +288,33 @@ def broken_loss(*args: Any, **kwargs: Any) -> Any:
     """An own loss with a mistake in it."""
     del args, kwargs
     raise RuntimeError("nobody can learn from this")
+
+
+def test_a_run_that_is_cancelled_says_what_was_saved(tmp_path: Path) -> None:
+    """The second Ctrl-C cancels the run's task."""
+    config = tiny_config(tmp_path, "total_train_steps=10000", "save_every_steps=1")
+    tasks: list[asyncio.Task[Any]] = []
+
+    def cancel(report: StepReport) -> None:
+        if report.step == 3:
+            tasks[0].cancel()
+
+    async def cancelled_run() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        tasks.append(current)
+        await run(
+            config,
+            prepare(config),
+            on_step=cancel,
+            display=Silent(),
+            stop=StopSignal(),
+            reward_fn=even_digits,
+        )
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled_run())
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "stopped at once"
+    assert summary["saved_version"] >= 1

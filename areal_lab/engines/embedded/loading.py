@@ -32,6 +32,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     # the engine lives, even when later weights have replaced every byte of them.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
+    # transformers leaves `to` untyped.
     return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return, arg-type]
 
 

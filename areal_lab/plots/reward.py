@@ -1,0 +1,118 @@
+"""reward.png: what training and held-out problems earned, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from areal_lab.plots.style import (
+    BLUE,
+    GREY,
+    SKY,
+    VERMILION,
+    new_figure,
+    nothing_yet,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_RUNNING_MEAN_STEPS = 5
+
+
+def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure:
+    """Training reward per step, its running mean, and the held-out reward before and after.
+
+    Args:
+        metrics: one object per step, with `step`, `reward_mean` and `time_s`.
+        summary: `reward_before` and `reward_after`, where they were measured.
+    """
+    figure = new_figure(8, 4.2)
+    axes: Axes = figure.subplots()
+    steps = [int(line["step"]) for line in metrics]
+    rewards = [float(line["reward_mean"]) for line in metrics]
+    if steps:
+        axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch, sampled")
+    if len(steps) >= _RUNNING_MEAN_STEPS:
+        means = _running_mean(rewards, _RUNNING_MEAN_STEPS)
+        label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
+        axes.plot(steps, means, color=BLUE, linewidth=2, label=label)
+    first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
+    beside = 0.015 * (last - first)  # not on top of the last batch
+    for key, step, label, color in (
+        ("reward_before", float(first), "held-out, before", GREY),
+        ("reward_after", last + beside, "held-out, after", VERMILION),
+    ):
+        held_out = summary.get(key)
+        if held_out:
+            _held_out_point(axes, held_out, step, label, color)
+    axes.set(xlabel="training step", ylabel="mean reward")
+    axes.set_xlim(first - 0.02 * (last - first) - 0.2, last + 0.03 * (last - first) + 0.2)
+    whole_numbers(axes)
+    _reward_limits(axes, rewards, summary)
+    if len(steps) > 1:
+        _wall_seconds_on_top(axes, steps, [float(line["time_s"]) for line in metrics], first)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=2)
+    if not steps:
+        nothing_yet(axes, "no training step was finished")
+    return figure
+
+
+def _held_out_point(
+    axes: Axes, held_out: Mapping[str, Any], step: float, label: str, color: str
+) -> None:
+    mean, width = float(held_out["mean"]), held_out["ci95"]
+    text = f"{label}: {mean:.3f}" + (f" ± {width:.3f}" if width is not None else "")
+    axes.errorbar(
+        [step],
+        [mean],
+        yerr=None if width is None else [width],
+        fmt="D",
+        color=color,
+        markersize=6,
+        capsize=5,
+        linewidth=1.6,
+        zorder=5,
+        clip_on=False,
+        label=f"{text} (95 %, n = {held_out['n']})",
+    )
+
+
+def _reward_limits(axes: Axes, rewards: Sequence[float], summary: Mapping[str, Any]) -> None:
+    points = list(rewards)
+    for key in ("reward_before", "reward_after"):
+        if held_out := summary.get(key):
+            width = held_out["ci95"] or 0.0
+            points += [held_out["mean"] - width, held_out["mean"] + width]
+    if not points or (min(points) >= 0 and max(points) <= 1.1):
+        axes.set_ylim(0, max([1.04, *(point + 0.01 for point in points)]))
+        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def _wall_seconds_on_top(
+    axes: Axes, steps: Sequence[int], times_s: Sequence[float], first: int
+) -> None:
+    import numpy as np
+
+    known_steps = np.array([first, *steps], dtype=float)
+    known_s = np.array([0.0, *times_s])
+    slope = known_s[-1] / max(1.0, known_steps[-1] - known_steps[0])
+    margin = known_steps[-1] - known_steps[0] + 1  # straight on beyond both ends
+    known_steps = np.concatenate(([first - margin], known_steps, [steps[-1] + margin]))
+    known_s = np.concatenate(([-margin * slope], known_s, [known_s[-1] + margin * slope]))
+    top = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda step: np.interp(np.asarray(step, float), known_steps, known_s),
+            lambda second: np.interp(np.asarray(second, float), known_s, known_steps),
+        ),
+    )
+    top.set_xlabel("seconds since training began")
+
+
+def _running_mean(values: Sequence[float], width: int) -> list[float]:
+    windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]

@@ -1,0 +1,64 @@
+"""staleness.png: how old what was trained on was."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from areal_lab.control.eventlog import Log
+from areal_lab.control.lags import mean_lag, total, trained_batches
+from areal_lab.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    new_figure,
+    nothing_yet,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_staleness(log: Log) -> Figure:
+    """How old what was trained on was: over the whole run, and step by step."""
+    figure = new_figure(10, 4)
+    share, steps = figure.subplots(1, 2)
+    batches = list(trained_batches(log))
+    kinds = (
+        ("token, per trained token", BLUE, total(b.token_lags for b in batches)),
+        ("head, per sample", ORANGE, total(b.head_lags for b in batches)),
+        ("tail, per sample", GREEN, total(b.tail_lags for b in batches)),
+    )
+    width = 0.27
+    for position, (label, color, lags) in enumerate(kinds):
+        count = sum(lags.values())
+        if count:
+            xs = [lag + (position - 1) * width for lag in lags]
+            heights = [100 * times / count for times in lags.values()]
+            name = f"{label} (mean {mean_lag(lags):.2f}, max {max(lags)})"
+            share.bar(xs, heights, width=width, color=color, label=name)
+    share.set(xlabel="lag (versions)", ylabel="share (%)", title="lag of what was trained on")
+    whole_numbers(share)
+    numbers = [batch.version for batch in batches]
+    for name, color in (("head", ORANGE), ("token", BLUE), ("tail", GREEN)):
+        means = [mean_lag(getattr(batch, f"{name}_lags")) for batch in batches]
+        steps.plot(numbers, means, color=color, linewidth=1.8, label=f"{name}, mean")
+    # The oldest token of a batch is some sample's head: one row of points says it for both.
+    largest = [max(batch.head_lags, default=0) for batch in batches]
+    steps.plot(numbers, largest, ".", color=BLACK, markersize=4, label="head, largest")
+    eta = log.header.limits.get("eta")
+    if batches and isinstance(eta, int | float) and math.isfinite(eta):
+        steps.axhline(eta, color=GREY, linestyle="--", linewidth=1, label=f"eta = {eta:g}")
+    steps.set(xlabel="training step", ylabel="lag (versions)", title="lag of each batch")
+    whole_numbers(steps)
+    for axes in (share, steps):
+        if batches:
+            # Room for the legend above what is drawn.
+            axes.set_ylim(0, 1.38 * max(axes.get_ylim()[1], 1))
+            axes.legend(loc="upper left", ncols=1 if axes is share else 2)
+        else:
+            nothing_yet(axes, "no training step was finished")
+    return figure
