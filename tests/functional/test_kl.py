@@ -317,13 +317,13 @@ def test_shaped_rewards_equal_the_reference(batch, name, with_token_rewards):
         token_rewards=extra if with_token_rewards else None,
     )
     slow = reference.shaped_rewards(
-        name,
         terminal.tolist(),
         logprobs.tolist(),
         ref.tolist(),
         mask.tolist(),
-        0.3,
-        extra.tolist() if with_token_rewards else None,
+        name=name,
+        beta=0.3,
+        token_rewards=extra.tolist() if with_token_rewards else None,
     )
     torch.testing.assert_close(result.rewards, torch.tensor(slow, dtype=torch.double))
 

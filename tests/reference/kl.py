@@ -6,7 +6,7 @@ import math
 
 
 def estimate(name, theta, ref):
-    """Schulman (2020), with r = pi_ref / pi_theta: k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r."""
+    """Schulman (2020), with r = pi_ref / pi_theta: -log r, (log r)^2 / 2, r - 1 - log r."""
     log_r = ref - theta
     return {
         "k1": -log_r,
@@ -43,7 +43,7 @@ def l1_gradient(p, ref):
     return [x * (s - mean) for x, s in zip(p, signs, strict=True)]
 
 
-def shaped_rewards(name, terminal, theta, ref, mask, beta, token_rewards=None):
+def shaped_rewards(terminal, theta, ref, mask, *, name, beta, token_rewards=None):
     """r_t = -beta k_t, and R at the last unmasked token: Ziegler et al. (arXiv:1909.08593)."""
     result = []
     for row, reward in enumerate(terminal):
