@@ -40,8 +40,9 @@ def sapo_surrogate(
     $$ \frac{4}{\tau}\, \sigma(\tau (r - 1))\, A, \qquad
     \tau = \tau_+ \text{ where } A > 0, \text{ else } \tau_- $$
 
-    At r = 1 the gradient is that of r A; it has half of it left about 1.3 / tau above. `clipped` is
-    True where the gate is shut to the last bit, tau (r - 1) > 40.
+    The gradient is that of r A times $\mathrm{sech}^2(\tau (r - 1) / 2)$: all of it at r = 1, half
+    of it where |r - 1| = 1.76 / tau. `clipped` is True where the gate is shut to the last bit, from
+    tau (r - 1) = 40 on.
 
     Args:
         policy: ratio to the anchor; carries the gradient.
@@ -89,7 +90,8 @@ def gmpo_surrogate(
 
     The same value at each token of a sequence; averaged per sequence (`sequence_mean`) it is the
     paper's. Wants one advantage per sequence; where a sequence has several, a token's own decides
-    the side of its clip and multiplies its copy of the mean.
+    the side of its clip and multiplies its copy of the mean. As in the paper nothing bounds the
+    mean from above where A < 0.
 
     Args:
         policy: ratio of each token (`token_ratio`) to the anchor; carries the gradient.
