@@ -145,6 +145,6 @@ def top_entropy_mask(
         )
     entropy = select(entropy.detach(), mask)
     if threshold is None:
-        quantile = torch.full((1,), 1 - fraction, dtype=entropy.dtype, device=entropy.device)
+        quantile = torch.full((1,), 1 - fraction, dtype=torch.double, device=entropy.device)
         threshold = masked_quantiles(entropy, mask, quantile)[0]
     return mask & (entropy >= threshold)

@@ -158,11 +158,11 @@ def ema_update(
     if not isinstance(decay, Tensor) and not 0 <= decay <= 1:
         raise ValueError(f"decay is {decay}, but must be in [0, 1]; 0 keeps no memory")
     _check_same_names(average.weights, weights)
-    total = decay * average.total + 1
+    total = (decay * average.total + 1).detach()
     share = 1 / total
 
     def mixed(old: Tensor, new: Tensor) -> Tensor:
-        new = new.detach()
+        old, new = old.detach(), new.detach()
         if not old.is_floating_point():
             return new.clone()
         # The mean of equal weights is exactly those weights, and with a share of 1 the newest.

@@ -1,0 +1,621 @@
+"""Named losses: value and gradient from the papers, limits that tie the family together."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from areal_lab.functional.aggregate import prompt_mean
+from areal_lab.functional.clipped_losses import (
+    clip_cov,
+    dapo,
+    dr_grpo,
+    dual_clip_ppo,
+    grpo,
+    kl_cov,
+)
+from areal_lab.functional.corrected_losses import (
+    a3po,
+    geometric_mis,
+    icepop,
+    m2po,
+    sequence_mis,
+    sequence_tis,
+    token_tis,
+)
+from areal_lab.functional.corrections import chain, keep, truncate
+from areal_lab.functional.divergence_losses import dppo_kl, dppo_tv, dro, kimi, prime_rl
+from areal_lab.functional.losses import PolicyLoss, decoupled_ppo, policy_loss, ppo
+from areal_lab.functional.m2po import second_moment_mask
+from areal_lab.functional.proximal import a3po_proximal_logprobs
+from areal_lab.functional.reinforce_losses import (
+    aipo,
+    cispo,
+    importance_sampling,
+    positive_nll,
+    reinforce,
+    topr,
+    truncated_reinforce,
+)
+from areal_lab.functional.reinforce_surrogates import importance_surrogate
+from areal_lab.functional.segments import Segments, padded_sequence_ids
+from areal_lab.functional.sequence_corrections import sequence_product
+from areal_lab.functional.sequence_losses import gmpo, gspo, gspo_token, luspo, sapo, vespo
+from areal_lab.functional.surrogates import clip_surrogate
+from tests.reference import algorithms as slow
+from tests.reference.proximal import share_of_theta
+
+TRAINER_VERSION = 5
+
+
+class Batch(NamedTuple):
+    logprobs: Tensor
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+def draw(seed=0, *, by_sequence=False):
+    """Six rows of seven tokens, one without a token, one with holes; ratios on both sides."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(scale, *shape):
+        return scale * torch.randn(*shape, generator=generator, dtype=torch.double)
+
+    logprobs = -normal(1.0, 6, 7).abs() - 0.05
+    proximal = (logprobs + normal(0.3, 6, 7)).clamp(max=-0.01)
+    behavior = (proximal + normal(0.3, 6, 7)).clamp(max=-0.01)
+    advantages = normal(1.0, 6, 1).expand(6, 7) if by_sequence else normal(1.0, 6, 7)
+    mask = torch.arange(7) < torch.tensor([7, 3, 0, 1, 6, 5])[:, None]
+    mask[0, 2:4] = False
+    return Batch(logprobs, proximal, behavior, advantages.clone(), mask)
+
+
+def drawn_versions():
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(-1, TRAINER_VERSION + 2, (6, 7), generator=generator)
+
+
+NOISE = torch.rand(6, 7, generator=torch.Generator().manual_seed(8), dtype=torch.double)
+VERSIONS = drawn_versions()
+A3PO = partial(a3po, versions=VERSIONS, trainer_version=TRAINER_VERSION)
+
+
+class Named(NamedTuple):
+    """A loss, the objective of the reference (of a row, or of the rows), and the share of a row."""
+
+    loss: Callable[..., Any]
+    objective: Callable[..., Any]
+    share: Callable[..., float]
+    of_batch: bool = False
+
+
+# By default everywhere the numbers of the paper; the second entries of a kind are other numbers.
+NAMED = {
+    "grpo": Named(grpo, slow.ppo_clip(0.2, 0.2), slow.per_sequence),
+    "grpo, other clip": Named(
+        partial(grpo, clip_epsilon=(0.1, 0.3)), slow.ppo_clip(0.1, 0.3), slow.per_sequence
+    ),
+    "dr_grpo": Named(
+        partial(dr_grpo, max_tokens=9), slow.ppo_clip(0.2, 0.2), slow.per_fixed_length(9)
+    ),
+    "dapo": Named(dapo, slow.ppo_clip(0.2, 0.28), slow.per_token),
+    "dual_clip_ppo": Named(dual_clip_ppo, slow.dual_clip(0.2, 0.2, 3.0), slow.per_token),
+    "dual_clip_ppo, c 1.3": Named(
+        partial(dual_clip_ppo, dual_clip=1.3), slow.dual_clip(0.2, 0.2, 1.3), slow.per_token
+    ),
+    "clip_cov": Named(
+        partial(clip_cov, noise=NOISE),
+        partial(
+            slow.clip_cov, low=0.2, high=0.2, fraction=2e-4, band=(1, 5), noise=NOISE.flatten()
+        ),
+        slow.per_token,
+        of_batch=True,
+    ),
+    "clip_cov, other numbers": Named(
+        partial(clip_cov, noise=NOISE, fraction=0.2, band=(0.1, 9.0), clip_epsilon=0.5),
+        partial(
+            slow.clip_cov, low=0.5, high=0.5, fraction=0.2, band=(0.1, 9), noise=NOISE.flatten()
+        ),
+        slow.per_token,
+        of_batch=True,
+    ),
+    "kl_cov": Named(
+        kl_cov, partial(slow.kl_cov, fraction=2e-4, penalty=1.0), slow.per_token, of_batch=True
+    ),
+    "kl_cov, other numbers": Named(
+        partial(kl_cov, fraction=0.3, penalty=0.5),
+        partial(slow.kl_cov, fraction=0.3, penalty=0.5),
+        slow.per_token,
+        of_batch=True,
+    ),
+    "token_tis": Named(token_tis, slow.ppo_clip(0.2, 0.2, slow.capped(2.0)), slow.per_token),
+    "token_tis, cap 0.9": Named(
+        partial(token_tis, cap=0.9), slow.ppo_clip(0.2, 0.2, slow.capped(0.9)), slow.per_token
+    ),
+    "sequence_tis": Named(
+        sequence_tis, slow.ppo_clip(0.2, 0.2, slow.product_capped(2.0)), slow.per_token
+    ),
+    "sequence_tis, cap 0.9": Named(
+        partial(sequence_tis, cap=0.9),
+        slow.ppo_clip(0.2, 0.2, slow.product_capped(0.9)),
+        slow.per_token,
+    ),
+    "icepop": Named(icepop, slow.ppo_clip(0.2, 0.2, slow.banded(0.5, 5.0)), slow.per_token),
+    "icepop, 0.9 to 1.1": Named(
+        partial(icepop, low=0.9, high=1.1),
+        slow.ppo_clip(0.2, 0.2, slow.banded(0.9, 1.1)),
+        slow.per_token,
+    ),
+    "sequence_mis": Named(
+        sequence_mis, slow.ppo_clip(0.2, 0.2, slow.product_banded(0, 3.0)), slow.per_token
+    ),
+    "sequence_mis, 0.5 to 1.1": Named(
+        partial(sequence_mis, low=0.5, high=1.1),
+        slow.ppo_clip(0.2, 0.2, slow.product_banded(0.5, 1.1)),
+        slow.per_token,
+    ),
+    "geometric_mis": Named(
+        geometric_mis, slow.ppo_clip(0.2, 0.2, slow.geometric_banded(0.99, 1.01)), slow.per_token
+    ),
+    "geometric_mis, 0.8 to 1.1": Named(
+        partial(geometric_mis, low=0.8, high=1.1),
+        slow.ppo_clip(0.2, 0.2, slow.geometric_banded(0.8, 1.1)),
+        slow.per_token,
+    ),
+    "m2po": Named(m2po, partial(slow.m2po, threshold=0.04), slow.per_token, of_batch=True),
+    "a3po": Named(A3PO, slow.a3po(TRAINER_VERSION, 0.2, 0.2, share_of_theta), slow.per_token),
+    "reinforce": Named(reinforce, slow.reinforce(), slow.per_token),
+    "cispo": Named(cispo, slow.cispo(1.0, 4.0), slow.per_token),
+    "cispo, 0.1 and 0.2": Named(
+        partial(cispo, clip_epsilon=(0.1, 0.2)), slow.cispo(0.1, 0.2), slow.per_token
+    ),
+    "truncated_reinforce": Named(
+        truncated_reinforce, slow.truncated_reinforce(1.0), slow.per_token
+    ),
+    "importance_sampling": Named(importance_sampling, slow.importance_sampling(), slow.per_token),
+    "aipo": Named(aipo, slow.aipo(2.0), slow.per_token),
+    "aipo, cap 1.1": Named(partial(aipo, cap=1.1), slow.aipo(1.1), slow.per_token),
+    "topr": Named(topr, slow.topr(1.0), slow.per_sequence_sum),
+    "dppo_tv": Named(dppo_tv, slow.dppo_tv(0.2), slow.per_token),
+    "dppo_tv, delta 0.05": Named(
+        partial(dppo_tv, divergence=0.05), slow.dppo_tv(0.05), slow.per_token
+    ),
+    "dppo_kl": Named(dppo_kl, slow.dppo_kl(0.05), slow.per_token),
+    "dppo_kl, delta 0.01": Named(
+        partial(dppo_kl, divergence=0.01), slow.dppo_kl(0.01), slow.per_token
+    ),
+    "prime_rl": Named(prime_rl, slow.dppo_tv(0.2, penalty=1e-3), slow.per_token),
+    "kimi": Named(kimi, slow.kimi(0.1), slow.per_sequence_sum),
+    "dro": Named(partial(dro, beta=0.3), slow.dro(0.3), slow.per_token),
+    "gspo": Named(gspo, slow.gspo(3e-4, 4e-4, False), slow.per_sequence),
+    "gspo, 0.1 and 0.2": Named(
+        partial(gspo, clip_epsilon=(0.1, 0.2)), slow.gspo(0.1, 0.2, False), slow.per_sequence
+    ),
+    "gspo_token": Named(gspo_token, slow.gspo(3e-4, 4e-4, True), slow.per_sequence),
+    "gspo_token, 0.1 and 0.2": Named(
+        partial(gspo_token, clip_epsilon=(0.1, 0.2)), slow.gspo(0.1, 0.2, True), slow.per_sequence
+    ),
+    "luspo": Named(luspo, slow.gspo(2e-3, 2.5e-3, False), slow.per_sequence_sum),
+    "gmpo": Named(gmpo, slow.gmpo(0.4, 0.4), slow.per_sequence),
+    "gmpo, 0.1 and 0.2": Named(
+        partial(gmpo, log_clip_epsilon=(0.1, 0.2)), slow.gmpo(0.1, 0.2), slow.per_sequence
+    ),
+    "sapo": Named(sapo, slow.sapo(1.0, 1.05), slow.per_sequence),
+    "vespo": Named(vespo, slow.vespo((2, 3), (3, 2)), slow.per_token),
+}
+# Each public name once, with its defaults (the required numbers bound).
+LOSSES = {name: named for name, named in NAMED.items() if "," not in name}
+OF_BATCH = {name for name, named in LOSSES.items() if named.of_batch}
+
+
+def gradient_of(loss, batch, **keywords):
+    leaf = batch.logprobs.clone().requires_grad_()
+    result = loss(leaf, *batch[1:], **keywords)
+    return result.loss.detach(), torch.autograd.grad(result.loss, leaf)[0]
+
+
+@pytest.mark.parametrize("by_sequence", [False, True], ids=["by token", "by sequence"])
+@pytest.mark.parametrize("named", NAMED.values(), ids=NAMED)
+def test_value_and_gradient_equal_the_reference(named, by_sequence):
+    batch = draw(by_sequence=by_sequence)
+    rows = slow.rows_of(*(field.tolist() for field in batch), VERSIONS.tolist())
+    objective = named.objective(rows) if named.of_batch else named.objective
+    expected_loss, expected = slow.loss(rows, objective, named.share)
+    value, gradient = gradient_of(named.loss, batch)
+    assert value.item() == pytest.approx(expected_loss, rel=1e-9, abs=1e-12)
+    flat = torch.zeros(42, dtype=torch.double)
+    for place, derivative in expected.items():
+        flat[place] = derivative
+    torch.testing.assert_close(gradient.flatten(), flat, rtol=1e-9, atol=1e-12)
+
+
+def test_the_references_see_both_sides_of_every_bound():
+    """The batch has what the names of the cases say: clipped, capped, masked, dropped tokens."""
+    batch = draw()
+    for name in ("grpo", "dual_clip_ppo, c 1.3", "gmpo, 0.1 and 0.2", "dppo_tv, delta 0.05"):
+        assert NAMED[name].loss(*batch).clipped.any(), name
+        assert not NAMED[name].loss(*batch).clipped[batch.mask].all(), name
+    for name in ("icepop, 0.9 to 1.1", "geometric_mis, 0.8 to 1.1", "sequence_mis, 0.5 to 1.1"):
+        weight = NAMED[name].loss(*batch).behavior_weight[batch.mask]
+        assert (weight == 0).any(), name
+        assert (weight != 0).any(), name
+    dropped = m2po(*batch).behavior_weight[batch.mask] == 0
+    assert 0 < dropped.sum() < dropped.numel()
+    lag = TRAINER_VERSION - VERSIONS
+    assert ((lag > 1) & (VERSIONS >= 0)).any()
+    assert (lag == 1).any()
+    assert (lag < 0).any()
+    assert (VERSIONS < 0).any()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"clip_cov"}))
+def test_on_policy_the_gradient_is_that_of_reinforce(name):
+    batch = draw(by_sequence=True)
+    batch = batch._replace(proximal_logprobs=batch.logprobs, behavior_logprobs=batch.logprobs)
+    rows = slow.rows_of(*(field.tolist() for field in batch), VERSIONS.tolist())
+    _, gradient = gradient_of(LOSSES[name].loss, batch)
+    expected = torch.zeros_like(gradient).flatten()
+    for row in rows:
+        for place, advantage in zip(row.places, row.advantages, strict=True):
+            expected[place] = -LOSSES[name].share(row, rows) * advantage
+    torch.testing.assert_close(gradient.flatten(), expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_only_logprobs_get_a_gradient(name):
+    batch = draw()
+    leaves = batch._replace(
+        **{field: getattr(batch, field).clone().requires_grad_() for field in Batch._fields[:4]}
+    )
+    result = LOSSES[name].loss(*leaves)
+    result.loss.backward()
+    assert leaves.logprobs.grad is not None
+    for field in Batch._fields[1:4]:
+        assert getattr(leaves, field).grad is None, field
+    assert not any(diagnostic.requires_grad for diagnostic in result[1:])
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("name", LOSSES)
+def test_masked_tokens_do_not_matter(name, garbage):
+    batch = draw()
+    value, gradient = gradient_of(LOSSES[name].loss, batch)
+    for field in Batch._fields[:4]:
+        spoiled = torch.where(batch.mask, getattr(batch, field), garbage)
+        spoiled_value, spoiled_gradient = gradient_of(
+            LOSSES[name].loss, batch._replace(**{field: spoiled})
+        )
+        assert torch.equal(spoiled_value, value), field
+        assert torch.equal(spoiled_gradient, gradient), field
+    assert (gradient[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_empty_mask_gives_zero_and_no_gradient(name):
+    batch = draw()
+    value, gradient = gradient_of(
+        LOSSES[name].loss, batch._replace(mask=torch.zeros_like(batch.mask))
+    )
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+def counts(loss, batch):
+    """The counts of the whole batch that a loss has keywords for."""
+    known = {"token_count": batch.mask.sum(), "sequence_count": batch.mask.any(1).sum()}
+    names = inspect.signature(loss).parameters
+    return {name: count for name, count in known.items() if name in names}
+
+
+def part_of(loss, rows):
+    """A loss that has the versions of some rows bound."""
+    return partial(loss, versions=VERSIONS[rows]) if loss is A3PO else loss
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OF_BATCH))
+def test_splitting_a_batch_under_its_counts_changes_nothing(name):
+    batch, loss = draw(), LOSSES[name].loss
+    whole, whole_gradient = gradient_of(loss, batch)
+    parts = [
+        gradient_of(
+            part_of(loss, rows), Batch(*(field[rows] for field in batch)), **counts(loss, batch)
+        )
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    torch.testing.assert_close(sum(value for value, _ in parts), whole)
+    torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole_gradient)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OF_BATCH))
+def test_the_order_of_sequences_does_not_matter(name):
+    batch, loss = draw(), LOSSES[name].loss
+    order = torch.tensor([3, 1, 5, 4, 0, 2])
+    shuffled = part_of(loss, order)(*(field[order] for field in batch))
+    torch.testing.assert_close(shuffled.loss, loss(*batch).loss)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_trainer_can_call_every_named_loss(name):
+    """Five tensors, `token_count`, and what else it asks for are words of the protocol."""
+    loss = LOSSES[name].loss
+    function = loss.func if isinstance(loss, partial) else loss
+    parameters = inspect.signature(function).parameters
+    assert tuple(parameters)[:5] == Batch._fields
+    keywords = list(parameters.values())[5:]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in keywords)
+    assert "token_count" in parameters
+    required = {p.name for p in keywords if p.default is p.empty}
+    # The trainer passes versions; the other two have no default in their papers.
+    assert required <= {"versions", "trainer_version", "max_tokens", "beta"}
+    typed: PolicyLoss = loss
+    assert typed(*draw(), token_count=20).loss.isfinite()
+
+
+# --- limits that tie the family together
+
+
+def assert_same(one, other):
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("clip_epsilon", [(3e-4, 4e-4), (0.1, 0.2)])
+def test_gspo_is_gspo_token_for_one_advantage_and_one_weight_per_sequence(clip_epsilon):
+    batch = draw(by_sequence=True)
+    on_anchor = batch._replace(behavior_logprobs=batch.proximal_logprobs)
+    losses = [partial(loss, clip_epsilon=clip_epsilon) for loss in (gspo, gspo_token)]
+    assert_same(*(gradient_of(loss, on_anchor) for loss in losses))
+    of_sequence = chain(sequence_product, truncate(2.0))
+    assert_same(*(gradient_of(partial(loss, correct=of_sequence), batch) for loss in losses))
+
+
+def test_gspo_is_gspo_token_in_value_only_for_advantages_of_tokens():
+    batch = draw()
+    (value, gradient), (token_value, token_gradient) = (
+        gradient_of(partial(loss, clip_epsilon=0.5), batch) for loss in (gspo, gspo_token)
+    )
+    torch.testing.assert_close(value, token_value)
+    assert not torch.allclose(gradient, token_gradient)
+
+
+def test_luspo_is_gspo_times_the_length():
+    batch = draw(by_sequence=True)
+    for row in (0, 1, 4):
+        one = Batch(*(field[row] for field in batch))
+        length = one.mask.sum()
+        torch.testing.assert_close(
+            luspo(*one).loss, length * gspo(*one, clip_epsilon=(2e-3, 2.5e-3)).loss
+        )
+
+
+def test_dr_grpo_is_grpo_when_every_answer_has_the_full_length():
+    batch = draw()._replace(mask=torch.ones(6, 7, dtype=torch.bool))
+    assert_same(gradient_of(partial(dr_grpo, max_tokens=7), batch), gradient_of(grpo, batch))
+    assert_same(gradient_of(partial(dapo, clip_epsilon=0.2), batch), gradient_of(grpo, batch))
+
+
+def test_with_sequences_of_one_token_every_ratio_is_that_of_the_token():
+    batch = draw()
+    single = Segments(torch.arange(42).reshape(6, 7), 42)
+    expected = gradient_of(partial(decoupled_ppo, clip_epsilon=(0.1, 0.2)), batch)
+    for loss in (grpo, gspo, gspo_token, luspo):
+        ours = gradient_of(partial(loss, clip_epsilon=(0.1, 0.2), sequences=single), batch)
+        assert_same(ours, expected)
+    one = partial(sequence_tis, cap=1.1, sequences=single)
+    assert_same(gradient_of(one, batch), gradient_of(partial(token_tis, cap=1.1), batch))
+    one = partial(sequence_mis, low=0.8, high=1.1, sequences=single)
+    other = partial(icepop, low=0.8, high=1.1)
+    assert_same(gradient_of(one, batch), gradient_of(other, batch))
+    one = partial(geometric_mis, low=0.8, high=1.1, sequences=single)
+    assert_same(gradient_of(one, batch), gradient_of(other, batch))
+
+
+@pytest.mark.parametrize(
+    "open_loss",
+    [
+        partial(dual_clip_ppo, dual_clip=math.inf),
+        partial(clip_cov, fraction=0.0, noise=NOISE),
+        partial(token_tis, cap=math.inf),
+        partial(icepop, low=0.0, high=math.inf),
+        partial(geometric_mis, low=0.0, high=math.inf),
+        partial(dapo, clip_epsilon=0.2),
+        partial(clip_cov, band=(50.0, 60.0)),
+    ],
+)
+def test_with_its_bounds_open_a_loss_is_decoupled_ppo(open_loss):
+    batch = draw()
+    assert_same(gradient_of(open_loss, batch), gradient_of(decoupled_ppo, batch))
+
+
+def test_with_their_bounds_open_weighted_losses_have_the_gradient_of_importance_sampling():
+    batch = draw()
+    _, expected = gradient_of(importance_sampling, batch)
+    for loss in (
+        partial(aipo, cap=math.inf),
+        partial(dppo_tv, divergence=1.0),
+        partial(dppo_kl, divergence=math.inf),
+        partial(prime_rl, divergence=1.0, penalty=0.0),
+        partial(m2po, threshold=1e9),
+        partial(kl_cov, fraction=0.0),
+    ):
+        torch.testing.assert_close(gradient_of(loss, batch)[1], expected)
+
+
+def test_with_its_bounds_shut_or_its_pull_off_a_loss_is_reinforce():
+    batch = draw()
+    expected = gradient_of(reinforce, batch)
+    assert_same(gradient_of(partial(cispo, clip_epsilon=0.0), batch), expected)
+    assert_same(gradient_of(partial(dro, beta=0.0), batch), expected)
+    far_above = batch._replace(proximal_logprobs=batch.logprobs - 3.0)
+    assert_same(gradient_of(truncated_reinforce, far_above), gradient_of(reinforce, far_above))
+
+
+def test_topr_leaves_good_answers_alone():
+    batch = draw(by_sequence=True)
+    good = batch._replace(advantages=batch.advantages.abs())
+    _, gradient = gradient_of(topr, good)
+    expected = torch.where(batch.mask, -good.advantages / 5, 0.0)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_sequence_weights_do_not_overflow():
+    """A product of 60 ratios of e^20 is beyond every float; what is bounded stays finite."""
+    far = torch.full((2, 60), -25.0, dtype=torch.double)
+    mask, advantages = torch.ones(2, 60, dtype=torch.bool), torch.ones(2, 60, dtype=torch.double)
+    for sign in (1, -1):
+        for loss in (topr, vespo, sequence_tis, sequence_mis, gspo, gmpo, sapo):
+            value, gradient = gradient_of(
+                loss, Batch(far, far + 20 * sign, far, sign * advantages, mask)
+            )
+            assert value.isfinite()
+            assert gradient.isfinite().all()
+
+
+def test_a3po_is_decoupled_ppo_with_the_interpolated_anchor():
+    batch = draw()
+    anchor = a3po_proximal_logprobs(
+        batch.logprobs, batch.behavior_logprobs, VERSIONS, batch.mask, trainer_version=5
+    )
+    expected = gradient_of(decoupled_ppo, batch._replace(proximal_logprobs=anchor))
+    assert_same(gradient_of(A3PO, batch), expected)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a3po_is_ppo_on_data_of_one_version_at_most(lag):
+    batch = draw()
+    versions = torch.full((6, 7), TRAINER_VERSION - lag)
+    ours = partial(a3po, versions=versions, trainer_version=TRAINER_VERSION)
+    leaf = batch.logprobs.clone().requires_grad_()
+    expected = ppo(leaf, batch.behavior_logprobs, batch.advantages, batch.mask).loss
+    value, gradient = gradient_of(ours, batch)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, leaf)[0])
+
+
+def test_a_mask_of_the_whole_batch_gives_m2po_in_parts():
+    batch = draw()
+    log_ratio = torch.where(
+        batch.mask, batch.proximal_logprobs - batch.behavior_logprobs, torch.nan
+    )
+    kept = second_moment_mask(log_ratio, batch.mask)
+    parts = [
+        policy_loss(
+            *(field[rows] for field in batch),
+            surrogate=importance_surrogate,
+            correct=keep(kept[rows]),
+        ).loss
+        * batch.mask[rows].sum()
+        / batch.mask.sum()
+        for rows in (slice(0, 3), slice(3, 6))
+    ]
+    torch.testing.assert_close(sum(parts), m2po(*batch).loss)
+
+
+def test_clip_cov_draws_its_own_noise():
+    batch = draw()
+    torch.manual_seed(0)
+    ours = partial(clip_cov, fraction=0.2, band=(0.0, 9.0))
+    first, second = ours(*batch).loss, ours(*batch).loss
+    torch.manual_seed(0)
+    assert ours(*batch).loss == first
+    assert first != second
+
+
+def test_the_literal_mean_of_dapo_is_a_composition():
+    """The docstring's way to the mean over a prompt's tokens."""
+    batch = draw()
+    prompts = Segments(padded_sequence_ids(batch.mask) // 2, 3)
+    literal = policy_loss(
+        *batch,
+        surrogate=partial(clip_surrogate, clip_epsilon=(0.2, 0.28)),
+        aggregate=partial(prompt_mean, groups=prompts),
+    )
+    by_prompt = [dapo(*(field[2 * p : 2 * p + 2] for field in batch)).loss for p in range(3)]
+    torch.testing.assert_close(literal.loss, sum(by_prompt) / 3)
+
+
+def test_packed_sequences_give_the_same():
+    batch = draw(by_sequence=True)
+    rows = padded_sequence_ids(batch.mask)[batch.mask]
+    packed = Batch(*(field[batch.mask] for field in batch))
+    for name, named in LOSSES.items():
+        loss = named.loss
+        function = loss.func if isinstance(loss, partial) else loss
+        keywords: dict[str, Any] = {}
+        if "sequences" in inspect.signature(function).parameters:
+            keywords["sequences"] = Segments(rows, 6)
+        if loss is A3PO:
+            keywords["versions"] = VERSIONS[batch.mask]
+        if function is clip_cov:
+            keywords["noise"] = NOISE[batch.mask]
+        ours = loss(*packed, **keywords)
+        torch.testing.assert_close(ours.loss, loss(*batch).loss, msg=name)
+
+
+# --- VAPO's term
+
+
+def test_positive_nll_is_the_mean_over_tokens_of_good_answers():
+    logprobs = torch.tensor([[-1.0, -3.0, torch.nan], [-5.0, -5.0, -5.0], [-8.0, 0.0, 0.0]])
+    rewards = torch.tensor([1.0, 0.0, 0.5])[:, None].expand(3, 3)
+    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    leaf = logprobs.requires_grad_()
+    term = positive_nll(leaf, rewards, mask)
+    assert term.item() == pytest.approx(0.1 * (1 + 3 + 8) / 3)
+    (gradient,) = torch.autograd.grad(term, leaf)
+    torch.testing.assert_close(
+        gradient, -0.1 / 3 * torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 0, 0]])
+    )
+    assert positive_nll(logprobs, rewards, mask, coefficient=1.0, token_count=6) == 2
+    assert positive_nll(logprobs, -rewards, mask) == 0
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (partial(grpo, clip_epsilon=-0.1), "clip_epsilon is -0.1"),
+        (partial(gspo, clip_epsilon=(0.1, -0.1)), "clip_epsilon is"),
+        (partial(gmpo, log_clip_epsilon=-0.1), "log_clip_epsilon is -0.1"),
+        (partial(dual_clip_ppo, dual_clip=0.9), "dual_clip is 0.9"),
+        (partial(dr_grpo, max_tokens=0), "max_tokens is 0"),
+        (partial(grpo, sequence_count=0), "sequence_count is 0"),
+        (partial(dapo, token_count=-1), "token_count is -1"),
+        (partial(token_tis, cap=0.0), "cap is 0.0"),
+        (partial(aipo, cap=-1.0), "cap is -1.0"),
+        (partial(icepop, low=2.0, high=1.0), "low is 2.0 and high 1.0"),
+        (partial(m2po, threshold=0.0), "threshold is 0.0"),
+        (partial(kimi, tau=-1.0), "tau is -1.0"),
+        (partial(dro, beta=-1.0), "beta is -1.0"),
+        (partial(prime_rl, penalty=-1.0), "penalty is -1.0"),
+        (partial(sapo, tau_positive=0.0), "tau_positive is 0.0"),
+        (partial(vespo, positive=(0.0, 1.0)), "positive is"),
+        (partial(kl_cov, fraction=2.0), "fraction is 2.0"),
+        (partial(A3PO, versions=VERSIONS.double()), "versions has dtype torch.float64"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_numbers_out_of_range_are_refused(loss, message):
+    with pytest.raises(ValueError, match=message):
+        loss(*draw())
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", LOSSES)
+def test_bad_shapes_are_refused(name):
+    batch = draw()
+    with pytest.raises(ValueError, match=r"advantages has shape \(6, 1\) and mask \(6, 7\)"):
+        LOSSES[name].loss(*batch._replace(advantages=batch.advantages[:, :1]))
+    with pytest.raises(ValueError, match=r"mask has dtype torch\.float64"):
+        LOSSES[name].loss(*batch._replace(mask=batch.mask.double()))
