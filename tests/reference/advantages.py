@@ -128,7 +128,8 @@ def reinforce_plus_plus_baseline(rewards, groups, mask, *, unbiased, eps):
 def normalize_then_sum(rewards, groups, weights, eps):
     """`rewards[i][k]`."""
     columns = [grpo([row[k] for row in rewards], groups, eps) for k in range(len(rewards[0]))]
-    return [sum(w * a for w, a in zip(weights, row, strict=True)) for row in zip(*columns)]
+    samples = zip(*columns, strict=True)
+    return [sum(w * a for w, a in zip(weights, row, strict=True)) for row in samples]
 
 
 def sum_then_normalize(rewards, groups, weights, eps):
@@ -142,7 +143,9 @@ def gdpo(rewards, groups, weights, eps):
     return [over(value - mean(summed), std(summed), eps) for value in summed]
 
 
-def gigpo(episode_rewards, episode_groups, step_returns, step_groups, step_episodes, weight, eps):
+def gigpo(
+    episode_rewards, episode_groups, step_returns, step_groups, step_episodes, *, weight, eps
+):
     """arXiv:2505.10978: of the episode, plus omega times of the step in its state."""
     episodes = grpo(episode_rewards, episode_groups, eps)
     steps = grpo(step_returns, step_groups, eps)
