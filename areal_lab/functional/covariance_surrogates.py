@@ -86,8 +86,8 @@ def kl_cov_surrogate(
     Args:
         policy: log-probs and ratio to the anchor.
         advantages: A; gets no gradient.
-        fraction: f of the unmasked tokens, at least one; 0 chooses none. 2e-4 in the paper and
-            verl, 0.2 in SkyRL.
+        fraction: f of the unmasked tokens, at least one; 0 chooses none. 2e-4 in verl, 0.2 in
+            SkyRL.
         penalty: kappa.
         surrogate: what is applied to all tokens; not clipped, as in the paper, verl and SkyRL.
 
