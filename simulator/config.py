@@ -103,7 +103,11 @@ class RolloutConfig:
     prefix_sharing: bool = True
     """The samples of a prompt share its prefill and its cache."""
     engine_overhead_s: float | None = None
-    """CPU time of the engine per decode step that the GPU waits for; None takes the default."""
+    """CPU time of the engine per decode step (scheduling, sampling, detokenizing); None takes the
+    default."""
+    engine_overlap: bool = True
+    """The engine's CPU prepares the next step while the GPU computes (SGLang's overlap schedule): a
+    step takes the longer of the two. False adds them."""
     decode_step_s: float | None = None
     """A measured decode step, whatever the batch; replaces the cost model."""
 
