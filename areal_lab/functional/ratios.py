@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
 
@@ -195,29 +196,6 @@ def sequence_product_ratio(
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
     return policy._replace(log_ratio=_spread(policy, policy.sequences, "sum"))
-
-
-def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
-    """Contiguous runs of unmasked tokens along the last axis, never across sequences.
-
-        mask       0 1 1 0 0 1 | 1 1 0      sequences of 6 and 3 tokens
-        ids        0 0 0 0 0 1 | 2 2 2
-
-    A masked token has the id of the run before it and does not count in it: hand the mask on, as in
-    `segment_reduce(values, ids, count, mask=mask)`. The count is the number of tokens, for static
-    shapes; there are never more runs, and those left over are empty.
-
-    Raises:
-        ValueError: the mask is not boolean, or the ids are not of its shape.
-    """
-    check_token_inputs(mask)
-    sequences = sequences_or_rows(mask, sequences)
-    first = torch.zeros_like(mask[..., :1])
-    before = torch.cat([first, mask[..., :-1]], -1)
-    same = torch.cat([first, sequences.ids[..., 1:] == sequences.ids[..., :-1]], -1)
-    starts = (mask & ~(before & same)).long().reshape(-1)
-    ids = (starts.cumsum(0) - 1).clamp(min=0).reshape(mask.shape)
-    return Segments(ids, mask.numel())
 
 
 def _spread(policy: AnchoredPolicy, segments: Segments, reduce: Reduction) -> Tensor:

@@ -17,9 +17,8 @@ from areal_lab.functional.ratios import (
     sequence_ratio,
     sequence_token_ratio,
     token_ratio,
-    unmasked_runs,
 )
-from areal_lab.functional.segments import Segments, packed_sequences, segment_reduce
+from areal_lab.functional.segments import Segments, packed_sequences
 from areal_lab.functional.surrogates import clip_surrogate
 from tests.reference import surrogates as reference
 
@@ -92,37 +91,34 @@ def test_packed_equals_padded(ratio):
     torch.testing.assert_close(packed.log_ratio, padded.log_ratio[exists], rtol=1e-12, atol=1e-15)
 
 
-@given(rows=st.lists(st.lists(st.booleans(), min_size=0, max_size=5), min_size=1, max_size=5))
-def test_runs_never_join_sequences(rows):
-    """Packed: the ids group exactly the positions that a loop over each sequence groups."""
+@given(rows=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=5))
+def test_segments_never_join_sequences(rows):
+    """Packed, of any lengths and masks: a log ratio of 2^t tells which tokens are in a mean."""
     mask = torch.tensor([m for row in rows for m in row], dtype=torch.bool)
     boundaries = torch.tensor([0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()])
-    found = unmasked_runs(mask, packed_sequences(boundaries, mask.numel()))
-    expected, start = [], 0
+    powers = 2.0 ** torch.arange(mask.numel(), dtype=torch.double)
+    policy = segment_ratio(powers, 0 * powers, mask, packed_sequences(boundaries, mask.numel()))
+    expected, start = [0.0] * mask.numel(), 0
     for row in rows:
-        expected += [[start + t for t in run] for run in reference.runs(row)]
+        for run in reference.runs(row):
+            for t in run:
+                expected[start + t] = sum(2.0 ** (start + u) for u in run) / len(run)
         start += len(row)
-    groups: dict[int, list[int]] = {}
-    for position, (run, chosen) in enumerate(zip(found.ids.tolist(), mask.tolist(), strict=True)):
-        assert 0 <= run < max(found.count, 1)
-        if chosen:
-            groups.setdefault(run, []).append(position)
-    assert list(groups.values()) == expected
-    assert list(groups) == list(range(len(expected)))  # numbered without gaps, in order
+    assert policy.log_ratio.tolist() == pytest.approx(expected)
 
 
-def test_runs_by_hand():
+def test_segments_by_hand():
+    """One mask, as two sequences and as one: only the end of a sequence cuts the second run."""
+    logprobs = torch.tensor([9, 1, 3, 9, 9, 1, 2, 6, 9], dtype=torch.double)
     mask = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0]).bool()
     sequences = Segments(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), 2)
-    assert unmasked_runs(mask, sequences).ids.tolist() == [0, 0, 0, 0, 0, 1, 2, 2, 2]
-    assert unmasked_runs(mask).ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]  # one sequence
-
-
-def test_rows_of_a_padded_batch_are_sequences():
-    ids, count = unmasked_runs(torch.ones(3, 2, dtype=torch.bool))
-    assert ids.tolist() == [[0, 0], [1, 1], [2, 2]]
-    tokens = segment_reduce(torch.ones(3, 2), ids, count)
-    assert tokens.tolist() == [2, 2, 2, 0, 0, 0]
+    anchor = torch.zeros_like(logprobs)
+    assert segment_ratio(logprobs, anchor, mask, sequences).log_ratio.tolist() == [
+        *[0, 2, 2, 0, 0, 1],
+        *[4, 4, 0],
+    ]
+    joined = segment_ratio(logprobs, anchor, mask).log_ratio
+    assert joined.tolist() == [0, 2, 2, 0, 0, 3, 3, 3, 0]
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

@@ -11,9 +11,8 @@ from areal_lab.functional.ratios import (
     sequence_ratio,
     sequence_token_ratio,
     token_ratio,
-    unmasked_runs,
 )
-from tests.functional.case import NO_GRADIENT, Case, Ragged
+from tests.functional.case import Case, Ragged
 
 
 def tokens(seed: int) -> tuple[Tensor, ...]:
@@ -39,12 +38,6 @@ def both_layouts(ratio):
     return layouts
 
 
-def runs_of_both_layouts(batch: Ragged):
-    mask = batch.pack(batch.mask)
-    padded, packed = unmasked_runs(batch.mask), unmasked_runs(mask, batch.sequences)
-    return batch.pack(padded.ids)[mask], packed.ids[mask]
-
-
 STOPPED = "stop-gradient: the value is the sequence's, the gradient the token's"
 
 CASES = [
@@ -62,13 +55,5 @@ CASES = [
         sequence_token_ratio,
         segment_ratio,
         sequence_product_ratio,
-    )
-] + [
-    Case(
-        name="unmasked_runs",
-        function=lambda mask: unmasked_runs(mask).ids,
-        sample=lambda seed: tokens(seed)[2:],
-        layouts=runs_of_both_layouts,
-        reasons=NO_GRADIENT,
     )
 ]
