@@ -1,4 +1,4 @@
-r"""Named ways to bound the weight of decoupled PPO: TIS, MIS, IcePop, M2PO; A-3PO for its anchor.
+r"""Named ways to bound the weight of decoupled PPO: truncated or masked importance sampling.
 
                      weight of a token, of rho = pi_prox / pi_behav
     token_tis        min(rho_t, C)
@@ -9,9 +9,10 @@ r"""Named ways to bound the weight of decoupled PPO: TIS, MIS, IcePop, M2PO; A-3
     m2po             rho_t but for the largest; no clip
     a3po             rho_t, pi_prox by interpolation
 
-The first five are `decoupled_ppo` with one `correct`, and `correct` is how to get others. All have
-the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. A dropped
-token adds 0 and stays in the count that the mean divides by.
+`..._tis` truncates importance weights and `..._mis` masks them, by token or by sequence. The first
+five are `decoupled_ppo` with one `correct`, which is how to get others. All have the signature of
+the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. A dropped token adds 0 and
+stays in the count that the mean divides by.
 """
 
 from __future__ import annotations
