@@ -97,7 +97,7 @@ def dpo_loss(
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> PreferenceLoss:
-    r"""Direct preference optimisation.
+    r"""Direct preference optimization.
 
     $$ -(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h) $$
 
@@ -138,7 +138,7 @@ def ipo_loss(
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> PreferenceLoss:
-    r"""Identity preference optimisation: h is to reach a fixed distance rather than infinity.
+    r"""Identity preference optimization: h is to reach a fixed distance rather than infinity.
 
     $$ \left(h - \frac{1}{2 \beta}\right)^2 $$
 

@@ -57,7 +57,7 @@ def generalized_jsd(
     *,
     beta: float = 0.5,
 ) -> Float[Tensor, "*shape"]:
-    r"""Generalised Jensen-Shannon divergence, finite whatever the two can draw.
+    r"""Generalized Jensen-Shannon divergence, finite whatever the two can draw.
 
     $$ \beta\, \mathrm{KL}(p_T \| m) + (1 - \beta)\, \mathrm{KL}(p_S \| m),
     \quad m = \beta p_T + (1 - \beta) p_S $$

@@ -35,7 +35,7 @@ GARBAGE = [float("nan"), float("inf"), -float("inf"), 1e300]
 
 @pytest.fixture
 def batch():
-    """log pi_theta, log pi_ref, log pi_s and a mask; 4 sequences, the last without a token."""
+    """log pi_theta, log pi_ref, log pi_s and a mask; 4 sequences, one shorter and one without a token."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(scale):
@@ -44,6 +44,7 @@ def batch():
     logprobs = -normal(1.0).abs() - 0.1
     mask = torch.rand(4, 6, generator=generator) > 0.3
     mask[3] = False
+    mask[1, 4:] = False
     return logprobs, logprobs + normal(0.5), logprobs + normal(0.3), mask
 
 
