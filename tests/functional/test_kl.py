@@ -35,7 +35,7 @@ GARBAGE = [float("nan"), float("inf"), -float("inf"), 1e300]
 
 @pytest.fixture
 def batch():
-    """log pi_theta, log pi_ref, log pi_s and a mask; 4 sequences, one shorter and one without a token."""
+    """log pi_theta, log pi_ref, log pi_s, mask; one sequence is shorter, one without a token."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(scale):
