@@ -1,92 +1,161 @@
-r"""Autograd for log-probs from hidden states: chunks of logits are made, reduced and forgotten.
+r"""Autograd for log-probs from hidden states: tiles of logits are made, reduced and forgotten.
 
-    forward    hidden, weight --> logprobs, entropy, log-normaliser [T]
-    backward   the same chunks again --> gradient of the logits, in place --> hidden, weight
+    forward    hidden, weight --> tiles --> logprobs, entropy, log-normaliser [T]
+    backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
     again      ordinary operations, differentiable as often as wanted
 
-Two functions, since the first derivative has one of its own; `vmap` calls them in a loop.
+Two functions, since the first derivative has one of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_BLOCK_ENTRIES = 1 << 18
-"""Logits that element-wise maths goes over at a time: 1 MiB in float32, which stays in cache."""
+from areal_lab.functional.cutoff import NOT_KEPT, Cutoff, clear_cutoff
+from areal_lab.functional.logit_tiles import (
+    Restriction,
+    Scratch,
+    TileSums,
+    add_product,
+    join,
+    logits_gradient,
+    slices,
+    sums,
+    tile_shape,
+    wide,
+    wide_dtype,
+)
+from areal_lab.functional.logprob_curvature import second_order
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden, weight) -> (logprobs, entropy), and the log-normaliser as a cache."""
+    """(hidden, weight) -> (logprobs, entropy), and what the backward pass saves work with."""
 
     @staticmethod
-    def forward(
-        hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        logprobs, entropy, normalizer = (
-            torch.empty(hidden.shape[0], dtype=wide_dtype(hidden.dtype), device=hidden.device)
-            for _ in range(3)
+    def forward(  # noqa: PLR0917 - autograd functions take no keywords
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        rule: Cutoff | None,
+        temperature: float,
+        entries: int,
+        cached_tokens: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        (tokens, _), vocab = hidden.shape, weight.shape[0]
+        kind = wide_dtype(hidden.dtype)
+        cached = hidden.new_empty(cached_tokens, vocab)
+        cutoff = torch.full((tokens,), -math.inf, dtype=kind, device=hidden.device)
+        restriction = Restriction(mask, None if rule is None else cutoff)
+        # A rule has to see all logits of a token at once.
+        rows_step, columns_step = (
+            tile_shape(tokens, vocab, entries)
+            if rule is None
+            else (max(1, entries // vocab), vocab)
         )
-        buffer = _LogitsBuffer(hidden, weight, temperature, chunk)
-        for rows in buffer.chunks():
-            logits = buffer.logits(rows)
-            for start, stop in _blocks(logits):
-                block, at = logits[start:stop], slice(rows.start + start, rows.start + stop)
-                target = block.gather(1, targets[at, None])[:, 0]
-                peak = block.amax(1)
-                block.sub_(peak[:, None])
-                p = block.exp()
-                mass = p.sum(1)
-                # sum(p * z) as a batched dot product: no temporary.
-                expected = torch.bmm(p[:, None, :], block[:, :, None])[:, 0, 0] / mass
-                log_mass = mass.log()
-                torch.add(peak, log_mass, out=normalizer[at])
-                torch.sub(log_mass, expected, out=entropy[at])
-                torch.sub(target - peak, log_mass, out=logprobs[at])
-        return logprobs, entropy, normalizer
+        buffer = hidden.new_empty(min(rows_step, max(0, tokens - cached_tokens)) * columns_step)
+        scratch = Scratch(hidden, rows_step * columns_step, columns_step)
+        columns_slices = list(slices(vocab, columns_step))
+        parts = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
+        chosen = cutoff.new_empty(tokens)
+        for rows in [*slices(cached_tokens, rows_step), *slices(tokens, rows_step, cached_tokens)]:
+            for number, columns in enumerate(columns_slices):
+                if rows.stop <= cached_tokens:
+                    logits = cached[rows, columns]
+                else:
+                    logits = _shaped(buffer, rows, columns)
+                _logits(logits, hidden[rows], weight[columns], temperature)
+                for block in scratch.blocks(logits):
+                    at = slice(rows.start + block.start, rows.start + block.stop)
+                    if rule is not None:
+                        cutoff[at] = clear_cutoff(rule, wide(logits[block]))
+                    dropped = restriction.dropped(logits[block], at, columns)
+                    for all_parts, part in zip(
+                        parts, sums(logits[block], dropped, scratch), strict=True
+                    ):
+                        all_parts[number, at] = part
+                index = targets[rows] - columns.start
+                inside = (index >= 0) & (index < logits.shape[1])
+                found = logits.gather(1, index.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+                chosen[rows] = torch.where(inside, wide(found), chosen[rows])
+        peak, log_mass, entropy = join(parts)
+        logprobs = (chosen - peak) - log_mass
+        if mask is not None or rule is not None:
+            if mask is not None:
+                impossible = ~mask.gather(1, targets[:, None])[:, 0]
+            else:
+                impossible = chosen < cutoff
+            logprobs.masked_fill_(impossible, -math.inf)
+            # A mask may leave a token nothing at all; the softmax of that means nothing.
+            entropy.masked_fill_(peak < NOT_KEPT / 2, 0)
+        return logprobs, entropy, peak + log_mass, cutoff, cached
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        hidden, weight, targets, ctx.temperature, ctx.chunk = inputs
-        _, entropy, normalizer = output
-        ctx.mark_non_differentiable(normalizer)
+        hidden, weight, targets, mask, rule, ctx.temperature, ctx.entries, _ = inputs
+        logprobs, entropy, normalizer, cutoff, cached = output
+        ctx.has_rule = rule is not None
+        ctx.mark_non_differentiable(normalizer, cutoff, cached)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, entropy, normalizer)
+        ctx.save_for_backward(
+            hidden, weight, targets, mask, logprobs, entropy, normalizer, cutoff, cached
+        )
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: Tensor | None
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, entropy, normalizer = ctx.saved_tensors
+        hidden, weight, targets, mask, logprobs, entropy, normalizer, cutoff, cached = (
+            ctx.saved_tensors
+        )
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normalizer)
+        if mask is not None or ctx.has_rule:
+            # Constants: a log-prob of -infinity does not move, nor does the entropy of nothing.
+            grad_logprobs = torch.where(logprobs == -math.inf, 0, grad_logprobs)
+            if grad_entropy is not None:
+                grad_entropy = torch.where(normalizer < NOT_KEPT / 2, 0, grad_entropy)
         grad_hidden, grad_weight = ChunkedGradients.apply(  # type: ignore[no-untyped-call]
             hidden,
             weight,
             targets,
+            mask,
+            cutoff if ctx.has_rule else None,
             grad_logprobs,
             grad_entropy,
             entropy,
             normalizer,
+            cached,
             ctx.temperature,
-            ctx.chunk,
+            ctx.entries,
             ctx.needs_input_grad[:2],
         )
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, *(None,) * 6
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _map_by_loop(ChunkedLogprobs.apply, info.batch_size, in_dims, args)
+        # Kept logits of every member would multiply the memory, so none are kept.
+        args = (*args[:-1], 0)
+        if in_dims[1] is not None:
+            return _map_by_loop(ChunkedLogprobs.apply, info.batch_size, in_dims, args)
+        hidden, weight, targets, mask, *rest = _flatten(info.batch_size, in_dims, args, (0, 2, 3))
+        *outputs, cached = ChunkedLogprobs.apply(hidden, weight, targets, mask, *rest)  # type: ignore[no-untyped-call]
+        return (
+            (*(_unflatten(info.batch_size, output) for output in outputs), cached),
+            (0, 0, 0, 0, None),
+        )
 
 
 class ChunkedGradients(torch.autograd.Function):
     """Gradients of `sum(g * logprobs + k * entropy)` with respect to hidden and weight.
 
     With p = softmax(z), l = log p and entropy H, the gradient with respect to the logits is
-    `g (onehot - p) - k p (l + H)`. The cached H and log-normaliser are functions of hidden and
+    `g (onehot - p) - k p (l + H)`. The saved H and log-normaliser are functions of hidden and
     weight; the derivative of this function accounts for them itself, so they get no gradient.
     """
 
@@ -95,175 +164,162 @@ class ChunkedGradients(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
+        mask: Tensor | None,
+        cutoff: Tensor | None,
         grad_logprobs: Tensor,
         grad_entropy: Tensor | None,
         entropy: Tensor,
         normalizer: Tensor,
+        cached: Tensor,
         temperature: float,
-        chunk: int,
+        entries: int,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor | None, Tensor | None]:
         needs_hidden, needs_weight = needs
-        narrow = hidden.dtype
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # Summed over chunks, hence in the wide type: bfloat16 would lose small contributions.
-        grad_weight = torch.zeros_like(weight, dtype=wide_dtype(narrow)) if needs_weight else None
-        buffer = _LogitsBuffer(hidden, weight, temperature, chunk)
-        for rows in buffer.chunks():
-            logits = buffer.logits(rows)
-            for start, stop in _blocks(logits):
-                block, at = logits[start:stop], slice(rows.start + start, rows.start + stop)
-                _logits_gradient_(
-                    block,
-                    targets=targets[at],
-                    grad_logprobs=grad_logprobs[at],
-                    grad_entropy=None if grad_entropy is None else grad_entropy[at],
-                    entropy=entropy[at],
-                    normalizer=normalizer[at],
-                )
-            grad_logits = logits.to(narrow)
-            if grad_hidden is not None:
-                torch.mm(grad_logits, weight, out=grad_hidden[rows]).div_(temperature)
+        tokens, vocab, cached_tokens = hidden.shape[0], weight.shape[0], cached.shape[0]
+        restriction = Restriction(mask, cutoff)
+        rows_step, columns_step = tile_shape(tokens, vocab, entries)
+        buffer = hidden.new_empty(rows_step * columns_step)
+        scratch = Scratch(hidden, rows_step * columns_step, columns_step)
+        rows_slices = list(slices(tokens, rows_step))
+        columns_slices = list(slices(vocab, columns_step))
+        # What is added up over several tiles is so in the wide type: bfloat16 would lose small
+        # contributions. That of the weight is needed for one column of tiles at a time.
+        grad_hidden = _sum_of(hidden, len(columns_slices)) if needs_hidden else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        if not tokens and grad_weight is not None:
+            grad_weight.zero_()
+        for columns in columns_slices:
+            here = weight[columns]
+            total = None
             if grad_weight is not None:
-                _add_product_(grad_weight, grad_logits.T, buffer.scaled(rows))
-        return grad_hidden, None if grad_weight is None else grad_weight.to(narrow)
+                total = _sum_of(here, len(rows_slices), out=grad_weight[columns])
+            for rows in rows_slices:
+                tile = _shaped(buffer, rows, columns)
+                known = min(max(0, cached_tokens - rows.start), tile.shape[0])
+                if known < tile.shape[0]:
+                    fresh = slice(rows.start + known, rows.stop)
+                    _logits(tile[known:], hidden[fresh], here, temperature)
+                sources = (
+                    (0, cached[rows.start : rows.start + known, columns]),
+                    (known, tile[known:]),
+                )
+                for first, source in sources:
+                    for block in scratch.blocks(source):
+                        start, stop = first + block.start, first + block.stop
+                        at = slice(rows.start + start, rows.start + stop)
+                        logits_gradient(
+                            source[block],
+                            restriction.dropped(source[block], at, columns),
+                            scratch,
+                            out=tile[start:stop],
+                            normalizer=normalizer[at],
+                            entropy=entropy[at],
+                            grad_logprobs=grad_logprobs[at],
+                            grad_entropy=None if grad_entropy is None else grad_entropy[at],
+                            targets=targets[at] - columns.start,
+                        )
+                scale = 1 / temperature
+                if grad_hidden is not None:
+                    begun = columns.start > 0
+                    add_product(grad_hidden[rows], tile, here, scale=scale, fresh=not begun)
+                if total is not None:
+                    begun = rows.start > 0
+                    add_product(total, tile.T, hidden[rows], scale=scale, fresh=not begun)
+            if grad_weight is not None and total is not None and total.dtype != weight.dtype:
+                grad_weight[columns] = total
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ARG004
-        hidden, weight, targets, grad_logprobs, grad_entropy, _, _, temperature, chunk, _ = inputs
-        ctx.temperature, ctx.chunk = temperature, chunk
+        *saved, _, _, _, ctx.temperature, ctx.entries, _ = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, grad_logprobs, grad_entropy)
+        ctx.save_for_backward(*saved)
 
     @staticmethod
     def backward(
         ctx: Any, along_hidden: Tensor | None, along_weight: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         # Ordinary differentiable operations, so that derivatives of every higher order follow.
-        hidden, weight, targets, g, k = ctx.saved_tensors
+        hidden, weight, targets, mask, cutoff, g, k = ctx.saved_tensors
         k = torch.zeros_like(g) if k is None else k
+        restriction = Restriction(mask, cutoff)
         parts = [
-            _second_order(
+            second_order(
                 hidden[rows],
                 weight,
                 targets[rows],
+                restriction=restriction,
+                rows=rows,
                 g=g[rows],
                 k=k[rows],
                 along_hidden=None if along_hidden is None else along_hidden[rows],
                 along_weight=along_weight,
                 temperature=ctx.temperature,
             )
-            for rows in _chunk_slices(hidden.shape[0], ctx.chunk)
+            for rows in slices(hidden.shape[0], max(1, ctx.entries // weight.shape[0]))
         ]
         if not parts:
-            return (None,) * 10
+            return (None,) * 13
         to_hidden, to_weight, to_g, to_k = zip(*parts, strict=True)
         return (
             torch.cat(to_hidden).to(hidden.dtype),
             torch.stack(to_weight).sum(0).to(weight.dtype) if len(parts) > 1 else to_weight[0],
-            None,
+            *(None,) * 3,
             torch.cat(to_g),
-            torch.cat(to_k) if ctx.needs_input_grad[4] else None,
-            *(None,) * 5,
+            torch.cat(to_k) if ctx.needs_input_grad[6] else None,
+            *(None,) * 6,
         )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return _map_by_loop(ChunkedGradients.apply, info.batch_size, in_dims, args)
+        needs_weight = args[-1][1]
+        if in_dims[0] is None or in_dims[1] is not None or needs_weight:
+            return _map_by_loop(ChunkedGradients.apply, info.batch_size, in_dims, args)
+        token_inputs = (0, 2, 3, 4, 5, 6, 7, 8)
+        flat = _flatten(info.batch_size, in_dims, args, token_inputs)
+        # The forward pass was mapped over hidden too, and so has kept no logits.
+        flat[9] = args[0].new_empty(0, args[1].shape[0])
+        grad_hidden, _ = ChunkedGradients.apply(*flat)  # type: ignore[no-untyped-call]
+        if grad_hidden is None:
+            return (None, None), (None, None)
+        return (_unflatten(info.batch_size, grad_hidden), None), (0, None)
 
 
-class _LogitsBuffer:
-    """Logits of one chunk of tokens at a time, always in the same memory."""
-
-    def __init__(self, hidden: Tensor, weight: Tensor, temperature: float, chunk: int) -> None:
-        self.hidden, self.weight, self.temperature = hidden, weight, temperature
-        self.chunk = min(chunk, max(1, hidden.shape[0]))
-        self.buffer = hidden.new_empty(self.chunk, weight.shape[0])
-
-    def chunks(self) -> Iterator[slice]:
-        return _chunk_slices(self.hidden.shape[0], self.chunk)
-
-    def scaled(self, rows: slice) -> Tensor:
-        """hidden / tau: cheaper than dividing the logits, which are V / H times as many."""
-        part = self.hidden[rows]
-        return part if self.temperature == 1 else part / self.temperature
-
-    def logits(self, rows: slice) -> Tensor:
-        """Logits of these rows, in the wide type; overwritten by the next call."""
-        out = self.buffer[: rows.stop - rows.start]
-        return wide(torch.mm(self.scaled(rows), self.weight.T, out=out))
+def _logits(out: Tensor, hidden: Tensor, weight: Tensor, temperature: float) -> None:
+    """Logits divided by the temperature, which the product does on the way."""
+    out.addmm_(hidden, weight.T, beta=0.0, alpha=1 / temperature)
 
 
-def _logits_gradient_(
-    logits: Tensor,
-    *,
-    targets: Tensor,
-    grad_logprobs: Tensor,
-    grad_entropy: Tensor | None,
-    entropy: Tensor,
-    normalizer: Tensor,
-) -> None:
-    """Turn a block of logits into the gradient with respect to them, in place."""
-    logits.sub_(normalizer[:, None])
-    if grad_entropy is None:
-        logits.exp_().mul_(-grad_logprobs[:, None])
-    else:
-        p = logits.exp()
-        # -p (g + k (l + H)) = p * (-k l + (-g - k H))
-        logits.mul_(-grad_entropy[:, None])
-        logits.sub_((grad_logprobs + grad_entropy * entropy)[:, None]).mul_(p)
-    logits.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
+def _shaped(flat: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Memory of a tile as the tile at these rows and columns."""
+    shape = (rows.stop - rows.start, columns.stop - columns.start)
+    return flat[: shape[0] * shape[1]].view(shape)
 
 
-def _second_order(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    g: Tensor,
-    k: Tensor,
-    along_hidden: Tensor | None,
-    along_weight: Tensor | None,
-    temperature: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `<d_hidden, along_hidden> + <d_weight, along_weight>` (see ChunkedGradients).
-
-    The inner product is `sum(d * u)` with d the gradient with respect to the logits and u the
-    change of the logits along the two directions. Returns its gradients with respect to hidden,
-    weight, g and k.
-    """
-    # The same mathematics in the wide type; this path is for checks and curvature, not for speed.
-    h, w = wide(hidden) / temperature, wide(weight)
-    a = torch.zeros_like(h) if along_hidden is None else wide(along_hidden) / temperature
-    b = torch.zeros_like(w) if along_weight is None else wide(along_weight)
-    u = a @ w.T + h @ b.T
-    log_p = torch.log_softmax(h @ w.T, dim=1)
-    p = log_p.exp()
-    entropy = -(p * log_p).sum(1, keepdim=True)
-    index = targets[:, None]
-    g, k = g[:, None], k[:, None]
-
-    mean_u = (p * u).sum(1, keepdim=True)
-    mean_lu = (p * log_p * u).sum(1, keepdim=True)
-    d = -p * (g + k * (log_p + entropy))
-    d = d.scatter_add(1, index, g)
-    away = u - mean_u
-    curvature = log_p * u - mean_lu + away * (1 + entropy) - mean_u * (log_p + entropy)
-    q = -p * (g * away + k * curvature)
-
-    to_hidden = (q @ w + d @ b) / temperature
-    to_weight = q.T @ h + d.T @ a
-    to_g = (u.gather(1, index) - mean_u)[:, 0]
-    to_k = -(mean_lu + entropy * mean_u)[:, 0]
-    return to_hidden, to_weight, to_g, to_k
+def _sum_of(like: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
+    """Memory to add up so many parts in; `out` itself where its type is exact enough."""
+    kind = like.dtype if parts <= 1 else wide_dtype(like.dtype)
+    if out is not None and kind == out.dtype:
+        return out
+    return torch.empty_like(like, dtype=kind)
 
 
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, without a temporary where the types allow it."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)
+def _flatten(
+    batch_size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], per_token: tuple[int, ...]
+) -> list[Any]:
+    """The same arguments with `[batch, T, ...]` as `[batch * T, ...]` where they are per token."""
+    flat = list(args)
+    for index in per_token:
+        if args[index] is not None:
+            dim = in_dims[index]
+            mapped = args[index][None].expand(batch_size, *args[index].shape)
+            flat[index] = (mapped if dim is None else args[index].movedim(dim, 0)).flatten(0, 1)
+    return flat
+
+
+def _unflatten(batch_size: int, flat: Tensor) -> Tensor:
+    return flat.view(batch_size, flat.shape[0] // batch_size, *flat.shape[1:])
 
 
 def _map_by_loop(
@@ -272,7 +328,7 @@ def _map_by_loop(
     in_dims: tuple[Any, ...],
     args: tuple[Any, ...],
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """vmap by calling once per member of the batch: chunk buffers are reused, memory stays flat."""
+    """vmap by calling once per member: each has weights, or a gradient of them, of its own."""
 
     def member(index: int) -> list[Any]:
         return [
@@ -286,26 +342,3 @@ def _map_by_loop(
         for column in zip(*results, strict=True)
     )
     return outputs, tuple(None if output is None else 0 for output in outputs)
-
-
-def _chunk_slices(tokens: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, tokens, chunk):
-        yield slice(start, min(start + chunk, tokens))
-
-
-def _blocks(logits: Tensor) -> Iterator[tuple[int, int]]:
-    """Row ranges small enough that the passes over a block find it in the processor's cache."""
-    rows, vocab = logits.shape
-    step = max(1, _BLOCK_ENTRIES // max(1, vocab)) if logits.device.type == "cpu" else max(1, rows)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that softmax and sums are computed in: float32, or float64 when that comes in."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def wide(values: Tensor) -> Tensor:
-    """Values in their wide type."""
-    return values.to(wide_dtype(values.dtype))

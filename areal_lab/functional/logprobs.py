@@ -1,9 +1,10 @@
 r"""Log-probs of the sampled tokens and entropy, from hidden states or from logits.
 
-`T` tokens, `H` hidden size, `V` vocabulary. From hidden states, `[T, V]` logits never exist: chunks
-of tokens are multiplied out, reduced and forgotten, and the backward pass makes them again.
+`T` tokens, `H` hidden size, `V` vocabulary. From hidden states, `[T, V]` logits never exist: tiles
+of them are multiplied out, reduced and forgotten, and the backward pass makes them again, but for
+as many as `cache_bytes` holds.
 
-    hidden [c, H] @ weight.T --> logits [c, V] --> logprobs, entropy, log-normaliser [c]
+    hidden [t, H] @ weight [v, H].T --> logits [t, v] --> logprobs, entropy, log-normaliser [t]
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.checks import check_integer, check_same_shape
-from areal_lab.functional.chunked_logprobs import ChunkedLogprobs, wide
+from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
+from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
+from areal_lab.functional.logit_tiles import wide
 
-_CHUNK_ENTRIES = 1 << 24
-"""Logits in one chunk by default: 64 MiB in float32."""
+_TILE_ENTRIES = 1 << 22
+"""Logits of one tile by default, 16 MiB in float32: products of tiles of 2048 x 2048 are as fast as
+larger ones on a CPU."""
+_TILE_ENTRIES_GPU = 1 << 26
+"""The same on a GPU, where each tile costs a dozen launches."""
 
 
 class LogprobsAndEntropy(NamedTuple):
     """Of each token; float32 or wider."""
 
     logprobs: Tensor
-    """log pi of the target token, in nats."""
+    """log pi of the target token, in nats; -infinity for a token that could not be drawn."""
     entropy: Tensor
     """Entropy of the whole distribution, in nats."""
 
@@ -37,35 +43,68 @@ def logprobs_and_entropy(
     targets: Int[Tensor, " T"],
     *,
     temperature: float = 1.0,
+    keep: Bool[Tensor, "T V"] | Cutoff | None = None,
     chunk_tokens: int | None = None,
+    cache_bytes: int = 96 << 20,
 ) -> LogprobsAndEntropy:
     r"""Log-prob of the target and entropy at each token, without holding all logits.
 
     $$ \log \pi(y_t) = \mathrm{log\_softmax}(W h_t / \tau)_{y_t}, \quad
     H_t = -\sum_v \pi_v \log \pi_v $$
 
-    Memory above the inputs is one chunk of logits, and in the backward pass the two gradients.
-    Gradients go to `hidden` and `weight`, of any order, also under `torch.func`. Products are
-    computed in the inputs' type, the softmax in float32 at least.
+    With `keep`, the softmax is over the kept tokens only, as a truncating sampler drew them; which
+    tokens are kept is a constant for the gradient. A target that is not kept has the log-prob
+    -infinity, and no gradient whatever comes from above: put it out of the loss by its mask. A
+    token of which a mask keeps nothing has the entropy 0.
+
+    Memory above the inputs is one tile of logits and `cache_bytes`, and in the backward pass the
+    two gradients. Gradients go to `hidden` and `weight`, of any order, also under `torch.func`.
+    Products are computed in the inputs' type, the softmax in float32 at least.
 
     Args:
         hidden: last hidden states, at the positions *before* the targets.
         weight: output embedding (language-model head); a head's bias is not supported.
         targets: the sampled tokens, `0 .. V - 1`.
         temperature: tau that tokens were sampled with.
-        chunk_tokens: tokens whose logits exist at a time; None takes 2^24 logits (64 MiB).
+        keep: None keeps all tokens. A mask that the sampler recorded, True = kept; or a rule such
+            as `top_p(0.95)`, which is applied to these logits.
+        chunk_tokens: the logits that exist at a time are as many as of so many tokens; None takes
+            2^22 logits (16 MiB) on a CPU and 2^26 on a GPU. A rule needs all logits of a token, so
+            at least those exist then.
+        cache_bytes: of logits that are kept for the backward pass, which makes the others again;
+            0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
+            fastest. Nothing is kept where no gradient is asked for, nor under `vmap`.
 
     Raises:
-        ValueError: shapes or types do not fit, temperature or chunk_tokens is not positive.
+        ValueError: shapes or types do not fit, temperature or chunk_tokens is not positive, or
+            cache_bytes is negative.
     """
     _check_inputs(hidden, weight, targets)
     _check_temperature(temperature)
-    if chunk_tokens is None:
-        chunk_tokens = max(16, _CHUNK_ENTRIES // max(1, weight.shape[0]))
-    if chunk_tokens < 1:
+    mask = keep if isinstance(keep, Tensor) else None
+    rule = None if isinstance(keep, Tensor) else keep
+    if mask is not None:
+        _check_mask(mask, (hidden.shape[0], weight.shape[0]))
+    if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
-    logprobs, entropy, _ = ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets.long(), temperature, chunk_tokens
+    if cache_bytes < 0:
+        raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
+    vocab = max(1, weight.shape[0])
+    if chunk_tokens is None:
+        entries = _TILE_ENTRIES if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
+    else:
+        entries = chunk_tokens * vocab
+    differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    cached_tokens = cache_bytes // (vocab * hidden.element_size()) if differentiated else 0
+    logprobs, entropy, *_ = ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden,
+        weight,
+        targets.long(),
+        mask,
+        rule,
+        temperature,
+        entries,
+        min(cached_tokens, hidden.shape[0]),
     )
     return LogprobsAndEntropy(logprobs, entropy)
 
@@ -75,15 +114,18 @@ def logprobs_and_entropy_from_logits(
     targets: Int[Tensor, "*shape"],
     *,
     temperature: float = 1.0,
+    keep: Bool[Tensor, "*shape V"] | Cutoff | None = None,
 ) -> LogprobsAndEntropy:
     r"""Log-prob of the target and entropy, from logits that exist already.
 
-    Logits of -infinity (a token that cannot be drawn) add nothing to the entropy.
+    Logits of -infinity are tokens that are not kept (see `logprobs_and_entropy`): they add nothing
+    to the entropy, and as targets have the log-prob -infinity without a gradient.
 
     Args:
         logits: unnormalised log-probabilities.
         targets: the sampled tokens, `0 .. V - 1`.
         temperature: tau that tokens were sampled with.
+        keep: None keeps all tokens; a mask, True = kept; or a rule such as `top_p(0.95)`.
 
     Raises:
         ValueError: shapes or types do not fit, or temperature is not positive.
@@ -91,12 +133,20 @@ def logprobs_and_entropy_from_logits(
     check_integer("targets", targets)
     check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
     _check_temperature(temperature)
-    log_p = torch.log_softmax(wide(logits) / temperature, dim=-1)
-    possible = torch.isfinite(log_p)
-    finite = torch.where(possible, log_p, torch.zeros_like(log_p))
-    p = torch.where(possible, torch.exp(finite), torch.zeros_like(log_p))
-    chosen = log_p.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
-    return LogprobsAndEntropy(chosen, -(p * finite).sum(-1))
+    scaled = wide(logits) / temperature
+    dropped = scaled == -math.inf
+    if isinstance(keep, Tensor):
+        _check_mask(keep, tuple(logits.shape))
+        dropped = dropped | ~keep
+    elif keep is not None:
+        constant = scaled.detach()
+        dropped = dropped | (constant < keep(constant).unsqueeze(-1))
+    log_p = torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1)
+    index = targets.long().unsqueeze(-1)
+    impossible = dropped.gather(-1, index).squeeze(-1)
+    logprobs = log_p.gather(-1, index).squeeze(-1).masked_fill(impossible, -math.inf)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return LogprobsAndEntropy(logprobs, entropy.masked_fill(dropped.all(-1), 0))
 
 
 def _check_temperature(temperature: float) -> None:
@@ -104,6 +154,15 @@ def _check_temperature(temperature: float) -> None:
         raise ValueError(
             f"temperature is {temperature}, but must be positive and finite; for the log-probs of "
             "greedy decoding use 1.0"
+        )
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool or mask.shape != shape:
+        raise ValueError(
+            f"keep is a {mask.dtype} tensor of shape {tuple(mask.shape)}, but must be a torch.bool "
+            f"tensor of shape {shape}, True = the sampler kept this token, or a rule such as "
+            "top_p(0.95)"
         )
 
 

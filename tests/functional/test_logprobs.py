@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_lab.functional import logprobs_and_entropy, logprobs_and_entropy_from_logits
+from areal_lab.functional.cutoff import in_turn, min_p, top_k, top_p
+from areal_lab.functional.logit_tiles import tile_shape
+from areal_lab.functional.logprobs import logprobs_and_entropy, logprobs_and_entropy_from_logits
 from tests.reference import formulas
+from tests.reference import logprobs as reference
 
 TOKENS, HIDDEN, VOCAB = 7, 4, 11
+SOME = 3 * VOCAB * 8
+"""Bytes of the logits of three tokens."""
 
 
 @pytest.fixture
@@ -22,10 +27,16 @@ def inputs():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100, None])
-def test_equals_the_reference(inputs, temperature, chunk_tokens):
+@pytest.mark.parametrize("cache_bytes", [0, SOME, 1 << 20])
+def test_equals_the_reference(inputs, temperature, chunk_tokens, cache_bytes):
     hidden, weight, targets = inputs
     result = logprobs_and_entropy(
-        hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens
+        hidden,
+        weight,
+        targets,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        cache_bytes=cache_bytes,
     )
     logits = (hidden @ weight.T).tolist()
     expected = [
@@ -46,15 +57,18 @@ def test_from_logits_equals_from_hidden_states(inputs):
 
 
 @pytest.mark.parametrize("used", ["both", "logprobs", "entropy"])
+@pytest.mark.parametrize("cache_bytes", [0, SOME])
 @pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_first_and_second_derivatives_are_right(inputs, used, check):
+def test_first_and_second_derivatives_are_right(inputs, used, cache_bytes, check):
     hidden, weight, targets = inputs
 
     def function(hidden, weight):
-        result = logprobs_and_entropy(hidden, weight, targets, temperature=0.7, chunk_tokens=3)
+        result = logprobs_and_entropy(
+            hidden, weight, targets, temperature=0.7, chunk_tokens=3, cache_bytes=cache_bytes
+        )
         return tuple(result) if used == "both" else getattr(result, used)
 
-    assert check(function, (hidden, weight))
+    assert check(function, (hidden, weight), fast_mode=True)
 
 
 def test_third_derivatives_are_right(inputs):
@@ -83,15 +97,38 @@ def test_only_what_asks_for_a_gradient_gets_one(inputs, frozen):
     assert (weight.grad is None) == (frozen == "weight")
 
 
-def test_chunks_change_nothing(inputs):
+def test_chunks_and_kept_logits_change_nothing(inputs):
     hidden, weight, targets = inputs
     gradients = []
     for chunk_tokens in (1, 2, 100):
-        result = logprobs_and_entropy(hidden, weight, targets, chunk_tokens=chunk_tokens)
-        loss = (result.logprobs * torch.arange(TOKENS)).sum() + result.entropy.square().sum()
-        gradients.append(torch.autograd.grad(loss, (hidden, weight)))
+        for cache_bytes in (0, SOME, 1 << 20):
+            result = logprobs_and_entropy(
+                hidden, weight, targets, chunk_tokens=chunk_tokens, cache_bytes=cache_bytes
+            )
+            loss = (result.logprobs * torch.arange(TOKENS)).sum() + result.entropy.square().sum()
+            gradients.append(torch.autograd.grad(loss, (hidden, weight)))
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0])
+
+
+def test_kept_logits_serve_several_backward_passes(inputs):
+    hidden, weight, targets = inputs
+    result = logprobs_and_entropy(hidden, weight, targets, cache_bytes=SOME)
+    first, again = (
+        torch.autograd.grad(result.logprobs.sum(), (hidden, weight), retain_graph=True)
+        for _ in range(2)
+    )
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "entries"), [(2048, 32768, 1 << 22), (1, 9, 4), (100, 3, 50), (5, 7, 1)]
+)
+def test_tiles_fit_and_use_what_is_allowed(tokens, vocab, entries):
+    rows, columns = tile_shape(tokens, vocab, entries)
+    assert 1 <= rows <= tokens
+    assert 1 <= columns <= vocab
+    assert entries / 2 <= rows * columns <= entries
 
 
 class LargestTensor(TorchDispatchMode):
@@ -113,10 +150,22 @@ def test_no_tensor_of_all_logits_ever_exists():
     weight = torch.randn(vocab, hidden_size, requires_grad=True)
     with LargestTensor() as seen:
         result = logprobs_and_entropy(
-            hidden, weight, torch.zeros(tokens, dtype=torch.long), chunk_tokens=chunk
+            hidden,
+            weight,
+            torch.zeros(tokens, dtype=torch.long),
+            chunk_tokens=chunk,
+            cache_bytes=4 * chunk * vocab,
         )
         (result.logprobs.sum() + result.entropy.sum()).backward()
     assert seen.entries == chunk * vocab
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_logits_are_kept_only_for_a_gradient(asked):
+    hidden, weight = torch.randn(64, 4, requires_grad=asked), torch.randn(512, 4)
+    with LargestTensor() as seen, torch.set_grad_enabled(asked):
+        logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=8)
+    assert seen.entries == (64 if asked else 8) * 512
 
 
 def test_large_logits_stay_finite():
@@ -138,6 +187,7 @@ def test_bfloat16_products_have_a_float32_softmax():
     whole = logprobs_and_entropy_from_logits(hidden @ weight.T, targets)
     assert chunked.logprobs.dtype == torch.float32
     torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(chunked.logprobs, chunked.logprobs.bfloat16().float())
     ours = torch.autograd.grad(chunked.logprobs.sum(), (hidden, weight))
     plain = torch.autograd.grad(whole.logprobs.sum(), (hidden, weight))
     torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.05)  # bfloat16 has 8 bits
@@ -167,6 +217,175 @@ def test_from_logits_takes_padded_batches():
     torch.testing.assert_close(padded.entropy.flatten(), flat.entropy)
 
 
+RULES = {
+    "top-k": (top_k(3), lambda z: reference.keep_top_k(z, 3)),
+    "more than there are": (top_k(50), lambda z: reference.keep_top_k(z, 50)),
+    "top-p": (top_p(0.7), lambda z: reference.keep_top_p(z, 0.7)),
+    "top-p of all": (top_p(1.0), lambda z: [True] * len(z)),
+    "min-p": (min_p(0.2), lambda z: reference.keep_min_p(z, 0.2)),
+    "in turn": (
+        in_turn(top_k(4), top_p(0.8)),
+        lambda z: reference.keep_in_turn(
+            z, [lambda x: reference.keep_top_k(x, 4), lambda x: reference.keep_top_p(x, 0.8)]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "slow"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize("chunk_tokens", [2, None])
+def test_rules_equal_the_reference(inputs, rule, slow, chunk_tokens):
+    hidden, weight, targets = inputs
+    logits = hidden @ weight.T
+    expected = []
+    for z, y in zip(logits.tolist(), targets.tolist(), strict=True):
+        kept = slow([x / 0.7 for x in z])
+        expected.append(reference.restricted_logprob_and_entropy(z, y, 0.7, kept))
+    expected = torch.tensor(expected, dtype=torch.double)
+    assert expected.isfinite().all() == (
+        rule in {RULES[x][0] for x in ("more than there are", "top-p of all")}
+    )
+    ours = logprobs_and_entropy(
+        hidden, weight, targets, temperature=0.7, keep=rule, chunk_tokens=chunk_tokens
+    )
+    torch.testing.assert_close(torch.stack(ours, 1), expected)
+    whole = logprobs_and_entropy_from_logits(logits, targets, temperature=0.7, keep=rule)
+    torch.testing.assert_close(torch.stack(whole, 1), expected)
+
+
+def test_equally_likely_tokens_are_kept_together():
+    logits = torch.tensor([2.0, 1.0, 1.0, 0.0])
+    assert top_k(2)(logits) == 1.0
+    assert top_p(0.6)(logits) == 1.0
+    assert in_turn(top_k(2), top_p(0.99))(logits) == 1.0
+
+
+def test_top_p_keeps_the_token_that_crosses_it():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    assert top_p(0.49)(logits) == logits[0]
+    assert top_p(0.51)(logits) == logits[1]
+    assert top_p(0.81)(logits) == logits[2]
+    assert top_p(1e-9)(logits) == logits[0]
+
+
+def test_rules_in_turn_renormalise_in_between():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Of the first two, 0.4 is 57 %: alone it reaches a half, which it does not of all four.
+    assert in_turn(top_k(2), top_p(0.5))(logits) == logits[0]
+    assert torch.maximum(top_k(2)(logits), top_p(0.5)(logits)) == logits[1]
+
+
+@pytest.fixture(params=["hidden states", "logits"])
+def restricted(request, inputs):
+    """Log-probs and entropy under a mask, and gradients of hidden and weight."""
+    hidden, weight, targets = inputs
+
+    def function(mask, *, cotangent=1.0, cache_bytes=SOME):
+        if request.param == "logits":
+            result = logprobs_and_entropy_from_logits(hidden @ weight.T, targets, keep=mask)
+        else:
+            result = logprobs_and_entropy(
+                hidden, weight, targets, keep=mask, chunk_tokens=3, cache_bytes=cache_bytes
+            )
+        loss = (cotangent * result.logprobs).sum() + result.entropy.sum()
+        return result, torch.autograd.grad(loss, (hidden, weight))
+
+    return function
+
+
+def test_a_mask_equals_the_reference(inputs, restricted):
+    hidden, weight, targets = inputs
+    mask = (torch.rand(TOKENS, VOCAB) > 0.4).scatter(1, targets[:, None], value=True)
+    expected = [
+        reference.restricted_logprob_and_entropy(z, y, 1.0, kept)
+        for z, y, kept in zip(
+            (hidden @ weight.T).tolist(), targets.tolist(), mask.tolist(), strict=True
+        )
+    ]
+    result, _ = restricted(mask)
+    torch.testing.assert_close(torch.stack(result, 1), torch.tensor(expected, dtype=torch.double))
+
+
+@pytest.mark.parametrize("cotangent", [1.0, torch.nan, -torch.inf])
+def test_a_target_that_was_not_kept_has_no_gradient(inputs, restricted, cotangent):
+    hidden, weight, targets = inputs
+    mask = torch.ones(TOKENS, VOCAB, dtype=torch.bool).scatter(1, targets[:, None], value=False)
+    mask[0] = True
+    from_above = torch.ones(TOKENS).index_fill(0, torch.arange(1, TOKENS), cotangent)
+    result, gradients = restricted(mask, cotangent=from_above)
+    assert (result.logprobs[1:] == -torch.inf).all()
+    assert result.logprobs[0].isfinite()
+    entropy_alone = logprobs_and_entropy(hidden, weight, targets, keep=mask)
+    expected = torch.autograd.grad(
+        entropy_alone.logprobs[0] + entropy_alone.entropy.sum(), (hidden, weight)
+    )
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_a_mask_that_keeps_nothing(restricted):
+    mask = torch.ones(TOKENS, VOCAB, dtype=torch.bool)
+    mask[2] = False
+    result, (to_hidden, to_weight) = restricted(mask)
+    assert result.logprobs[2] == -torch.inf
+    assert result.entropy[2] == 0
+    assert (to_hidden[2] == 0).all()
+    assert to_weight.isfinite().all()
+
+
+def test_a_mask_of_everything_changes_nothing(inputs, restricted):
+    hidden, weight, targets = inputs
+    result, gradients = restricted(torch.ones(TOKENS, VOCAB, dtype=torch.bool))
+    plain = logprobs_and_entropy(hidden, weight, targets)
+    torch.testing.assert_close(result, plain)
+    expected = torch.autograd.grad(plain.logprobs.sum() + plain.entropy.sum(), (hidden, weight))
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_a_rule_keeps_the_same_tokens_when_logits_are_made_again():
+    """Another tiling gives other last bits, and `top_k(1)` has the target on its edge."""
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 257, requires_grad=True)
+    weight = torch.randn(513, 257, requires_grad=True)
+    targets = (hidden @ weight.T).argmax(1)
+    result = logprobs_and_entropy(
+        hidden, weight, targets, keep=top_k(1), chunk_tokens=7, cache_bytes=0
+    )
+    assert (result.logprobs == 0).all()
+    assert (result.entropy == 0).all()
+    gradients = torch.autograd.grad(result.logprobs.sum(), (hidden, weight))
+    for gradient in gradients:
+        assert (gradient.abs() < 0.01).all()  # the only possible token is certain
+
+
+def test_first_and_second_derivatives_under_a_rule(inputs):
+    hidden, weight, targets = inputs
+    targets = (hidden @ weight.T).argmax(1)
+
+    def function(hidden, weight):
+        return tuple(
+            logprobs_and_entropy(
+                hidden, weight, targets, keep=top_p(0.8), chunk_tokens=3, cache_bytes=SOME
+            )
+        )
+
+    assert torch.autograd.gradcheck(function, (hidden, weight), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (hidden, weight), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: top_k(0), "k is 0"),
+        (lambda: top_p(0.0), "p is 0.0.*leave the rule out"),
+        (lambda: top_p(1.1), "p is 1.1"),
+        (lambda: min_p(float("nan")), "p is nan"),
+    ],
+)
+def test_bad_rules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -179,6 +398,9 @@ def test_from_logits_takes_padded_batches():
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"cache_bytes": -1}, "cache_bytes is -1"),
+        ({"keep": torch.ones(2, 4) > 0}, r"keep is a torch.bool tensor of shape \(2, 4\)"),
+        ({"keep": torch.ones(2, 5)}, "keep is a torch.float32.*True = the sampler kept"),
     ],
 )
 def test_bad_inputs_are_refused(change, message):
