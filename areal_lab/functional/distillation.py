@@ -22,7 +22,11 @@ from areal_lab.functional.aggregate import Aggregate, token_mean
 from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.vocabulary_divergences import Divergence, forward_kl, log_distribution
+from areal_lab.functional.vocabulary_divergences import (
+    VocabularyDivergence,
+    forward_kl,
+    log_distribution,
+)
 
 Tail: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`(student [*shape, V], tokens [*shape, K], teacher [*shape, K])`, log-probabilities and the
@@ -44,7 +48,7 @@ class DistillationLoss(NamedTuple):
     loss: Tensor
     """Scalar, to be minimised."""
     divergence: Tensor
-    """Divergence at each token, in nats; 0 where masked."""
+    """VocabularyDivergence at each token, in nats; 0 where masked."""
 
 
 def distillation_advantages(
@@ -138,12 +142,12 @@ def distillation_loss(
     teacher_logits: Float[Tensor, "*shape V"],
     mask: Bool[Tensor, "*shape"],
     *,
-    divergence: Divergence = forward_kl,
+    divergence: VocabularyDivergence = forward_kl,
     temperature: float = 1.0,
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> DistillationLoss:
-    r"""Divergence between student and teacher over the whole vocabulary, at every position.
+    r"""VocabularyDivergence between student and teacher over the whole vocabulary, at every position.
 
     $$ \mathrm{aggregate}(D(\mathrm{softmax}(z_S / \tau), \mathrm{softmax}(z_T / \tau))) $$
 
@@ -207,13 +211,13 @@ def topk_distillation_loss(
     teacher_logprobs: Float[Tensor, "*shape K"],
     mask: Bool[Tensor, "*shape"],
     *,
-    divergence: Divergence = forward_kl,
+    divergence: VocabularyDivergence = forward_kl,
     tail: Tail = lump_tail,
     temperature: float = 1.0,
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> DistillationLoss:
-    r"""Divergence from a teacher of which only the k largest log-probs are known.
+    r"""VocabularyDivergence from a teacher of which only the k largest log-probs are known.
 
     Args:
         student_logits: of the whole vocabulary; the only input that gets a gradient.

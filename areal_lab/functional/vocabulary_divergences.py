@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 
-Divergence: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+VocabularyDivergence: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`(student, teacher)` log-probabilities to one number per position."""
 
 _NEVER = -1e4
