@@ -48,7 +48,7 @@ class DistillationLoss(NamedTuple):
     loss: Tensor
     """Scalar, to be minimised."""
     divergence: Tensor
-    """VocabularyDivergence at each token, in nats; 0 where masked."""
+    """Divergence at each token, in nats; 0 where masked."""
 
 
 def distillation_advantages(
@@ -147,7 +147,7 @@ def distillation_loss(
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> DistillationLoss:
-    r"""VocabularyDivergence between student and teacher over the whole vocabulary, at every position.
+    r"""Divergence between student and teacher over the whole vocabulary, at every position.
 
     $$ \mathrm{aggregate}(D(\mathrm{softmax}(z_S / \tau), \mathrm{softmax}(z_T / \tau))) $$
 
@@ -217,7 +217,7 @@ def topk_distillation_loss(
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> DistillationLoss:
-    r"""VocabularyDivergence from a teacher of which only the k largest log-probs are known.
+    r"""Divergence from a teacher of which only the k largest log-probs are known.
 
     Args:
         student_logits: of the whole vocabulary; the only input that gets a gradient.
