@@ -105,6 +105,10 @@ def test_sequence_corrections_equal_the_reference(rows):
         assert_close(ours, reference.geometric_band(rows, 0.8, 1.2))
         ours = weights_of(rows, chain(sequence_geometric_mean, mask_outside(0.8, 1.2)))
         assert_close(ours, reference.masked(mean, 0.8, 1.2))
+    if away_from(reference.token_weights(rows), 1.2):
+        # The weight 1 of a masked token would be an outlier of this band.
+        ours = weights_of(rows, mask_outlier_sequences(1.2, 9.0))
+        assert_close(ours, reference.outlier_band(rows, 1.2, 9.0))
     if away_from(reference.token_weights(rows), 0.5, 2.0):
         ours = weights_of(rows, mask_outlier_sequences(0.5, 2.0))
         assert_close(ours, reference.outlier_band(rows, 0.5, 2.0))

@@ -180,10 +180,10 @@ def test_statistics_have_no_gradient():
 
 def test_quantiles_of_many_tokens_in_few_bits_are_those_of_their_rank():
     """bfloat16 has no 2970; a position computed in it would be that of another token."""
-    values = (torch.arange(3001) % 256).to(torch.bfloat16)
-    levels = torch.tensor([0.1, 0.5, 0.99])
-    ours = masked_quantiles(values, mask_of(3001), levels)
-    assert ours.tolist() == torch.quantile(values.float(), levels).round().tolist()
+    values = (torch.arange(3001) // 16).to(torch.bfloat16)
+    ours = masked_quantiles(values, mask_of(3001), torch.tensor([0.1, 0.5, 0.99]))
+    assert ours.dtype == torch.bfloat16
+    assert ours.tolist() == [300 // 16, 1500 // 16, 2970 // 16]
 
 
 def test_an_unmasked_nan_is_the_largest_value():
@@ -193,7 +193,9 @@ def test_an_unmasked_nan_is_the_largest_value():
         values, mask, torch.tensor([0.0, 1 / 3], dtype=torch.double)
     ).tolist() == [1, 2]
     assert masked_quantiles(values, mask, torch.tensor([1.0])).isnan().all()
-    mask[1] = False
+    mask[3] = False  # what is masked does not come before it
+    assert masked_quantiles(values, mask, torch.tensor([1.0])).isnan().all()
+    mask[3], mask[1] = True, False
     assert masked_quantiles(values, mask, torch.tensor([0.5, 1.0])).tolist() == [2, math.inf]
 
 
