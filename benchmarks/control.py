@@ -4,9 +4,7 @@
 32 engines, log-normal generation times. The events of a run are recorded once; what is timed is a
 fresh coordinator that handles them all, making every action anew.
 
-`sequences_per_s` is the slowest of the packers over three log-normal length distributions (sigma 1,
-cut at the paper's 27,648 tokens), 100,000 sequences: Algorithm 1 under a budget of 32,768 tokens,
-and 64 balanced parts.
+`sequences_per_s` is the slowest of the packers, on the cases that `benchmarks.packing` describes.
 
 Seconds are CPU seconds of this one thread: what it would take on a core that does nothing else.
 """
@@ -14,7 +12,6 @@ Seconds are CPU seconds of this one thread: what it would take on a core that do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -31,10 +28,10 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.microbatch import balanced_parts, dynamic_batches
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
 from areal_lab.control.schedule import asynchronous
 from benchmarks.harness import parse, repeat, report, spread
+from benchmarks.packing import SEQUENCES, measure_packers
 
 BATCH_GROUPS = 512
 ETA = 4
@@ -47,12 +44,6 @@ ORDERS = {
     "bounded_lag": bounded_lag(ETA),
     "bounded_lag, dropping above 2": bounded_lag(2, drop=True),
 }
-SEQUENCES = 100_000
-MEAN_TOKENS = (500, 2_000, 9_277)
-"""9,277 is the paper's 1.5B model over its run (Table 1 and Figure 5c)."""
-MOST_TOKENS = 27_648
-BUDGET_TOKENS = 32_768
-PARTS = 64
 
 
 def run_limits(order: str) -> Limits:
@@ -112,25 +103,18 @@ def measure_events(order: str, *, events: int, repeats: int) -> dict[str, Any]:
     return {"case": order, "events": len(log), "actions": actions, **_rates("events_per_s", rates)}
 
 
-def measure_packing(
-    name: str, pack: Callable[[list[int]], list[list[int]]], *, mean: int, repeats: int
-) -> dict[str, Any]:
-    """Sequences a second through one packer."""
-    random = Random(0)
-    # exp of a normal variable with mean -1/2 and deviation 1 has mean 1
-    factors = [random.lognormvariate(-0.5, 1) for _ in range(SEQUENCES)]
-    lengths = [min(MOST_TOKENS, int(mean * factor) + 1) for factor in factors]
-    pieces = 0
-
-    def sequences_per_s() -> float:
-        nonlocal pieces
-        begin_s = time.process_time()
-        pieces = len(pack(lengths))
-        return len(lengths) / (time.process_time() - begin_s)
-
-    rates = spread(repeat(sequences_per_s, repeats))
-    case = f"{name}, mean {mean} tokens"
-    return {"case": case, "pieces": pieces, **_rates("sequences_per_s", rates)}
+def packing_rates(*, repeats: int) -> list[dict[str, Any]]:
+    """Sequences a second through the packers, on the cases of `benchmarks.packing`."""
+    return [
+        {
+            "case": row["case"],
+            "pieces": row["pieces"],
+            "sequences_per_s": SEQUENCES / row["seconds"],
+            "min": SEQUENCES / row["max"],
+            "max": SEQUENCES / row["min"],
+        }
+        for row in measure_packers(repeats=repeats)
+    ]
 
 
 def _rates(name: str, rates: dict[str, float]) -> dict[str, float]:
@@ -142,15 +126,7 @@ def main() -> None:
     arguments = parse(__doc__, repeats=7, quick_repeats=3)
     events = 50_000 if arguments.quick else 200_000
     orders = [measure_events(each, events=events, repeats=arguments.repeats) for each in ORDERS]
-    packers = {
-        "dynamic_batches": lambda lengths: dynamic_batches(lengths, max_tokens=BUDGET_TOKENS),
-        "balanced_parts": lambda lengths: balanced_parts(lengths, PARTS),
-    }
-    packed = [
-        measure_packing(name, pack, mean=mean, repeats=arguments.repeats)
-        for name, pack in packers.items()
-        for mean in MEAN_TOKENS
-    ]
+    packed = packing_rates(repeats=arguments.repeats)
     slowest_order = min(orders, key=lambda row: row["events_per_s"])
     slowest_packer = min(packed, key=lambda row: row["sequences_per_s"])
     report(

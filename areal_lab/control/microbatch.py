@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 
-def dynamic_batches(
+def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be half of its time
     lengths: Sequence[int], *, max_tokens: int, min_batches: int = 1
 ) -> list[list[int]]:
     """Micro-batches of at most `max_tokens` tokens each, in the order in which they were opened.
@@ -19,8 +19,9 @@ def dynamic_batches(
     sequences (the earliest opened of these). Fewer sequences than `min_batches` give one each.
     Source: AReaL (arXiv:2505.24298), Algorithm 1.
 
-    O(n log n). As lengths only fall, a micro-batch that has room keeps it until it is chosen:
-    those with room wait in a heap by (sequences, age), the others in a heap by room.
+    O(n log n + longest). As lengths only fall, a micro-batch that has room keeps it until it is
+    chosen. Those with room wait in a heap by (sequences, age), unless there is just one, which
+    needs none; the others wait in a table by room, and are found when lengths have fallen to it.
 
     Raises:
         ValueError: if a sequence is longer than `max_tokens`, or a number is below 1.
@@ -28,45 +29,70 @@ def dynamic_batches(
     if min_batches < 1:
         raise ValueError(f"min_batches is {min_batches}, but must be >= 1")
     longest_first = _longest_first(lengths)
-    if longest_first and lengths[longest_first[0]] > max_tokens:
+    if not longest_first:
+        return []
+    longest = lengths[longest_first[0]]
+    if longest > max_tokens:
         raise ValueError(
-            f"a sequence of {lengths[longest_first[0]]} tokens exceeds max_tokens = {max_tokens}; "
+            f"a sequence of {longest} tokens exceeds max_tokens = {max_tokens}; "
             "raise max_tokens to it, or generate shorter answers"
         )
-    batches: list[list[int]] = []
-    room: list[int] = []
+    batches = [[item] for item in longest_first[:min_batches]]
+    room = [max_tokens - lengths[item] for item in longest_first[:min_batches]]
+    lowest = lengths[longest_first[len(batches) - 1]]  # the length that lengths have fallen to
+    newest = [-1] * (longest + 1)  # by room < lowest: the last micro-batch that waits with it
+    before = [-1] * len(batches)  # by micro-batch: the one that has waited longer with that room
     # One integer per entry keeps heap comparisons cheap. `shift` exceeds every index: once one
     # beyond `min_batches` opens, all before it are more than half full.
     shift = max(min_batches, 2 * sum(lengths) // max_tokens + 2) + 1
     open_ones: list[int] = []  # sequences * shift + index of the micro-batch
-    full_ones: list[int] = []  # -room * shift + index of the micro-batch
-    widest = -1  # most room among `full_ones`, or -1
-    for item in longest_first:
-        length = lengths[item]
-        while widest >= length:
-            batch = heappop(full_ones) % shift
-            heappush(open_ones, len(batches[batch]) * shift + batch)
-            widest = -(full_ones[0] // shift) if full_ones else -1
-        if open_ones and len(batches) >= min_batches:
-            entry = open_ones[0]
-            batch = entry % shift
-            batches[batch].append(item)
-            left = room[batch] - length
-            room[batch] = left
-            if left >= length:
-                heapreplace(open_ones, entry + shift)
-                continue
-            heappop(open_ones)
+    for batch, left in enumerate(room):
+        if left >= lowest:
+            open_ones.append(shift + batch)
         else:
-            batch = len(batches)
-            batches.append([item])
-            left = max_tokens - length
-            room.append(left)
+            before[batch], newest[left] = newest[left], batch
+    # Beside the heap, one more may have room (or be just full): it is chosen while the heap is
+    # empty, and is here with its members and room, so that most sequences take one comparison.
+    alone, members, left = -1, batches[0], -1
+    for item in longest_first[min_batches:]:
+        length = lengths[item]
+        if length < lowest:
+            for last in newest[length:lowest]:
+                batch = last
+                while batch >= 0:
+                    heappush(open_ones, len(batches[batch]) * shift + batch)
+                    batch = before[batch]
+            lowest = length
+        if not open_ones and left >= length:
+            members.append(item)
+            left -= length
+            continue
+        if alone >= 0:
+            room[alone] = left
             if left >= length:
-                heappush(open_ones, shift + batch)
-                continue
-        heappush(full_ones, batch - left * shift)
-        widest = max(widest, left)
+                heappush(open_ones, len(members) * shift + alone)
+            else:
+                before[alone], newest[left] = newest[left], alone
+        if not open_ones:
+            alone, members, left = len(batches), [item], max_tokens - length
+            batches.append(members)
+            room.append(left)
+            before.append(-1)
+            continue
+        entry = open_ones[0]
+        batch = entry % shift
+        batches[batch].append(item)
+        left = room[batch] - length
+        room[batch] = left
+        if left >= length:
+            heapreplace(open_ones, entry + shift)
+        else:
+            heappop(open_ones)
+            before[batch], newest[left] = newest[left], batch
+        alone = left = -1
+        if len(open_ones) == 1:
+            alone = open_ones.pop() % shift
+            members, left = batches[alone], room[alone]
     return batches
 
 
