@@ -74,7 +74,7 @@ def token_sum(
         mask: True where a token counts.
         sequences: not looked at.
 
-    Source: REINFORCE: Williams (1992), section 4, the sum over an episode.
+    Source: episodic REINFORCE, Williams (1992).
 
     Raises:
         ValueError: shapes differ.
@@ -129,7 +129,7 @@ def sequence_sum_mean(
             sequence may be split over micro-batches.
         sequence_count: B of the whole batch. None counts the sequences here that have a token.
 
-    Source: REINFORCE for language models, as in RLOO (arXiv:2402.14740), section 3.
+    Source: REINFORCE for language models, as in RLOO (arXiv:2402.14740).
 
     Raises:
         ValueError: shapes differ, or `sequence_count` is a number that is not positive.
@@ -160,7 +160,7 @@ def fixed_length_mean(
             the longest of this batch, which would bring the bias in length back.
         sequence_count: B of the whole batch. None counts the sequences here that have a token.
 
-    Source: Dr. GRPO (arXiv:2503.20783), section 3 and the code of its appendix.
+    Source: Dr. GRPO (arXiv:2503.20783), section 3, and its code.
 
     Raises:
         ValueError: shapes differ, or a count is a number that is not positive.

@@ -73,9 +73,9 @@ def adaptive_entropy_coefficient(
     Returns:
         A scalar tensor, without gradient. An entropy of NaN counts as above the target.
 
-    Source: Skywork-OR1 (arXiv:2505.22312), adaptive entropy control, with its target and step.
-    There the coefficient also acts only while H is at most the target: multiply it by
-    `entropy <= target` for that. The bounds are ours.
+    Source: Skywork-OR1 (arXiv:2505.22312), adaptive entropy control; numbers and bounds as in TRL.
+    In the paper the coefficient also acts only while H is at most the target: multiply it by
+    `entropy <= target` for that.
 
     Raises:
         ValueError: `step` is negative, or the bounds are in the wrong order.
@@ -133,7 +133,7 @@ def top_entropy_mask(
         threshold: the entropy from which tokens are kept, instead of the quantile of *this* batch:
             `masked_quantiles` of the whole batch, where it is split into micro-batches.
 
-    Source: Beyond the 80/20 Rule (arXiv:2506.01939), with its 20 %; TRL `top_entropy_quantile`.
+    Source: Beyond the 80/20 Rule (arXiv:2506.01939), with its 20 %; TRL's `top_entropy_quantile`.
 
     Raises:
         ValueError: shapes differ, or `fraction` is outside of (0, 1].

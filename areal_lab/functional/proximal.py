@@ -121,7 +121,7 @@ def ema_weights(weights: Mapping[str, Tensor]) -> EMAWeights:
         weights: named tensors, such as `model.state_dict()`. Give float32 ones: in bfloat16 an
             update of less than 1/256 of the difference rounds to nothing.
 
-    Source: PPO-EWMA (arXiv:2110.00641), section 3.
+    Source: PPO-EWMA (arXiv:2110.00641).
     """
     return EMAWeights(
         {name: tensor.detach().clone() for name, tensor in weights.items()},
@@ -150,7 +150,7 @@ def ema_update(
     Returns:
         A new average; nothing is changed in place and nothing has a gradient.
 
-    Source: PPO-EWMA (arXiv:2110.00641), section 3 and its code.
+    Source: PPO-EWMA (arXiv:2110.00641), as in the code of its authors.
 
     Raises:
         ValueError: the names differ, a shape differs, or `decay` is a number outside of [0, 1].

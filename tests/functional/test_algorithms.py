@@ -309,6 +309,23 @@ def test_an_empty_mask_gives_zero_and_no_gradient(name):
     assert (gradient == 0).all()
 
 
+def has_keyword(loss, name):
+    function = loss.func if isinstance(loss, partial) else loss
+    return name in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, named in LOSSES.items() if has_keyword(named.loss, "correct")]
+)
+def test_a_correction_reaches_the_weight(name):
+    batch = draw()
+    halves = torch.arange(7).expand(6, 7) < 3
+    result = LOSSES[name].loss(*batch, correct=keep(halves))
+    assert torch.equal(result.behavior_weight == 0, batch.mask & ~halves)
+    nothing = LOSSES[name].loss(*batch, correct=keep(torch.zeros_like(batch.mask)))
+    assert nothing.loss == 0
+
+
 def counts(loss, batch):
     """The counts of the whole batch that a loss has keywords for."""
     known = {"token_count": batch.mask.sum(), "sequence_count": batch.mask.any(1).sum()}
