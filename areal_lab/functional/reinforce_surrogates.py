@@ -170,7 +170,7 @@ def icepop_surrogate(
     log_low, log_high = log_clip_bounds(clip_epsilon)
     log_ratio = policy.log_ratio.detach()
     inside = (log_ratio >= log_low) & (log_ratio <= log_high)
-    weight = select(torch.exp(select(log_ratio, inside)), inside)
+    weight = select(torch.exp(log_ratio), inside)
     return weighted_logprobs(policy, advantages, weight)
 
 

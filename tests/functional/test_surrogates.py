@@ -456,6 +456,7 @@ def test_dppo_looks_at_probabilities(p, q, advantage, kept):
         (0.0, math.log(0.9), -1.0, True),
         (-2000.0, math.log(0.9), -1.0, False),
         (1e-8, 1e-8, 1.0, True),  # rounding of a log-softmax
+        (1e-8, math.log(0.9), 1.0, False),
     ],
 )
 def test_dppo_kl_at_the_ends(logprob, anchor, advantage, kept):
