@@ -97,8 +97,7 @@ def truncate(cap: float, *, floor: float = 0.0) -> Correction:
     Raises:
         ValueError: the cap is not positive, or the floor is negative or above the cap.
     """
-    _check_cap(cap)
-    _check_order("floor", floor, "cap", cap)
+    check_band(floor, cap, names=("floor", "cap"))
 
     def truncated(weight: BehaviorWeight) -> BehaviorWeight:
         return replace_weight(weight, weight.weight.clamp(min=floor, max=cap))
@@ -139,7 +138,7 @@ def mask_above(cap: float) -> Correction:
     Raises:
         ValueError: the cap is not positive.
     """
-    _check_cap(cap)
+    check_band(0.0, cap, names=("low", "cap"))
     return mask_outside(0.0, cap)
 
 
@@ -255,31 +254,20 @@ def inside(values: Tensor, low: float, high: float, *, inclusive: bool = True) -
     return (values > low) & (values < high)
 
 
-def check_band(low: float, high: float) -> None:
+def check_band(low: float, high: float, *, names: tuple[str, str] = ("low", "high")) -> None:
     """Refuse a band of weights that is empty or has a negative bound.
 
     Raises:
         ValueError: not 0 <= low <= high, or high is 0.
     """
-    _check_order("low", low, "high", high)
+    low_name, high_name = names
     if not high > 0:
         raise ValueError(
-            f"high is {high}, but pi_prox/pi_behav is positive, so its bound must be > 0; "
+            f"{high_name} is {high}, but pi_prox/pi_behav is positive, so its bound must be > 0; "
             "infinity switches it off"
         )
-
-
-def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:
     if not 0 <= low <= high:
         raise ValueError(
             f"{low_name} is {low} and {high_name} {high}, but weights are positive and need "
             f"0 <= {low_name} <= {high_name}, as in 0.5 and 5.0"
-        )
-
-
-def _check_cap(cap: float) -> None:
-    if not cap > 0:
-        raise ValueError(
-            f"cap is {cap}, but pi_prox/pi_behav is positive, so its bound must be > 0; "
-            "infinity switches it off"
         )

@@ -114,6 +114,26 @@ def test_sequence_corrections_equal_the_reference(rows):
         assert_close(ours, reference.outlier_band(rows, 0.5, 2.0))
 
 
+def test_products_turn_the_sampler_s_expectation_into_the_policy_s():
+    """All sequences of two tokens, each as often as the sampler makes it; any function of them."""
+    policy, sampler = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]).double().unbind()
+    first, second = torch.cartesian_prod(torch.arange(3), torch.arange(3)).unbind(1)
+    tokens = torch.stack([first, second], dim=1)
+    under_policy = torch.stack([policy[first], sampler.flip(0)[second]], dim=1)
+    under_sampler = torch.stack([sampler[first], policy[second]], dim=1)
+    start = behavior_weight(under_policy.log(), under_sampler.log(), tokens >= 0)
+    value = torch.tensor([3.0, -1.0, 4.0, 1.0, -5.0, 9.0, 2.0, 6.0, -5.0]).double()
+    weight = sequence_product(start).weight[:, 0]
+    torch.testing.assert_close(
+        (under_sampler.prod(1) * weight * value).sum(), (under_policy.prod(1) * value).sum()
+    )
+    # The mean of a token's own weight is 1 too, but it does not see the other token.
+    own = start.weight[:, 0]
+    assert not torch.isclose(
+        (under_sampler.prod(1) * own * value).sum(), (under_policy.prod(1) * value).sum()
+    )
+
+
 ESTIMATORS = {"k1": (k1, reference.k1), "k2": (k2, reference.k2), "k3": (k3, reference.k3)}
 STATISTICS = {
     "token": None,

@@ -172,6 +172,7 @@ CORRECTIONS = {
     "reject (k3, sequence max)": reject(k3, high=0.2, statistic=max_of_sequence),
     "mask_second_moment": mask_second_moment(0.05),
     "self_normalize": chain(mask_outside(0.8, 1.25), self_normalize()),
+    "self_normalize (global sums)": self_normalize(weight_sum=torch.tensor(11.0), token_count=10),
 }
 
 STATISTICS = {
