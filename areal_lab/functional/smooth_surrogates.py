@@ -1,8 +1,10 @@
 r"""Trust regions without an edge per token: a gate, a geometric mean, a kernel.
 
-SAPO     gradient falls off smoothly on both sides of r = 1      per token
-GMPO     log ratios are clipped, then averaged                   per sequence
-VESPO    gradient weight W^k exp(-lambda W), 1 at W = 1          per sequence, not normalized
+    SAPO     gradient falls off smoothly on both sides of r = 1      per token
+    GMPO     log ratios are clipped, then averaged                   per sequence
+    VESPO    gradient weight W^k exp(-lambda W) of a product   per sequence, not normalized
+
+Those per sequence take the ratio of each token and look at `policy.sequences` themselves.
 """
 
 from __future__ import annotations
