@@ -1,11 +1,15 @@
-"""Rows of the table: PPO, decoupled PPO."""
+"""Rows of the table: PPO, decoupled PPO, and a loss of own parts."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from areal_lab.functional import decoupled_ppo, ppo, truncate
+from areal_lab.functional.corrections import chain, self_normalize, truncate
+from areal_lab.functional.losses import anchored_at_behavior, decoupled_ppo, policy_loss, ppo
+from areal_lab.functional.surrogates import dual_clip_surrogate
 from tests.functional.case import Case, Ragged
 
 
@@ -42,6 +46,11 @@ def truncated(*batch):
     return decoupled_ppo(*batch, correct=truncate(1.1))
 
 
+own_parts = partial(
+    policy_loss, surrogate=dual_clip_surrogate, correct=chain(truncate(1.5), self_normalize())
+)
+
+
 CASES = [
     Case(
         name=name,
@@ -54,5 +63,7 @@ CASES = [
         ("ppo", without_proximal),
         ("decoupled_ppo", decoupled_ppo),
         ("decoupled_ppo (truncated weight)", truncated),
+        ("policy_loss (dual clip, normalized weight)", own_parts),
+        ("anchored_at_behavior (ppo)", anchored_at_behavior(ppo, clip_epsilon=0.3)),
     ]
 ]
