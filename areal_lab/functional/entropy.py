@@ -87,8 +87,8 @@ def adaptive_entropy_coefficient(
             f"minimum is {minimum} and maximum {maximum}, but the smaller has to come first"
         )
     coefficient = coefficient.detach()
-    move = torch.where(entropy.detach() <= target, step, -step).to(coefficient.dtype)
-    return (coefficient + move).clamp(minimum, maximum)
+    direction = torch.where(entropy.detach() <= target, 1, -1)
+    return (coefficient + step * direction).clamp(minimum, maximum)
 
 
 def linear_entropy_coefficient(step: int, *, start: float, end: float = 0.0, steps: int) -> float:
