@@ -20,6 +20,7 @@ from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.returns import (
     Discount,
     chosen,
+    finite_or_none,
     per_token_or_number,
     step_discounts,
 )
@@ -73,8 +74,8 @@ def gae(
         sequences: sequence of each token when packed (`packed_sequences`); None takes rows.
 
     Raises:
-        ValueError: shapes differ, rewards or values are not floating or an unmasked one is NaN or
-            infinite, or gamma or lambda_ is not in 0 .. 1.
+        ValueError: shapes differ, rewards or values are not floating, an unmasked one or a
+            bootstrap value is NaN or infinite, or gamma or lambda_ is not in 0 .. 1.
     """
     returns = lambda_returns(
         rewards,
@@ -127,16 +128,17 @@ def lambda_returns(
     rewards, values = rewards.to(dtype), values.to(dtype)
     discounts = step_discounts(gamma, mask, holes, sequences, dtype)
     lambda_ = per_token_or_number("lambda_", lambda_, mask, dtype)
+    beyond = finite_or_none("bootstrap_values", bootstrap_values)
     # What the token before sees, s_t = (1 - lambda_t) V_t + lambda_t R_t, is one recurrence, and
     # what it sees across a hole is the s that is carried; V and R apart would need one each.
     seen = linear_recurrence(
         lambda_ * discounts,
         torch.lerp(values, rewards, lambda_),
         mask,
-        beyond=bootstrap_values,
+        beyond=beyond,
         sequences=sequences,
     )
-    following = next_in_sequence(seen, beyond=bootstrap_values, sequences=sequences)
+    following = next_in_sequence(seen, beyond=beyond, sequences=sequences)
     return torch.where(mask, rewards + discounts * following, 0.0)
 
 

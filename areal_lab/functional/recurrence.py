@@ -65,6 +65,8 @@ def linear_recurrence(
     """
     if isinstance(factors, Tensor):
         check_same_shape("factors", factors, "inputs", inputs)
+        dtype = torch.promote_types(factors.dtype, inputs.dtype)
+        factors, inputs = factors.to(dtype), inputs.to(dtype)
     else:
         factors = torch.full((), factors, dtype=inputs.dtype, device=inputs.device)
     if mask is not None:
@@ -75,7 +77,7 @@ def linear_recurrence(
     if beyond is not None:
         per_token = spread("beyond", beyond, inputs, sequences)
         # Selected before it is computed with: only at an edge is there something beyond.
-        inputs = inputs + factors * torch.where(edges, per_token, 0.0)
+        inputs = inputs + factors * torch.where(edges, per_token.to(inputs.dtype), 0.0)
     if inputs.numel() == 0:
         return inputs.clone()
     factors = torch.where(edges, 0.0, factors).expand(inputs.shape)
@@ -95,8 +97,11 @@ def next_in_sequence(
     if values.numel() == 0:
         return values.clone()
     edges = sequence_edges(values, sequences, last=True)
-    per_token = 0.0 if beyond is None else spread("beyond", beyond, values, sequences)
-    return torch.where(edges, per_token, _neighbor(values, reverse=True))
+    following = _neighbor(values, reverse=True)
+    if beyond is None:
+        return torch.where(edges, 0.0, following)
+    per_token = spread("beyond", beyond, values, sequences)
+    return torch.where(edges, per_token.to(values.dtype), following)
 
 
 def sequence_edges(

@@ -86,14 +86,13 @@ def discounted_returns(
         sequences: sequence of each token when packed; None takes rows.
 
     Raises:
-        ValueError: shapes differ, rewards are not floating, an unmasked reward is NaN or infinite,
-            or gamma is not in 0 .. 1.
+        ValueError: shapes differ, rewards are not floating, an unmasked reward or a bootstrap
+            value is NaN or infinite, or gamma is not in 0 .. 1.
     """
     rewards = chosen("rewards", rewards, mask)
     discounts = step_discounts(gamma, mask, holes, sequences, rewards.dtype)
-    returns = linear_recurrence(
-        discounts, rewards, mask, beyond=bootstrap_values, sequences=sequences
-    )
+    beyond = finite_or_none("bootstrap_values", bootstrap_values)
+    returns = linear_recurrence(discounts, rewards, mask, beyond=beyond, sequences=sequences)
     return torch.where(mask, returns, 0.0)
 
 
@@ -181,6 +180,15 @@ def chosen(name: str, values: Tensor, mask: Tensor) -> Tensor:
     kept = torch.where(mask, floating(name, values), 0.0)
     check_finite(name, kept)
     return kept
+
+
+def finite_or_none(name: str, values: Tensor | None) -> Tensor | None:
+    """Values in float32 at least, refused unless floating and finite; None stays None."""
+    if values is None:
+        return None
+    values = floating(name, values)
+    check_finite(name, values)
+    return values
 
 
 def floating(name: str, values: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def optimal_token_baseline(
     if behavior_weight is not None:
         weights = weights * chosen("behavior_weight", behavior_weight.detach(), mask).square()
     # Rounding may leave -1e-8 where pi is 1.
-    weights = torch.where(mask, weights.clamp(min=0), 0.0)
+    weights = weights.clamp(min=0)
 
     # Position among the unmasked tokens, so that prompts of any length and holes do not matter.
     order = torch.cumsum(mask.reshape(-1).long(), 0).reshape(mask.shape)

@@ -12,7 +12,13 @@ from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.gae import AdvantagesAndReturns
 from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
-from areal_lab.functional.returns import Discount, check_unit, chosen, step_discounts
+from areal_lab.functional.returns import (
+    Discount,
+    check_unit,
+    chosen,
+    finite_or_none,
+    step_discounts,
+)
 from areal_lab.functional.segments import Segments
 
 
@@ -75,10 +81,11 @@ def vtrace(
     dtype = torch.promote_types(rewards.dtype, values.dtype)
     rewards, values, log_ratio = rewards.to(dtype), values.to(dtype), log_ratio.to(dtype)
     discounts = step_discounts(gamma, mask, holes, sequences, dtype)
+    beyond = finite_or_none("bootstrap_values", bootstrap_values)
 
     # The factor 0 keeps each value where it is, and the mask carries it back over holes.
-    nearest = linear_recurrence(0.0, values, mask, beyond=bootstrap_values, sequences=sequences)
-    next_values = next_in_sequence(nearest, beyond=bootstrap_values, sequences=sequences)
+    nearest = linear_recurrence(0.0, values, mask, beyond=beyond, sequences=sequences)
+    next_values = next_in_sequence(nearest, beyond=beyond, sequences=sequences)
     one_step = rewards + discounts * next_values - values
     errors = linear_recurrence(
         lambda_ * discounts * _capped("trace_cap", log_ratio, trace_cap),

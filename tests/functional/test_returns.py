@@ -534,6 +534,12 @@ def test_narrow_inputs_are_summed_in_float32():
     assert returns.dtype == torch.float32
     assert returns[0] == 4096
     assert gae(rewards, rewards.double(), mask).advantages.dtype == torch.float64
+    # What lies beyond follows the others, wider or narrower.
+    for dtype in (torch.bfloat16, torch.float64):
+        beyond = torch.ones((), dtype=dtype)
+        assert discounted_returns(rewards, mask, bootstrap_values=beyond)[0] == 4097
+        assert gae(rewards, rewards, mask, bootstrap_values=beyond).returns[0] == 4097
+        assert gae(rewards, rewards, mask, bootstrap_values=beyond).returns.dtype == torch.float32
 
 
 def test_gradients_flow_through_rewards_and_values_but_not_through_weights():
@@ -563,6 +569,8 @@ TOKENS = torch.zeros(2, 3)
         ({"gamma": torch.ones(2)}, r"gamma has shape \(2,\) and mask \(2, 3\)"),
         ({"lambda_": -0.1}, "lambda_ is -0.1"),
         ({"lambda_": float("nan")}, "lambda_ is nan"),
+        ({"bootstrap_values": torch.ones(2).long()}, "bootstrap_values has dtype torch.int64"),
+        ({"bootstrap_values": torch.ones(2) / 0}, "bootstrap_values .* NaN or infinite"),
         ({"bootstrap_values": torch.ones(3)}, r"has shape \(3,\), but must be \(2,\)"),
         (
             {"sequences": Segments(torch.zeros(6, dtype=torch.long), 2)},
