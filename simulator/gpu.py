@@ -1,0 +1,96 @@
+"""What the simulator has to know of a GPU. Bytes are bytes, rates are per second, money is dollars.
+
+Vendors' "GB" of memory are GiB (an H200 "of 141 GB" shows 143,771 MiB), their "GB/s" are 1e9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+IDLE_SHARE = 0.2
+"""Power of a GPU that holds a model and waits, as a share of its limit."""
+
+IDLE_SOURCE = (
+    f"{IDLE_SHARE:.0%} of power_w: H100s with 72 GB in use and nothing to do draw 140 to 145 of "
+    "700 W (nvidia-smi in gpu-burn issue 114, 2024-10-25); with empty memory it is half of that, "
+    "but in a cluster that waits for work the memory is full"
+)
+"""Where the share comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Dollars, and who says so: per GPU-hour when rented, per GPU when bought."""
+
+    low: float | None
+    typical: float | None
+    """None: nobody publishes one."""
+    high: float | None
+    source: str
+    date: str
+    """Of the source, as `2026-05`; empty if it names none."""
+
+    def __post_init__(self) -> None:
+        known = [one for one in (self.low, self.typical, self.high) if one is not None]
+        if any(not math.isfinite(one) or one < 0 for one in known) or known != sorted(known):
+            raise ValueError(
+                f"a price is {self.low} / {self.typical} / {self.high}, "
+                "but must be 0 <= low <= typical <= high dollars"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPU:
+    """One type of GPU in its usual server."""
+
+    name: str
+    flops_per_s: float
+    """Peak of bf16 matrix products accumulated in fp32, **dense**: data sheets print twice as much,
+    "with sparsity", in larger letters."""
+    memory_bytes: float
+    memory_bytes_per_s: float
+    nvlink_bytes_per_s: float
+    """Between the GPUs of a node, in one direction (data sheets add both up); 0 has none."""
+    network_bytes_per_s: float
+    """Between nodes, in one direction, per GPU."""
+    power_w: float
+    """Power limit (TDP)."""
+    idle_power_w: float
+    """Power while it holds a model and waits."""
+    price: Price
+    purchase: Price | None = None
+    pcie_bytes_per_s: float = 32e9
+    """To the host's memory, and between GPUs without NVLink, in one direction."""
+    node_gpus: int = 8
+    """GPUs that reach each other without the network: a server, or a rack of GB200 NVL72."""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Field to where its number comes from and of which date. What nobody checked in the primary
+    source begins with `unverified`."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("flops_per_s", "memory_bytes", "memory_bytes_per_s"),
+            *("network_bytes_per_s", "pcie_bytes_per_s", "power_w"),
+        ):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise ValueError(f"{name} of GPU {self.name} is {value}, but must be > 0")
+        if not math.isfinite(self.nvlink_bytes_per_s) or self.nvlink_bytes_per_s < 0:
+            raise ValueError(
+                f"nvlink_bytes_per_s of GPU {self.name} is {self.nvlink_bytes_per_s}, "
+                "but must be >= 0; 0 has no NVLink"
+            )
+        if not 0 <= self.idle_power_w <= self.power_w:
+            raise ValueError(
+                f"idle_power_w of GPU {self.name} is {self.idle_power_w}, "
+                f"but must be from 0 to power_w ({self.power_w})"
+            )
+        if self.node_gpus < 1:
+            raise ValueError(f"node_gpus of GPU {self.name} is {self.node_gpus}, but must be >= 1")
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Rate between two GPUs of a node in one direction: NVLink, or PCIe where there is none."""
+        return self.nvlink_bytes_per_s or self.pcie_bytes_per_s

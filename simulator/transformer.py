@@ -1,0 +1,239 @@
+"""Sizes of a decoder-only transformer: parameters, bytes and FLOPs from its shape.
+
+Matrices only: norms, biases and learned positions are left out (under 1 % even of the smallest).
+A FLOP is one addition or one multiplication; a product with a matrix of P numbers takes 2 P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: one compressed vector is cached instead of keys and values.
+
+    Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; names of `config.json` behind.
+    """
+
+    cached_rank: int
+    """Width of the compressed keys and values (`kv_lora_rank`)."""
+    rope_head_dim: int
+    """Width of the key's rotated part, one for all heads, cached as well (`qk_rope_head_dim`)."""
+    value_head_dim: int
+    """`v_head_dim`."""
+    query_rank: int = 0
+    """Width of the compressed queries (`q_lora_rank`); 0 does not compress them."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            *(("cached_rank", 1), ("rope_head_dim", 0), ("value_head_dim", 1)),
+            ("query_rank", 0),
+        ):
+            _check(name, getattr(self, name), least, "latent attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Widths and counts of a model, dense or mixture of experts."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values; less than `heads` with grouped-query attention."""
+    head_dim: int
+    """Width of a head; with latent attention of its part without rotation."""
+    intermediate: int
+    """Width of a dense MLP."""
+    vocabulary: int
+    """Rows of the embedding, padding included."""
+    tied_embeddings: bool
+    """The head is the input embedding."""
+    experts: int = 0
+    """Routed experts per layer; 0 is dense."""
+    active_experts: int = 0
+    """Routed experts that a token takes."""
+    moe_intermediate: int = 0
+    """Width of one routed expert."""
+    shared_intermediate: int = 0
+    """Width of all shared experts of a layer together."""
+    first_dense_layers: int = 0
+    """Layers of a mixture of experts that have a dense MLP; usually the first."""
+    gated: bool = True
+    """The MLP multiplies with a gate: three matrices instead of two."""
+    latent: LatentAttention | None = None
+    caveats: tuple[str, ...] = ()
+    """What these sizes do not say of the model; for reports."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate"),
+            "vocabulary",
+        ):
+            _check(name, getattr(self, name), 1, self.name)
+        for name in ("experts", "shared_intermediate", "first_dense_layers"):
+            _check(name, getattr(self, name), 0, self.name)
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.name} has {self.heads} heads and {self.kv_heads} key-value heads, but the "
+                "first must be a multiple of the second"
+            )
+        if self.first_dense_layers > self.layers:
+            raise ValueError(
+                f"first_dense_layers of {self.name} is {self.first_dense_layers}, "
+                f"but must be <= layers ({self.layers})"
+            )
+        if self.experts:
+            _check("active_experts", self.active_experts, 1, self.name)
+            _check("moe_intermediate", self.moe_intermediate, 1, self.name)
+            if self.active_experts > self.experts:
+                raise ValueError(
+                    f"active_experts of {self.name} is {self.active_experts}, "
+                    f"but must be <= experts ({self.experts})"
+                )
+
+    # --- parameters ------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> int:
+        """All of them; tied embeddings count once."""
+        tables = 1 if self.tied_embeddings else 2
+        return tables * self.embedding_parameters + self._layer_parameters(self.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes: of the routed experts only its own."""
+        tables = 1 if self.tied_embeddings else 2
+        return tables * self.embedding_parameters + self._layer_parameters(self.active_experts)
+
+    @property
+    def decode_parameters(self) -> int:
+        """Those that a decode step reads if it takes every expert: all but the input embedding.
+
+        Of that a step reads one row per sequence. Tied, the table counts once, as the head.
+        """
+        return self.embedding_parameters + self._layer_parameters(self.experts)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of one table: the input embedding, or the head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one routed expert in one layer."""
+        return self._mlp_matrices * self.hidden * self.moe_intermediate
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers whose MLP is a mixture of experts."""
+        return self.layers - self.first_dense_layers if self.experts else 0
+
+    # --- bytes -----------------------------------------------------------------------------------
+
+    def weight_bytes(self, bytes_per_parameter: float = 2) -> float:
+        """Memory that the weights take."""
+        return self.parameters * bytes_per_parameter
+
+    def decode_weight_bytes(
+        self, bytes_per_parameter: float = 2, *, sequences: float | None = None
+    ) -> float:
+        """Weights that one decode step reads.
+
+        Args:
+            bytes_per_parameter: 2 for bf16.
+            sequences: that are decoded together, on which it depends how many experts are read;
+                None reads all.
+        """
+        read = self.experts if sequences is None else self.experts_read(sequences)
+        unread = self.moe_layers * (self.experts - read) * self.expert_parameters
+        return (self.decode_parameters - unread) * bytes_per_parameter
+
+    def experts_read(self, sequences: float) -> float:
+        """Expected number of different experts of one layer that a step of `sequences` takes.
+
+        $$ E (1 - (1 - k / E)^n) $$
+
+        as if every token chose its k of the E experts evenly and by itself. Real routers favor
+        some, and read fewer.
+        """
+        if not self.experts:
+            return 0.0
+        untaken = float((1 - self.active_experts / self.experts) ** sequences)
+        return self.experts * (1 - untaken)
+
+    def cache_bytes_per_token(self, bytes_per_number: float = 2) -> float:
+        """Cache of one token over all layers: keys and values, or the latent vector."""
+        if self.latent is not None:
+            per_layer = self.latent.cached_rank + self.latent.rope_head_dim
+        else:
+            per_layer = 2 * self.kv_heads * self.head_dim
+        return self.layers * per_layer * bytes_per_number
+
+    def cache_shards(self, tensor_parallel: int) -> int:
+        """Parts that tensor parallelism cuts the cache of a token into.
+
+        A GPU holds at least one key-value head, and a latent vector whole: beyond that many GPUs
+        each further one repeats what another holds.
+        """
+        return 1 if self.latent is not None else min(tensor_parallel, self.kv_heads)
+
+    # --- FLOPs -----------------------------------------------------------------------------------
+
+    def linear_flops_per_token(self) -> float:
+        """One token's forward pass through the matrices; a backward pass takes twice as much."""
+        return 2.0 * (self.embedding_parameters + self._layer_parameters(self.active_experts))
+
+    def attention_flops(self, context_tokens: float) -> float:
+        """One new token's scores against a context, and the weighted sum of its values.
+
+        For latent attention as in training and prefill, with keys and values expanded.
+        """
+        if self.latent is None:
+            score_dim = value_dim = self.head_dim
+        else:
+            score_dim = self.head_dim + self.latent.rope_head_dim
+            value_dim = self.latent.value_head_dim
+        return 2.0 * self.layers * self.heads * (score_dim + value_dim) * context_tokens
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    def _layer_parameters(self, experts: int) -> int:
+        """Of all layers, each mixture of experts with so many of its routed experts."""
+        dense = self._mlp_matrices * self.hidden * self.intermediate
+        shared = self._mlp_matrices * self.hidden * self.shared_intermediate
+        router = self.hidden * self.experts
+        mixture = experts * self.expert_parameters + shared + router
+        return (
+            self.layers * self._attention_parameters
+            + (self.layers - self.moe_layers) * dense
+            + self.moe_layers * mixture
+        )
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Of one layer."""
+        if self.latent is None:
+            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        latent = self.latent
+        query_width = self.heads * (self.head_dim + latent.rope_head_dim)
+        if latent.query_rank:
+            queries = (self.hidden + query_width) * latent.query_rank
+        else:
+            queries = self.hidden * query_width
+        compress = self.hidden * (latent.cached_rank + latent.rope_head_dim)
+        expand = latent.cached_rank * self.heads * (self.head_dim + latent.value_head_dim)
+        output = self.heads * latent.value_head_dim * self.hidden
+        return queries + compress + expand + output
+
+
+def _check(name: str, value: object, least: int, model: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} of {model} is {value!r}, but must be a whole number >= {least}")
