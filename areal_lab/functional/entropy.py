@@ -87,7 +87,7 @@ def adaptive_entropy_coefficient(
             f"minimum is {minimum} and maximum {maximum}, but the smaller has to come first"
         )
     coefficient = coefficient.detach()
-    direction = torch.where(entropy.detach() <= target, 1, -1)
+    direction = torch.where(entropy.detach() <= target, 1, -1).to(coefficient.dtype)
     return (coefficient + step * direction).clamp(minimum, maximum)
 
 

@@ -81,6 +81,13 @@ def test_the_adaptive_coefficient_by_hand(coefficient, entropy, expected):
     assert result.item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.double, torch.bfloat16])
+def test_the_adaptive_coefficient_keeps_its_type(dtype):
+    result = adaptive_entropy_coefficient(torch.tensor(0.25, dtype=dtype), torch.tensor(0.1))
+    assert result.dtype == dtype
+    assert result == torch.tensor(0.255, dtype=dtype)
+
+
 def test_the_adaptive_coefficient_holds_a_target():
     """A toy policy whose entropy follows the coefficient, with a lag."""
     coefficient, entropy = torch.tensor(0.0), torch.tensor(0.0)
