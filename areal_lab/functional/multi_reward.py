@@ -141,9 +141,10 @@ def gdpo_advantages(
     $$ A_i = \frac{S_i - \bar S}{\sigma_S + \epsilon}, \quad
     S_i = \sum_k w_k \frac{R_{ik} - \bar R_{gk}}{\sigma_{gk} + \epsilon} $$
 
-    The last step keeps the size of advantages from growing with the number of components. For a
-    batch split over ranks, or to count tokens instead of samples, take `normalize_then_sum`,
-    `spread_to_tokens` and `whiten` with the moments of the whole batch.
+    The last step keeps the size of advantages from growing with the number of components. A group
+    of one gives 0 up to rounding, since the mean over the batch is 0. For a batch split over ranks,
+    or to count tokens instead of samples, take `normalize_then_sum`, `spread_to_tokens` and
+    `whiten` with the moments of the whole batch.
 
     Source: GDPO (arXiv:2601.05242).
 

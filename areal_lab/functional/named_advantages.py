@@ -170,7 +170,7 @@ def gpg_advantages(
     largest = segment_reduce(grouped.rewards.detach(), grouped.ids, rewards.shape[0], reduce="max")[
         grouped.ids
     ]
-    informative = (largest > 0).sum().clamp(min=1)
+    informative = (largest > 0).sum().clamp(min=1).to(rewards.dtype)
     return rewards.shape[0] / informative * advantages
 
 
@@ -213,12 +213,12 @@ def pass_at_k_advantages(
     0 for all but a single best sample; 0 for all of a group in which two are best. k is the size
     of the group.
 
-    Source: inference-time objectives (arXiv:2503.19595), there without a scale.
+    Source: optimizing for inference-time objectives (arXiv:2503.19595); the scale is that of GRPO.
 
     Args:
         rewards: R of each sample.
         groups: integer id of each sample's prompt.
-        scale: `std_of_group` as verl has it, or `no_scale` as in the paper.
+        scale: `std_of_group` as verl has it, or `no_scale`.
         eps: added to the standard deviation.
 
     Raises:

@@ -113,8 +113,8 @@ def normalize_rewards(
     The state is explicit: pass in what the last call returned, `no_moments()` at first. A
     single first reward, and rewards that were always equal, give 0 when centered.
 
-    Source: Engstrom et al., implementation matters (arXiv:2005.12729), section 3, of rewards
-    instead of returns.
+    Source: Engstrom et al., implementation matters (arXiv:2005.12729), of rewards instead of
+    returns.
 
     Args:
         rewards: R of each sample; the only input that gets a gradient, through the moments too.
