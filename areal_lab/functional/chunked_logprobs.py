@@ -24,9 +24,13 @@ from areal_lab.functional.logit_tiles import (
     add_product,
     join,
     logits_gradient,
+    moved,
+    put_targets,
     slices,
     sums,
+    target_index,
     tile_shape,
+    token_gradients,
     wide,
     wide_dtype,
 )
@@ -70,19 +74,16 @@ class ChunkedLogprobs(torch.autograd.Function):
                 else:
                     logits = _shaped(buffer, rows, columns)
                 _logits(logits, hidden[rows], weight[columns], temperature)
-                for block in scratch.blocks(logits):
-                    at = slice(rows.start + block.start, rows.start + block.stop)
-                    if rule is not None:
-                        cutoff[at] = clear_cutoff(rule, wide(logits[block]))
-                    dropped = restriction.dropped(logits[block], at, columns)
-                    for all_parts, part in zip(
-                        parts, sums(logits[block], dropped, scratch), strict=True
-                    ):
-                        all_parts[number, at] = part
-                index = targets[rows] - columns.start
-                inside = (index >= 0) & (index < logits.shape[1])
-                found = logits.gather(1, index.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-                chosen[rows] = torch.where(inside, wide(found), chosen[rows])
+                if rule is not None:
+                    for block in scratch.blocks(logits):
+                        cutoff[moved(block, rows.start)] = clear_cutoff(rule, wide(logits[block]))
+                for all_parts, part in zip(
+                    parts, sums(logits, restriction, rows, columns, scratch), strict=True
+                ):
+                    all_parts[number, rows] = part
+                index, inside = target_index(targets[rows], columns)
+                found = torch.where(inside, wide(logits.gather(1, index)), chosen[rows, None])
+                chosen[rows] = found[:, 0]
         peak, log_mass, entropy = join(parts)
         logprobs = (chosen - peak) - log_mass
         if mask is not None or rule is not None:
@@ -128,6 +129,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             cutoff if ctx.has_rule else None,
             grad_logprobs,
             grad_entropy,
+            logprobs,
             entropy,
             normalizer,
             cached,
@@ -155,8 +157,8 @@ class ChunkedGradients(torch.autograd.Function):
     """Gradients of `sum(g * logprobs + k * entropy)` with respect to hidden and weight.
 
     With p = softmax(z), l = log p and entropy H, the gradient with respect to the logits is
-    `g (onehot - p) - k p (l + H)`. The saved H and log-normaliser are functions of hidden and
-    weight; the derivative of this function accounts for them itself, so they get no gradient.
+    `g (onehot - p) - k p (l + H)`. The saved log-prob, H and log-normaliser are functions of hidden
+    and weight; the derivative of this function accounts for that itself, so they get no gradient.
     """
 
     @staticmethod
@@ -168,6 +170,7 @@ class ChunkedGradients(torch.autograd.Function):
         cutoff: Tensor | None,
         grad_logprobs: Tensor,
         grad_entropy: Tensor | None,
+        logprobs: Tensor,
         entropy: Tensor,
         normalizer: Tensor,
         cached: Tensor,
@@ -178,6 +181,9 @@ class ChunkedGradients(torch.autograd.Function):
         needs_hidden, needs_weight = needs
         tokens, vocab, cached_tokens = hidden.shape[0], weight.shape[0], cached.shape[0]
         restriction = Restriction(mask, cutoff)
+        of_tokens = token_gradients(
+            grad_logprobs, grad_entropy, logprobs=logprobs, entropy=entropy, normalizer=normalizer
+        )
         rows_step, columns_step = tile_shape(tokens, vocab, entries)
         buffer = hidden.new_empty(rows_step * columns_step)
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
@@ -200,25 +206,20 @@ class ChunkedGradients(torch.autograd.Function):
                 if known < tile.shape[0]:
                     fresh = slice(rows.start + known, rows.stop)
                     _logits(tile[known:], hidden[fresh], here, temperature)
-                sources = (
-                    (0, cached[rows.start : rows.start + known, columns]),
-                    (known, tile[known:]),
-                )
-                for first, source in sources:
-                    for block in scratch.blocks(source):
-                        start, stop = first + block.start, first + block.stop
-                        at = slice(rows.start + start, rows.start + stop)
-                        logits_gradient(
-                            source[block],
-                            restriction.dropped(source[block], at, columns),
-                            scratch,
-                            out=tile[start:stop],
-                            normalizer=normalizer[at],
-                            entropy=entropy[at],
-                            grad_logprobs=grad_logprobs[at],
-                            grad_entropy=None if grad_entropy is None else grad_entropy[at],
-                            targets=targets[at] - columns.start,
-                        )
+                for part, source in (
+                    (slice(0, known), cached[rows.start : rows.start + known, columns]),
+                    (slice(known, tile.shape[0]), tile[known:]),
+                ):
+                    logits_gradient(
+                        source,
+                        restriction,
+                        moved(part, rows.start),
+                        columns,
+                        scratch,
+                        of_tokens=of_tokens,
+                        out=tile[part],
+                    )
+                put_targets(tile, targets, rows, columns, of_tokens.of_target)
                 scale = 1 / temperature
                 if grad_hidden is not None:
                     begun = columns.start > 0
@@ -232,7 +233,7 @@ class ChunkedGradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ARG004
-        *saved, _, _, _, ctx.temperature, ctx.entries, _ = inputs
+        *saved, _, _, _, _, ctx.temperature, ctx.entries, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
 
@@ -260,7 +261,7 @@ class ChunkedGradients(torch.autograd.Function):
             for rows in slices(hidden.shape[0], max(1, ctx.entries // weight.shape[0]))
         ]
         if not parts:
-            return (None,) * 13
+            return (None,) * 14
         to_hidden, to_weight, to_g, to_k = zip(*parts, strict=True)
         return (
             torch.cat(to_hidden).to(hidden.dtype),
@@ -268,7 +269,7 @@ class ChunkedGradients(torch.autograd.Function):
             *(None,) * 3,
             torch.cat(to_g),
             torch.cat(to_k) if ctx.needs_input_grad[6] else None,
-            *(None,) * 6,
+            *(None,) * 7,
         )
 
     @staticmethod
@@ -276,10 +277,10 @@ class ChunkedGradients(torch.autograd.Function):
         needs_weight = args[-1][1]
         if in_dims[0] is None or in_dims[1] is not None or needs_weight:
             return _map_by_loop(ChunkedGradients.apply, info.batch_size, in_dims, args)
-        token_inputs = (0, 2, 3, 4, 5, 6, 7, 8)
+        token_inputs = (0, 2, 3, 4, 5, 6, 7, 8, 9)
         flat = _flatten(info.batch_size, in_dims, args, token_inputs)
         # The forward pass was mapped over hidden too, and so has kept no logits.
-        flat[9] = args[0].new_empty(0, args[1].shape[0])
+        flat[10] = args[0].new_empty(0, args[1].shape[0])
         grad_hidden, _ = ChunkedGradients.apply(*flat)  # type: ignore[no-untyped-call]
         if grad_hidden is None:
             return (None, None), (None, None)

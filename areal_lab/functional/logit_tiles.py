@@ -84,21 +84,25 @@ def tile_shape(tokens: int, vocab: int, entries: int) -> tuple[int, int]:
     return _even(tokens, rows), _even(vocab, columns)
 
 
-def sums(logits: Tensor, dropped: Tensor | None, scratch: Scratch) -> TileSums:
-    """Log-normaliser and entropy of each row of a block."""
-    z, p = scratch.pair(*logits.shape)
-    if dropped is None:
-        peak = wide(logits.amax(1))
-        torch.sub(logits, peak[:, None], out=z)
-    else:
-        z.copy_(logits).masked_fill_(dropped, NOT_KEPT)
-        peak = z.amax(1)
-        z.sub_(peak[:, None])
-    torch.exp(z, out=p)
-    mass = p.sum(1)
+def sums(
+    logits: Tensor, restriction: Restriction, rows: slice, columns: slice, scratch: Scratch
+) -> TileSums:
+    """Log-normaliser and entropy of each token over one tile, which is at `[rows, columns]`."""
+    peak, mass, moment = scratch.first.new_empty(3, logits.shape[0], 1)
+    for block in scratch.blocks(logits):
+        part = logits[block]
+        z, p = scratch.pair(*part.shape)
+        dropped = restriction.dropped(part, moved(block, rows.start), columns)
+        if dropped is not None:
+            part = z.copy_(part).masked_fill_(dropped, NOT_KEPT)
+        peak[block] = part.amax(1, keepdim=True)
+        torch.sub(part, peak[block], out=z)
+        torch.exp(z, out=p)
+        torch.sum(p, 1, keepdim=True, out=mass[block])
+        # As a batched dot product this would take five times as long.
+        torch.sum(z.mul_(p), 1, keepdim=True, out=moment[block])
     log_mass = mass.log()
-    # As a batched dot product this would take five times as long.
-    return TileSums(peak, log_mass, log_mass - z.mul_(p).sum(1) / mass)
+    return TileSums(peak[:, 0], log_mass[:, 0], (log_mass - moment / mass)[:, 0])
 
 
 def join(tiles: TileSums) -> TileSums:
@@ -114,44 +118,93 @@ def join(tiles: TileSums) -> TileSums:
     return TileSums(peak, log_mass, (log_share.exp() * (tiles.entropy - log_share)).sum(0))
 
 
-def logits_gradient(
-    logits: Tensor,
-    dropped: Tensor | None,
-    scratch: Scratch,
-    *,
-    out: Tensor,
-    normalizer: Tensor,
-    entropy: Tensor,
+class TokenGradients(NamedTuple):
+    r"""What the gradient with respect to the logits takes from each token, `[T, 1]`.
+
+    $$ d = g (1_y - p) - k p (\log p + H) = p (-k \log p - (g + k H)) + g 1_y $$
+    """
+
+    normalizer: Tensor
+    factor: Tensor | None
+    """-k; None without a gradient of the entropy."""
+    offset: Tensor
+    """g + k H."""
+    of_target: Tensor
+    """d of the target itself, from its log-prob: exact also where p is almost 1."""
+
+
+def token_gradients(
     grad_logprobs: Tensor,
     grad_entropy: Tensor | None,
-    targets: Tensor,
-) -> None:
-    r"""Gradient of `sum(g * logprobs + k * entropy)` with respect to a block of logits.
+    *,
+    logprobs: Tensor,
+    entropy: Tensor,
+    normalizer: Tensor,
+) -> TokenGradients:
+    """From the gradients g and k of log-probs and entropies `[T]`."""
+    offset = grad_logprobs
+    slope = grad_logprobs
+    if grad_entropy is not None:
+        offset = grad_logprobs + grad_entropy * entropy
+        slope = offset + grad_entropy * logprobs
+    # A target that could not be drawn has the probability 0 and a log-prob of -infinity.
+    drawn = torch.where(logprobs == -math.inf, 0, logprobs.exp() * slope)
+    return TokenGradients(
+        normalizer[:, None],
+        None if grad_entropy is None else -grad_entropy[:, None],
+        offset[:, None],
+        (grad_logprobs - drawn)[:, None],
+    )
 
-    $$ g (1_y - p) - k p (\log p + H) $$
+
+def logits_gradient(
+    logits: Tensor,
+    restriction: Restriction,
+    rows: slice,
+    columns: slice,
+    scratch: Scratch,
+    *,
+    of_tokens: TokenGradients,
+    out: Tensor,
+) -> None:
+    """Gradient with respect to logits at `[rows, columns]`, but for the targets; see `put_targets`.
 
     Args:
+        of_tokens: of all tokens.
         out: receives it; may be `logits`.
-        targets: counted from the first column; outside the block for tokens elsewhere.
     """
-    log_p, p = scratch.pair(*logits.shape)
-    torch.sub(logits, normalizer[:, None], out=log_p)
-    if dropped is not None:
-        log_p.masked_fill_(dropped, NOT_KEPT)
-    gradient = p if out.dtype != p.dtype else out
-    if grad_entropy is None:
+    for block in scratch.blocks(logits):
+        part, at = logits[block], moved(block, rows.start)
+        log_p, p = scratch.pair(*part.shape)
+        torch.sub(part, of_tokens.normalizer[at], out=log_p)
+        dropped = restriction.dropped(part, at, columns)
+        if dropped is not None:
+            log_p.masked_fill_(dropped, NOT_KEPT)
         torch.exp(log_p, out=p)
-        torch.mul(p, -grad_logprobs[:, None], out=gradient)
-    else:
-        torch.exp(log_p, out=p)
-        # -p (g + k (l + H)) = p (-k l - (g + k H))
-        log_p.mul_(-grad_entropy[:, None]).sub_((grad_logprobs + grad_entropy * entropy)[:, None])
-        torch.mul(log_p, p, out=gradient)
-    inside = (targets >= 0) & (targets < logits.shape[1])
-    index = targets.clamp(0, logits.shape[1] - 1)
-    gradient.scatter_add_(1, index[:, None], torch.where(inside, grad_logprobs, 0)[:, None])
-    if gradient is not out:
-        out.copy_(gradient)
+        to = out[block] if out.dtype == p.dtype else log_p
+        if of_tokens.factor is None:
+            torch.mul(p, -of_tokens.offset[at], out=to)
+        else:
+            log_p.mul_(of_tokens.factor[at]).sub_(of_tokens.offset[at])
+            torch.mul(log_p, p, out=to)
+        if to is log_p:
+            out[block] = to
+
+
+def put_targets(
+    gradient: Tensor, targets: Tensor, rows: slice, columns: slice, of_target: Tensor
+) -> None:
+    """Write the gradient of the targets that are in this tile of the gradient."""
+    index, inside = target_index(targets[rows], columns)
+    here = torch.where(inside, of_target[rows].to(gradient.dtype), gradient.gather(1, index))
+    gradient.scatter_(1, index, here)
+
+
+def target_index(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Targets counted from the first of these columns, `[t, 1]`, and which are among them."""
+    index = targets[:, None] - columns.start
+    last = columns.stop - columns.start - 1
+    return index.clamp(0, last), (index >= 0) & (index <= last)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, scale: float, fresh: bool) -> None:
@@ -162,6 +215,11 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, *, scale: float, fre
         total.copy_(left @ right).mul_(scale)
     else:
         total.add_(left @ right, alpha=scale)
+
+
+def moved(part: slice, by: int) -> slice:
+    """The same slice, further on."""
+    return slice(part.start + by, part.stop + by)
 
 
 def slices(length: int, step: int, start: int = 0) -> Iterator[slice]:

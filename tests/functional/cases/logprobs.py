@@ -36,7 +36,7 @@ def as_logits(seed: int) -> tuple[Tensor, ...]:
     return hidden @ weight.T, targets
 
 
-chunked = partial(logprobs_and_entropy, temperature=0.7, chunk_tokens=2, cache_bytes=0)
+chunked = partial(logprobs_and_entropy, temperature=0.7, chunk_tokens=4, cache_bytes=0)
 from_logits = partial(logprobs_and_entropy_from_logits, temperature=0.7)
 
 
