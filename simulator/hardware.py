@@ -141,7 +141,7 @@ def _value(name: str, value: Any) -> Any:
         return _price(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} of a GPU is {value!r}, but must be a number")
-    if name == "node_gpus" and value != int(value):
+    if name == "node_gpus" and not float(value).is_integer():
         raise ValueError(f"node_gpus of a GPU is {value!r}, but must be a whole number")
     return int(value) if name == "node_gpus" else float(value)
 

@@ -103,7 +103,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             break
     read = _Fields(config, name)
     family = str(config.get("model_type", whole.get("model_type", ""))).removesuffix("_text")
-    _refuse_other_architectures(config, name)
+    if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
+        raise ValueError(f"{name} is an encoder with a decoder; only decoders are simulated")
+    _refuse_other_layers(config, name)
     heads, hidden = read.number("heads"), read.number("hidden")
     kv_heads = _kv_heads(read, heads)
     layers = read.number("layers")
@@ -165,9 +167,7 @@ class _Fields:
         raise ValueError(f"config.json of {self.name} has no {keys[0]!r}{others}")
 
 
-def _refuse_other_architectures(config: Mapping[str, Any], name: str) -> None:
-    if config.get("is_encoder_decoder"):
-        raise ValueError(f"{name} is an encoder with a decoder; only decoders are simulated")
+def _refuse_other_layers(config: Mapping[str, Any], name: str) -> None:
     known = ("full_attention", *_WINDOWED)
     strange = sorted({str(kind) for kind in config.get("layer_types") or ()} - {*known})
     strange += [key for key in config if key.startswith(_NO_CONTEXT) and config[key]]
@@ -190,7 +190,7 @@ def _head_dim(read: _Fields, hidden: int, heads: int) -> int:
         return read.exactly("qk_nope_head_dim")
     if read.config.get("head_dim") is not None:
         return read.exactly("head_dim")
-    if hidden % heads:
+    if not heads or hidden % heads:
         raise ValueError(
             f"config.json of {read.name} has no 'head_dim', and a hidden size of {hidden} is no "
             f"multiple of {heads} heads"
