@@ -37,30 +37,31 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
             f"a sequence of {longest} tokens exceeds max_tokens = {max_tokens}; "
             "raise max_tokens to it, or generate shorter answers"
         )
-    batches = [[item] for item in longest_first[:min_batches]]
-    room = [max_tokens - lengths[item] for item in longest_first[:min_batches]]
-    lowest = lengths[longest_first[len(batches) - 1]]  # the length that lengths have fallen to
+    first = longest_first[:min_batches]
+    batches = [[item] for item in first]
+    lowest = lengths[first[-1]]  # the length that lengths have fallen to
+    # More than there can be: once one opens beyond those, all before it are more than half full.
+    most = max(len(batches), 2 * sum(lengths) // max_tokens + 2) + 1
+    room = [0] * most
+    before = [-1] * most  # by micro-batch: the one that has waited longer with the same room
     newest = [-1] * (longest + 1)  # by room < lowest: the last micro-batch that waits with it
-    before = [-1] * len(batches)  # by micro-batch: the one that has waited longer with that room
-    # One integer per entry keeps heap comparisons cheap. `shift` exceeds every index: once one
-    # beyond `min_batches` opens, all before it are more than half full.
-    shift = max(min_batches, 2 * sum(lengths) // max_tokens + 2) + 1
-    open_ones: list[int] = []  # sequences * shift + index of the micro-batch
-    for batch, left in enumerate(room):
+    open_ones: list[int] = []  # sequences * most + index: cheaper to compare than a pair
+    for batch, item in enumerate(first):
+        room[batch] = left = max_tokens - lengths[item]
         if left >= lowest:
-            open_ones.append(shift + batch)
+            open_ones.append(most + batch)
         else:
             before[batch], newest[left] = newest[left], batch
     # Beside the heap, one more may have room (or be just full): it is chosen while the heap is
     # empty, and is here with its members and room, so that most sequences take one comparison.
     alone, members, left = -1, batches[0], -1
-    for item in longest_first[min_batches:]:
+    for item in longest_first[len(first) :]:
         length = lengths[item]
         if length < lowest:
             for last in newest[length:lowest]:
                 batch = last
                 while batch >= 0:
-                    heappush(open_ones, len(batches[batch]) * shift + batch)
+                    heappush(open_ones, len(batches[batch]) * most + batch)
                     batch = before[batch]
             lowest = length
         if not open_ones and left >= length:
@@ -70,28 +71,26 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
         if alone >= 0:
             room[alone] = left
             if left >= length:
-                heappush(open_ones, len(members) * shift + alone)
+                heappush(open_ones, len(members) * most + alone)
             else:
                 before[alone], newest[left] = newest[left], alone
         if not open_ones:
             alone, members, left = len(batches), [item], max_tokens - length
             batches.append(members)
-            room.append(left)
-            before.append(-1)
             continue
         entry = open_ones[0]
-        batch = entry % shift
+        batch = entry % most
         batches[batch].append(item)
         left = room[batch] - length
         room[batch] = left
         if left >= length:
-            heapreplace(open_ones, entry + shift)
+            heapreplace(open_ones, entry + most)
         else:
             heappop(open_ones)
             before[batch], newest[left] = newest[left], batch
         alone = left = -1
         if len(open_ones) == 1:
-            alone = open_ones.pop() % shift
+            alone = open_ones.pop() % most
             members, left = batches[alone], room[alone]
     return batches
 

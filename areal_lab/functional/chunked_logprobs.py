@@ -1,6 +1,6 @@
 r"""Autograd for log-probs from hidden states: tiles of logits are made, reduced and forgotten.
 
-    forward    hidden, weight --> tiles --> logprobs, entropy, log-normaliser [T]
+    forward    hidden, weight --> tiles --> logprobs, entropy, log-normalizer [T]
     backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
     again      ordinary operations, differentiable as often as wanted
 
@@ -10,7 +10,6 @@ Two functions, since the first derivative has one of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from areal_lab.functional.logit_tiles import (
     wide_dtype,
 )
 from areal_lab.functional.logprob_curvature import second_order
+from areal_lab.functional.vmap_rules import flatten_members, map_by_loop, unflatten_members
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -144,11 +144,13 @@ class ChunkedLogprobs(torch.autograd.Function):
         # Kept logits of every member would multiply the memory, so none are kept.
         args = (*args[:-1], 0)
         if in_dims[1] is not None:
-            return _map_by_loop(ChunkedLogprobs.apply, info.batch_size, in_dims, args)
-        hidden, weight, targets, mask, *rest = _flatten(info.batch_size, in_dims, args, (0, 2, 3))
+            return map_by_loop(ChunkedLogprobs.apply, info.batch_size, in_dims, args)
+        hidden, weight, targets, mask, *rest = flatten_members(
+            info.batch_size, in_dims, args, (0, 2, 3)
+        )
         *outputs, cached = ChunkedLogprobs.apply(hidden, weight, targets, mask, *rest)  # type: ignore[no-untyped-call]
         return (
-            (*(_unflatten(info.batch_size, output) for output in outputs), cached),
+            (*(unflatten_members(info.batch_size, output) for output in outputs), cached),
             (0, 0, 0, 0, None),
         )
 
@@ -157,7 +159,7 @@ class ChunkedGradients(torch.autograd.Function):
     """Gradients of `sum(g * logprobs + k * entropy)` with respect to hidden and weight.
 
     With p = softmax(z), l = log p and entropy H, the gradient with respect to the logits is
-    `g (onehot - p) - k p (l + H)`. The saved log-prob, H and log-normaliser are functions of hidden
+    `g (onehot - p) - k p (l + H)`. The saved log-prob, H and log-normalizer are functions of hidden
     and weight; the derivative of this function accounts for that itself, so they get no gradient.
     """
 
@@ -276,15 +278,15 @@ class ChunkedGradients(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         needs_weight = args[-1][1]
         if in_dims[0] is None or in_dims[1] is not None or needs_weight:
-            return _map_by_loop(ChunkedGradients.apply, info.batch_size, in_dims, args)
+            return map_by_loop(ChunkedGradients.apply, info.batch_size, in_dims, args)
         token_inputs = (0, 2, 3, 4, 5, 6, 7, 8, 9)
-        flat = _flatten(info.batch_size, in_dims, args, token_inputs)
+        flat = flatten_members(info.batch_size, in_dims, args, token_inputs)
         # The forward pass was mapped over hidden too, and so has kept no logits.
         flat[10] = args[0].new_empty(0, args[1].shape[0])
         grad_hidden, _ = ChunkedGradients.apply(*flat)  # type: ignore[no-untyped-call]
         if grad_hidden is None:
             return (None, None), (None, None)
-        return (_unflatten(info.batch_size, grad_hidden), None), (0, None)
+        return (unflatten_members(info.batch_size, grad_hidden), None), (0, None)
 
 
 def _logits(out: Tensor, hidden: Tensor, weight: Tensor, temperature: float) -> None:
@@ -304,42 +306,3 @@ def _sum_of(like: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
     if out is not None and kind == out.dtype:
         return out
     return torch.empty_like(like, dtype=kind)
-
-
-def _flatten(
-    batch_size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], per_token: tuple[int, ...]
-) -> list[Any]:
-    """The same arguments with `[batch, T, ...]` as `[batch * T, ...]` where they are per token."""
-    flat = list(args)
-    for index in per_token:
-        if args[index] is not None:
-            dim = in_dims[index]
-            mapped = args[index][None].expand(batch_size, *args[index].shape)
-            flat[index] = (mapped if dim is None else args[index].movedim(dim, 0)).flatten(0, 1)
-    return flat
-
-
-def _unflatten(batch_size: int, flat: Tensor) -> Tensor:
-    return flat.view(batch_size, flat.shape[0] // batch_size, *flat.shape[1:])
-
-
-def _map_by_loop(
-    function: Callable[..., tuple[Tensor | None, ...]],
-    batch_size: int,
-    in_dims: tuple[Any, ...],
-    args: tuple[Any, ...],
-) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """vmap by calling once per member: each has weights, or a gradient of them, of its own."""
-
-    def member(index: int) -> list[Any]:
-        return [
-            arg.select(dim, index) if isinstance(dim, int) else arg
-            for arg, dim in zip(args, in_dims, strict=True)
-        ]
-
-    results = [function(*member(index)) for index in range(batch_size)]
-    outputs = tuple(
-        None if column[0] is None else torch.stack([x for x in column if x is not None])
-        for column in zip(*results, strict=True)
-    )
-    return outputs, tuple(None if output is None else 0 for output in outputs)

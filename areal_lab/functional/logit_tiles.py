@@ -4,7 +4,7 @@ A tile of t tokens and v vocabulary entries costs reading v weights and t hidden
 given size about square tiles move the least memory. Passes over the elements of a tile go block by
 block, small enough that the next pass finds the block in the processor's cache.
 
-    tile [t, v] --> per token: log-normaliser, entropy inside the tile --> joined over tiles
+    tile [t, v] --> per token: log-normalizer, entropy inside the tile --> joined over tiles
     tile [t, v] --> gradient with respect to the logits
 """
 
@@ -87,7 +87,7 @@ def tile_shape(tokens: int, vocab: int, entries: int) -> tuple[int, int]:
 def sums(
     logits: Tensor, restriction: Restriction, rows: slice, columns: slice, scratch: Scratch
 ) -> TileSums:
-    """Log-normaliser and entropy of each token over one tile, which is at `[rows, columns]`."""
+    """Log-normalizer and entropy of each token over one tile, which is at `[rows, columns]`."""
     peak, mass, moment = scratch.first.new_empty(3, logits.shape[0], 1)
     for block in scratch.blocks(logits):
         part = logits[block]

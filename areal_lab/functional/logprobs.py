@@ -4,7 +4,7 @@ r"""Log-probs of the sampled tokens and entropy, from hidden states or from logi
 of them are multiplied out, reduced and forgotten, and the backward pass makes them again, but for
 as many as `cache_bytes` holds.
 
-    hidden [t, H] @ weight [v, H].T --> logits [t, v] --> logprobs, entropy, log-normaliser [t]
+    hidden [t, H] @ weight [v, H].T --> logits [t, v] --> logprobs, entropy, log-normalizer [t]
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def logprobs_and_entropy_from_logits(
     to the entropy, and as targets have the log-prob -infinity without a gradient.
 
     Args:
-        logits: unnormalised log-probabilities.
+        logits: unnormalized log-probabilities.
         targets: the sampled tokens, `0 .. V - 1`.
         temperature: tau that tokens were sampled with.
         keep: None keeps all tokens; a mask, True = kept; or a rule such as `top_p(0.95)`.

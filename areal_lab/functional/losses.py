@@ -224,8 +224,9 @@ def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> Policy
     """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centred at the behavior policy.
 
     `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on what the sampler reported;
-    the proximal log-probs are not looked at.
+    the proximal log-probs are not looked at. What `loss` asks for by name, a trainer passes on.
     """
+    bound = partial(loss, **numbers)
 
     def anchored(
         logprobs: Tensor,
@@ -233,11 +234,10 @@ def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> Policy
         behavior_logprobs: Tensor,
         advantages: Tensor,
         mask: Tensor,
-        *,
-        token_count: Count | None = None,
+        **facts: Any,
     ) -> HasLoss:
-        return loss(
-            logprobs, behavior_logprobs, advantages, mask, token_count=token_count, **numbers
-        )
+        return bound(logprobs, behavior_logprobs, advantages, mask, **facts)
 
+    # Where `inspect.signature` looks for the keywords.
+    anchored.__wrapped__ = bound  # type: ignore[attr-defined]  # functions take any attribute
     return anchored

@@ -97,7 +97,8 @@ class ChosenLoss:
 def wanted_facts(function: Callable[..., Any]) -> list[str]:
     """Which fields of `BatchFacts` are parameters of the function and not bound already."""
     # A partial shows what it has bound as a parameter still.
-    bound: Mapping[str, Any] = function.keywords if isinstance(function, partial) else {}
+    inner = inspect.unwrap(function)
+    bound: Mapping[str, Any] = inner.keywords if isinstance(inner, partial) else {}
     parameters = inspect.signature(function).parameters
     return [
         field.name

@@ -9,14 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.functional import (
+from areal_lab.functional.advantages import (
     group_advantages,
+    length_weighted_mean,
     mean_of_group,
     mean_of_others,
+    mean_reward_of_group,
     no_scale,
     std_of_batch,
     std_of_group,
+    std_of_others,
+    std_of_rewards,
 )
+from areal_lab.functional.named_advantages import best_of_others
 from tests.reference import formulas
 
 BASELINES = {"mean": mean_of_group, "leave one out": mean_of_others}
@@ -65,8 +70,10 @@ def test_leave_one_out_is_the_mean_stretched():
     torch.testing.assert_close(rloo, 7 / 6 * centered)
 
 
-@pytest.mark.parametrize("baseline", BASELINES.values())
-@pytest.mark.parametrize("scale", SCALES.values())
+@pytest.mark.parametrize("baseline", [*BASELINES.values(), best_of_others])
+@pytest.mark.parametrize(
+    "scale", [*SCALES.values(), std_of_others, std_of_rewards, mean_reward_of_group]
+)
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("eps", [1e-6, 0.0])
 def test_equal_rewards_and_groups_of_one_give_exactly_zero(baseline, scale, unbiased, eps):
@@ -78,6 +85,17 @@ def test_equal_rewards_and_groups_of_one_give_exactly_zero(baseline, scale, unbi
     one = group_advantages(torch.tensor([0.7]), torch.tensor([5]), **keywords)
     assert one.tolist() == [0.0]
     assert group_advantages(rewards[:0], groups[:0], **keywords).shape == (0,)
+
+
+def test_a_length_weighted_baseline_goes_with_any_scale():
+    """Lengths 3 and 1: the baseline of 1 and 0 is 3/4; scaled by the deviation sqrt(1/2)."""
+    advantages = group_advantages(
+        torch.tensor([1.0, 0.0]),
+        torch.zeros(2).long(),
+        baseline=length_weighted_mean(torch.tensor([3, 1])),
+        eps=0.0,
+    )
+    torch.testing.assert_close(advantages, torch.tensor([0.25, -0.75]) / 0.5**0.5)
 
 
 batches = st.lists(

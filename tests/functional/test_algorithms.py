@@ -33,7 +33,7 @@ from areal_lab.functional.corrected_losses import (
 from areal_lab.functional.corrections import chain, keep, truncate
 from areal_lab.functional.divergence_losses import dppo_kl, dppo_tv, dro, kimi, prime_rl
 from areal_lab.functional.losses import PolicyLoss, decoupled_ppo, policy_loss, ppo
-from areal_lab.functional.m2po import second_moment_mask
+from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.proximal import a3po_proximal_logprobs
 from areal_lab.functional.reinforce_losses import (
     aipo,

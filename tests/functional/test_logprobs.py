@@ -268,7 +268,7 @@ def test_top_p_keeps_the_token_that_crosses_it():
     assert top_p(1e-9)(logits) == logits[0]
 
 
-def test_rules_in_turn_renormalise_in_between():
+def test_rules_in_turn_renormalize_in_between():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     # Of the first two, 0.4 is 57 %: alone it reaches a half, which it does not of all four.
     assert in_turn(top_k(2), top_p(0.5))(logits) == logits[0]

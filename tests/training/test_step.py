@@ -17,10 +17,12 @@ from areal_lab.config import OptimizerConfig
 from areal_lab.data.trajectory import Segment
 from areal_lab.functional import (
     Segments,
+    anchored_at_behavior,
     decoupled_ppo,
     group_advantages,
     mean_of_others,
     no_scale,
+    ppo,
     sequence_mean,
 )
 from areal_lab.training import step as step_module
@@ -347,9 +349,11 @@ def test_bound_keywords_are_the_callers() -> None:
     assert wanted_facts(of_sequences) == [
         "sequences", "sequence_count", "groups", "group_count", "versions", "trainer_version",
     ]  # fmt: skip
-    assert wanted_facts(partial(decoupled_ppo, token_count=7)) == []
-    assert wanted_facts(decoupled_ppo) == ["token_count"]
+    assert wanted_facts(partial(decoupled_ppo, token_count=7)) == ["sequences"]
+    assert wanted_facts(decoupled_ppo) == ["token_count", "sequences"]
     assert wanted_facts(five_lines) == []
+    assert wanted_facts(anchored_at_behavior(ppo, clip_epsilon=0.1)) == ["token_count"]
+    assert wanted_facts(anchored_at_behavior(ppo, token_count=3)) == []
 
 
 def of_four(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Plain:
