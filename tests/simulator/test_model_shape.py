@@ -482,8 +482,16 @@ def test_what_the_sizes_do_not_say_is_said(change: dict[str, Any], caveat: str) 
     assert caveat in said
 
 
-@pytest.mark.parametrize("change", [{}, {"sliding_window": 8192}, {"sliding_window": None}])
-def test_windows_that_are_never_left_need_no_words(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"sliding_window": None},
+        {"sliding_window": 8192},
+        {"sliding_window": 4096, "use_sliding_window": False},
+    ],
+)
+def test_windows_that_are_off_or_never_left_need_no_words(change: dict[str, Any]) -> None:
     assert from_config({**SMOLLM2, **change}, "it").caveats == ()
 
 
