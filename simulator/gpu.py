@@ -14,7 +14,7 @@ IDLE_SHARE = 0.2
 
 IDLE_SOURCE = (
     f"{IDLE_SHARE:.0%} of power_w: H100s with 72 GB in use and nothing to do draw 140 to 145 of "
-    "700 W (nvidia-smi in gpu-burn issue 114, 2024-10-25); with empty memory it is half of that, "
+    "700 W (nvidia-smi in wilicc/gpu-burn#114, 2024-10-25); with empty memory it is half of that, "
     "but in a cluster that waits for work the memory is full"
 )
 """Where the share comes from."""

@@ -19,7 +19,7 @@ RUNPOD = (
 )
 TIERS = "mercatus-ai price tiers, specialists' lowest to hyperscalers' highest"
 MARKET = "unverified: usual figure of market reports"
-VERL = "verl utils/flops_counter.py (2025)"
+VERL = "verl utils/flops_counter.py (2025, commit 02cf355)"
 
 
 def _aiconfigurator(system: str) -> str:
@@ -227,7 +227,7 @@ _B200 = GPU(
         ),
         guide=(
             "network_bytes_per_s",
-            "NVIDIA DGX B200 user guide (2025): 400 Gb/s per GPU; servers with ConnectX-8 have 800",
+            "NVIDIA DGX B200 user guide (read 2026-11): 400 Gb/s per GPU; servers with ConnectX-8 have 800",
         ),
     ),
 )
@@ -383,7 +383,7 @@ _ASCEND_910B = GPU(
     sources=_sources(
         compute=(
             "flops_per_s memory_bytes",
-            "Gitee AI documentation of the 910B (2025): the lowest bin; sources disagree, from 256"
+            "Gitee AI documentation of the 910B (read 2026-11): the lowest bin; sources disagree, from 256"
             " to 376 TFLOP/s by bin, verl (2025) has 354",
         ),
         bandwidth=(
