@@ -227,7 +227,8 @@ _B200 = GPU(
         ),
         guide=(
             "network_bytes_per_s",
-            "NVIDIA DGX B200 user guide (read 2026-11): 400 Gb/s per GPU; servers with ConnectX-8 have 800",
+            "NVIDIA DGX B200 user guide (read 2026-11): 400 Gb/s per GPU; servers with ConnectX-8"
+            " have 800",
         ),
     ),
 )
@@ -383,8 +384,8 @@ _ASCEND_910B = GPU(
     sources=_sources(
         compute=(
             "flops_per_s memory_bytes",
-            "Gitee AI documentation of the 910B (read 2026-11): the lowest bin; sources disagree, from 256"
-            " to 376 TFLOP/s by bin, verl (2025) has 354",
+            "Gitee AI documentation of the 910B (read 2026-11): the lowest bin; sources disagree,"
+            " from 256 to 376 TFLOP/s by bin, verl (2025) has 354",
         ),
         bandwidth=(
             "memory_bytes_per_s",
