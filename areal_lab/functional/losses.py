@@ -65,6 +65,7 @@ class PolicyLoss(Protocol):
         sequence_count    sequences of the whole batch that have such a token
         groups            `Segments`: the prompt whose group each token belongs to
         group_count       groups of the whole batch
+        group_tokens      tokens of each group over the whole batch, by its number in `groups`
         versions          version of the weights that sampled each token
         trainer_version   version of the weights before this batch
     """

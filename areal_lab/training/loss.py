@@ -60,6 +60,7 @@ class BatchFacts:
     sequence_count: int
     groups: Segments
     group_count: int
+    group_tokens: Int[Tensor, " groups"]
     versions: Int[Tensor, " R"]
     trainer_version: Version
 

@@ -31,7 +31,7 @@ from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.dtypes import compute_dtype
-from areal_lab.functional.segments import Segments, dense_ids
+from areal_lab.functional.segments import Segments
 from areal_lab.training.forward import on_device, predict
 from areal_lab.training.loss import (
     Advantages,
@@ -192,7 +192,10 @@ class _Minibatch(NamedTuple):
     parts: list[PackedBatch]
     token_count: int
     sequence_count: int
-    group_count: int
+    groups: Tensor
+    """Ids of the groups, ascending."""
+    group_tokens: Tensor
+    """Tokens that the policy chose in each of them."""
     version: Version
     """Of the parameters before the batch."""
 
@@ -209,10 +212,15 @@ def _micro_batches(
 ) -> _Minibatch:
     """Pack what has a gradient into micro-batches of whole trees; count what all of them hold."""
     trajectories = request.trajectories
+    tokens_of: dict[int, int] = {}
+    for member in (trajectories[index] for index in members):
+        tokens_of[member.group] = tokens_of.get(member.group, 0) + member.generated_tokens
+    device = torch.device(learner.settings.device)
     facts = (
-        sum(trajectories[index].generated_tokens for index in members),
+        sum(tokens_of.values()),
         len(members),
-        len({trajectories[index].group for index in members}),
+        torch.tensor(sorted(tokens_of), device=device),
+        torch.tensor([tokens_of[group] for group in sorted(tokens_of)], device=device),
         request.version,
     )
     if learner.loss.vanishes_without_advantage:
@@ -232,7 +240,7 @@ def _micro_batches(
         packed = pack(chosen, batch)
         # Ids of the whole batch, where the advantages are.
         packed = packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids])
-        parts.append(on_device(packed, torch.device(learner.settings.device)))
+        parts.append(on_device(packed, device))
     return _Minibatch(parts, *facts)
 
 
@@ -284,8 +292,11 @@ def _forward_loss(
         token_count=minibatch.token_count,
         sequences=Segments(packed.sequence_ids, len(advantages)),
         sequence_count=minibatch.sequence_count,
-        groups=Segments(dense_ids(packed.group_ids), len(packed.group_ids)),
-        group_count=minibatch.group_count,
+        groups=Segments(
+            torch.searchsorted(minibatch.groups, packed.group_ids), len(minibatch.groups)
+        ),
+        group_count=len(minibatch.groups),
+        group_tokens=minibatch.group_tokens,
         versions=packed.versions,
         trainer_version=minibatch.version,
     )

@@ -23,6 +23,7 @@ from areal_lab.functional import (
     mean_of_others,
     no_scale,
     ppo,
+    prompt_mean,
     sequence_mean,
 )
 from areal_lab.training import step as step_module
@@ -330,7 +331,18 @@ def of_sequences(
     return Plain(-sequence_mean(values, mask, sequences, sequence_count=sequence_count))
 
 
-@pytest.mark.parametrize("function", [five_lines, of_sequences])
+def of_prompts(
+    logprobs: Tensor, proximal_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor,
+    mask: Tensor, *, groups: Segments, group_count: int, group_tokens: Tensor,
+) -> Plain:  # fmt: skip
+    """A mean over prompts, whose samples may be in several micro-batches."""
+    del proximal_logprobs, behavior_logprobs
+    values = advantages * logprobs
+    numbers = {"groups": groups, "group_count": group_count, "group_tokens": group_tokens}
+    return Plain(-prompt_mean(values, mask, **numbers))
+
+
+@pytest.mark.parametrize("function", [five_lines, of_sequences, of_prompts])
 def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
     results = []
     for tokens in (4096, 30):
@@ -343,6 +355,27 @@ def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any
     assert cut["micro_batches"] > 1
     assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert_same(cut_gradients, whole_gradients)
+
+
+NAMED = ["grpo", "dapo", "gspo", "gmpo", "cispo", "icepop", "a3po", "kimi"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+    "name", ["grpo", "dapo", "gspo", "gmpo", "cispo", "icepop", "a3po", "kimi"]
+)
+def test_named_losses_train_by_their_import_path(folder: Path, name: str) -> None:
+    results = []
+    for tokens in (4096, 30):
+        learner = learner_for(
+            folder, max_tokens_per_microbatch=tokens, loss_fn=f"areal_lab.functional:{name}"
+        )
+        outcome = train_batch(learner, random_batch())
+        results.append((outcome.metrics, gradients(learner.model)))
+    (whole, whole_gradients), (cut, cut_gradients) = results
+    assert cut["micro_batches"] > 1
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-5)
+    assert_same(cut_gradients, whole_gradients, atol=1e-5)
+    assert whole["grad_norm"] > 0
 
 
 def test_bound_keywords_are_the_callers() -> None:
