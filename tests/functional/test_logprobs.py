@@ -121,6 +121,28 @@ def test_kept_logits_serve_several_backward_passes(inputs):
     torch.testing.assert_close(first, again, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("argnums", [0, (0, 1)], ids=["hidden", "hidden and weight"])
+@pytest.mark.parametrize("keep", [None, top_p(0.8)], ids=["all", "top-p"])
+def test_samples_that_share_weights_map_to_a_loop(inputs, argnums, keep):
+    weight = inputs[1].detach()
+    hidden = torch.randn(3, TOKENS, HIDDEN, dtype=torch.double)
+    targets = (hidden @ weight.T).argmax(2)
+
+    def total(hidden, weight, targets):
+        result = logprobs_and_entropy(
+            hidden, weight, targets, keep=keep, chunk_tokens=2, cache_bytes=SOME
+        )
+        return (result.logprobs * torch.arange(TOKENS)).sum() + result.entropy.square().sum()
+
+    gradient = torch.func.grad(total, argnums=argnums)
+    ours = torch.vmap(gradient, in_dims=(0, None, 0))(hidden, weight, targets)
+    rows = [gradient(hidden[i], weight, targets[i]) for i in range(3)]
+    expected = (
+        torch.stack(rows) if argnums == 0 else tuple(map(torch.stack, zip(*rows, strict=True)))
+    )
+    torch.testing.assert_close(ours, expected)
+
+
 @pytest.mark.parametrize(
     ("tokens", "vocab", "entries"), [(2048, 32768, 1 << 22), (1, 9, 4), (100, 3, 50), (5, 7, 1)]
 )
