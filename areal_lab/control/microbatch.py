@@ -5,6 +5,7 @@ Lengths are tokens per sequence. Results hold indices into `lengths`, longest se
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -21,77 +22,84 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
 
     O(n log n + longest). As lengths only fall, a micro-batch that has room keeps it until it is
     chosen. Those with room wait in a heap by (sequences, age), unless there is just one, which
-    needs none; the others wait in a table by room, and are found when lengths have fallen to it.
+    takes as many of a length as fit at once; the others wait in a table by room, and are found
+    when lengths have fallen to it.
 
     Raises:
         ValueError: if a sequence is longer than `max_tokens`, or a number is below 1.
     """
     if min_batches < 1:
         raise ValueError(f"min_batches is {min_batches}, but must be >= 1")
-    longest_first = _longest_first(lengths)
-    if not longest_first:
-        return []
-    longest = lengths[longest_first[0]]
+    items_by_length = _items_by_length(lengths)
+    longest = max(items_by_length, default=0)
     if longest > max_tokens:
         raise ValueError(
             f"a sequence of {longest} tokens exceeds max_tokens = {max_tokens}; "
             "raise max_tokens to it, or generate shorter answers"
         )
-    first = longest_first[:min_batches]
-    batches = [[item] for item in first]
-    lowest = lengths[first[-1]]  # the length that lengths have fallen to
-    # More than there can be: once one opens beyond those, all before it are more than half full.
-    most = max(len(batches), 2 * sum(lengths) // max_tokens + 2) + 1
+    batches: list[list[int]] = []
+    # More than there can be: once one opens beyond `min_batches`, all before are over half full.
+    most = max(min(min_batches, len(lengths)), 2 * sum(lengths) // max_tokens + 2) + 1
     room = [0] * most
     before = [-1] * most  # by micro-batch: the one that has waited longer with the same room
-    newest = [-1] * (longest + 1)  # by room < lowest: the last micro-batch that waits with it
+    newest = [-1] * (longest + 1)  # by room: the last micro-batch that waits with it
     open_ones: list[int] = []  # sequences * most + index: cheaper to compare than a pair
-    for batch, item in enumerate(first):
-        room[batch] = left = max_tokens - lengths[item]
-        if left >= lowest:
-            open_ones.append(most + batch)
-        else:
-            before[batch], newest[left] = newest[left], batch
-    # Beside the heap, one more may have room (or be just full): it is chosen while the heap is
-    # empty, and is here with its members and room, so that most sequences take one comparison.
-    alone, members, left = -1, batches[0], -1
-    for item in longest_first[len(first) :]:
-        length = lengths[item]
-        if length < lowest:
-            for last in newest[length:lowest]:
-                batch = last
-                while batch >= 0:
-                    heappush(open_ones, len(batches[batch]) * most + batch)
-                    batch = before[batch]
-            lowest = length
-        if not open_ones and left >= length:
-            members.append(item)
-            left -= length
-            continue
-        if alone >= 0:
-            room[alone] = left
-            if left >= length:
-                heappush(open_ones, len(members) * most + alone)
+    # Beside the heap one more may have room (or be just full), with its members and room here.
+    alone = left = -1
+    members: list[int] = []
+    above = longest
+    for length in sorted(items_by_length, reverse=True):
+        for last in newest[length:above]:
+            batch = last
+            while batch >= 0:
+                heappush(open_ones, len(batches[batch]) * most + batch)
+                batch = before[batch]
+        above = length
+        items = items_by_length[length]
+        at, end = 0, len(items)
+        while at < end:
+            if not open_ones and len(batches) >= min_batches:
+                if left < length:
+                    if alone >= 0:
+                        room[alone] = left
+                        before[alone], newest[left] = newest[left], alone
+                    alone, members, left = len(batches), [], max_tokens
+                    batches.append(members)
+                taken = items[at : at + left // length]
+                members += taken
+                left -= length * len(taken)
+                at += len(taken)
+                continue
+            if alone >= 0:
+                room[alone] = left
+                if left >= length:
+                    heappush(open_ones, len(members) * most + alone)
+                else:
+                    before[alone], newest[left] = newest[left], alone
+                alone = left = -1
+            if len(batches) < min_batches:
+                batch = len(batches)
+                batches.append([items[at]])
+                left = max_tokens - length
+                if left >= length:
+                    heappush(open_ones, most + batch)
             else:
-                before[alone], newest[left] = newest[left], alone
-        if not open_ones:
-            alone, members, left = len(batches), [item], max_tokens - length
-            batches.append(members)
-            continue
-        entry = open_ones[0]
-        batch = entry % most
-        batches[batch].append(item)
-        left = room[batch] - length
-        room[batch] = left
-        if left >= length:
-            heapreplace(open_ones, entry + most)
-        else:
-            heappop(open_ones)
-            before[batch], newest[left] = newest[left], batch
-        alone = left = -1
-        if len(open_ones) == 1:
-            alone = open_ones.pop() % most
-            members, left = batches[alone], room[alone]
+                entry = open_ones[0]
+                batch = entry % most
+                batches[batch].append(items[at])
+                left = room[batch] - length
+                if left >= length:
+                    heapreplace(open_ones, entry + most)
+                else:
+                    heappop(open_ones)
+            at += 1
+            room[batch] = left
+            if left < length:
+                before[batch], newest[left] = newest[left], batch
+            left = -1
+            if len(open_ones) == 1 and len(batches) >= min_batches:
+                alone = open_ones.pop() % most
+                members, left = batches[alone], room[alone]
     return batches
 
 
@@ -121,6 +129,18 @@ def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
+    _check_positive(lengths)
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+
+
+def _items_by_length(lengths: Sequence[int]) -> dict[int, list[int]]:
+    _check_positive(lengths)
+    items: defaultdict[int, list[int]] = defaultdict(list)
+    for item, length in enumerate(lengths):
+        items[length].append(item)
+    return items
+
+
+def _check_positive(lengths: Sequence[int]) -> None:
     if lengths and min(lengths) < 1:
         raise ValueError(f"a sequence has {min(lengths)} tokens, but each must have >= 1")
-    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
