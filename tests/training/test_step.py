@@ -361,8 +361,6 @@ NAMED = ["grpo", "dapo", "gspo", "gmpo", "cispo", "icepop", "a3po", "kimi"]
 
 
 @pytest.mark.parametrize("name", NAMED)
-    "name", ["grpo", "dapo", "gspo", "gmpo", "cispo", "icepop", "a3po", "kimi"]
-)
 def test_named_losses_train_by_their_import_path(folder: Path, name: str) -> None:
     results = []
     for tokens in (4096, 30):
