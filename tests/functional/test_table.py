@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,41 +164,6 @@ CHECKS = {
 def test_function_under_transform(family, case, column):  # noqa: ARG001 - the family is in the id
     if column not in case.reasons:
         CHECKS[column](case)
-
-
-def compile_family(family: str) -> None:
-    """Value and gradient of each function of a family in one graph."""
-    for case in cases_of(family):
-        if "compile" in case.reasons:
-            continue
-        torch.compiler.reset()
-        compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
-        results = []
-        for function in (case.function, compiled):
-            leaves = with_leaves(case, 0)
-            outputs = flat(function(*leaves))
-            carrying = [o.square().sum() for o in outputs if o.requires_grad]
-            if carrying:
-                sum(carrying[1:], start=carrying[0]).backward()
-            results.append(([o.detach() for o in outputs], [x.grad for x in leaves]))
-        eager, ours = results
-        torch.testing.assert_close(ours[0], eager[0], msg=lambda m, c=case: f"{c.name}: {m}")
-        for one, other in zip(ours[1], eager[1], strict=True):
-            assert (one is None) == (other is None), case.name
-            if one is not None:
-                torch.testing.assert_close(one, other, msg=lambda m, c=case: f"{c.name}: {m}")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_functions_compile_to_one_graph(family):
-    """In a fresh interpreter, without the shape checks that tests switch on."""
-    code = (
-        f"from tests.functional import test_table as t; t.compile_family({family!r}); print('ok')"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert process.stdout == "ok\n", process.stderr[-4000:]
 
 
 def table() -> str:
