@@ -21,9 +21,8 @@ from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
 from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
 from areal_lab.functional.logit_tiles import wide
 
-_TILE_ENTRIES = 1 << 22
-"""Logits of one tile by default, 16 MiB in float32: products of tiles of 2048 x 2048 are as fast as
-larger ones on a CPU."""
+_TILE_ENTRIES = (1 << 22, 1 << 24)
+"""Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""
 _TILE_ENTRIES_GPU = 1 << 26
 """The same on a GPU, where each tile costs a dozen launches."""
 
@@ -69,8 +68,8 @@ def logprobs_and_entropy(
         keep: None keeps all tokens. A mask that the sampler recorded, True = kept; or a rule such
             as `top_p(0.95)`, which is applied to these logits.
         chunk_tokens: the logits that exist at a time are as many as of so many tokens; None takes
-            2^22 logits (16 MiB) on a CPU and 2^26 on a GPU. A rule needs all logits of a token, so
-            at least those exist then.
+            2048 for each token, between 2^22 (16 MiB) and 2^24, on a CPU, and 2^26 on a GPU. A rule
+            needs all logits of a token, so at least those exist then.
         cache_bytes: of logits that are kept for the backward pass, which makes the others again;
             0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
             fastest. Nothing is kept where no gradient is asked for, nor under `vmap`.
@@ -90,10 +89,14 @@ def logprobs_and_entropy(
     if cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
     vocab = max(1, weight.shape[0])
-    if chunk_tokens is None:
-        entries = _TILE_ENTRIES if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
-    else:
+    if chunk_tokens is not None:
         entries = chunk_tokens * vocab
+    elif hidden.device.type == "cpu":
+        # Every row of tiles adds to the whole gradient of the weight: with many tokens, larger ones.
+        fewest, most = _TILE_ENTRIES
+        entries = max(fewest, min(most, 2048 * hidden.shape[0]))
+    else:
+        entries = _TILE_ENTRIES_GPU
     differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     cached_tokens = cache_bytes // (vocab * hidden.element_size()) if differentiated else 0
     logprobs, entropy, *_ = ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
