@@ -92,7 +92,7 @@ def logprobs_and_entropy(
     if chunk_tokens is not None:
         entries = chunk_tokens * vocab
     elif hidden.device.type == "cpu":
-        # Every row of tiles adds to the whole gradient of the weight: with many tokens, larger ones.
+        # Every row of tiles adds to the whole gradient of the weight: many tokens, larger tiles.
         fewest, most = _TILE_ENTRIES
         entries = max(fewest, min(most, 2048 * hidden.shape[0]))
     else:
