@@ -1,0 +1,80 @@
+"""What breaks and what is slow: failures of nodes, and engines that are stragglers. Seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.config import FaultsConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailures:
+    """Nodes fail independently, at a constant rate while they work."""
+
+    mtbf_s: float
+    """Mean time between failures of one node; infinity never fails."""
+    detection_s: float
+    """From the failure until the run knows."""
+    restart_s: float
+    """From there until the node works again."""
+
+    def __post_init__(self) -> None:
+        if not self.mtbf_s > 0:
+            raise ValueError(f"mtbf_s is {self.mtbf_s}, but must be > 0")
+        for name in ("detection_s", "restart_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"faults.{name} is {value}, but must be >= 0 and finite")
+
+    @property
+    def availability(self) -> float:
+        """Share of the time that a node works, in the long run."""
+        if math.isinf(self.mtbf_s):
+            return 1.0
+        return self.mtbf_s / (self.mtbf_s + self.detection_s + self.restart_s)
+
+    def uptime_s(self, generator: np.random.Generator, /) -> float:
+        """Seconds of work of one node until it fails; infinite if it never does."""
+        drawn = float(generator.standard_exponential())
+        return math.inf if math.isinf(self.mtbf_s) else self.mtbf_s * drawn
+
+
+def failures_from(config: FaultsConfig) -> NodeFailures | None:
+    """The failures that a configuration asks for; None if nodes never fail."""
+    if not 0 <= config.node_mtbf_h < math.inf:
+        raise ValueError(
+            f"faults.node_mtbf_h is {config.node_mtbf_h}, but must be >= 0 and finite; 0 never "
+            "fails"
+        )
+    failures = NodeFailures(
+        mtbf_s=3600 * config.node_mtbf_h or math.inf,
+        detection_s=config.detection_s,
+        restart_s=config.restart_s,
+    )
+    return None if math.isinf(failures.mtbf_s) else failures
+
+
+def engine_slowdowns(
+    config: FaultsConfig, engines: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """How many times longer each engine's steps take; 1 for most.
+
+    The number of stragglers is the share's, up to chance for the part of one engine that is left;
+    which engines they are is chance.
+    """
+    if not 0 <= config.straggler_share <= 1:
+        raise ValueError(f"faults.straggler_share is {config.straggler_share}, but must be 0 to 1")
+    if not 1 <= config.straggler_slowdown < math.inf:
+        raise ValueError(
+            f"faults.straggler_slowdown is {config.straggler_slowdown}, but must be >= 1 and "
+            "finite; 1.5 is half as long again"
+        )
+    slowdowns = np.ones(engines)
+    order = generator.permutation(engines)
+    stragglers = math.floor(config.straggler_share * engines + float(generator.random()))
+    slowdowns[order[:stragglers]] = config.straggler_slowdown
+    return slowdowns

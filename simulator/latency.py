@@ -1,0 +1,50 @@
+"""How long something outside the GPUs takes: judging a sample, calling a tool. Seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.config import LatencyConfig
+from simulator.nearest import did_you_mean
+
+KINDS: Final = ("constant", "exponential", "lognormal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Independent draws of one distribution."""
+
+    kind: str
+    mean_s: float
+    sigma: float = 1.0
+    """Spread of ln(seconds), for `lognormal`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"latency kind is {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
+        if not 0 <= self.mean_s < math.inf:
+            raise ValueError(f"latency mean_s is {self.mean_s}, but must be >= 0 and finite")
+        if self.kind == "lognormal" and not 0 <= self.sigma <= 10:
+            raise ValueError(f"latency sigma is {self.sigma}, but must be >= 0 and <= 10")
+
+    def draw(
+        self, generator: np.random.Generator, size: int | tuple[int, ...], /
+    ) -> NDArray[np.float64]:
+        """Seconds, of that shape."""
+        if self.mean_s == 0 or self.kind == "constant":
+            return np.full(size, self.mean_s, dtype=np.float64)
+        if self.kind == "exponential":
+            return self.mean_s * generator.standard_exponential(size)
+        # The mean of exp(sigma Z) is exp(sigma^2 / 2).
+        scores: NDArray[np.float64] = np.asarray(generator.standard_normal(size))
+        return self.mean_s * np.exp(self.sigma * scores - self.sigma**2 / 2)
+
+
+def latency_from(config: LatencyConfig) -> Latency:
+    """The latency that a configuration asks for."""
+    return Latency(kind=config.kind, mean_s=config.mean_s, sigma=config.sigma)

@@ -1,0 +1,83 @@
+"""Failures of nodes and slow engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.config import FaultsConfig
+from simulator.faults import NodeFailures, engine_slowdowns, failures_from
+
+
+def faults(**changes: Any) -> FaultsConfig:
+    return dataclasses.replace(FaultsConfig(), **changes)
+
+
+def test_uptimes_are_exponential_with_the_mean_of_the_node() -> None:
+    failures = failures_from(faults(node_mtbf_h=100.0))
+    assert failures is not None
+    generator = np.random.default_rng(1)
+    drawn = np.array([failures.uptime_s(generator) for _ in range(40_000)])
+    assert drawn.mean() == pytest.approx(360_000, rel=0.02)
+    assert (drawn > 360_000).mean() == pytest.approx(math.exp(-1), abs=0.01)
+
+
+def test_a_node_that_never_fails_is_no_failure() -> None:
+    assert failures_from(faults()) is None
+    for_ever = NodeFailures(mtbf_s=math.inf, detection_s=1, restart_s=1)
+    assert for_ever.uptime_s(np.random.default_rng(1)) == math.inf
+    assert for_ever.availability == 1
+
+
+def test_availability_counts_detection_and_restart() -> None:
+    failures = failures_from(faults(node_mtbf_h=1.0, detection_s=100, restart_s=300))
+    assert failures is not None
+    assert failures.availability == pytest.approx(0.9)
+
+
+def test_stragglers_are_so_many_and_chosen_by_chance() -> None:
+    config = faults(straggler_share=0.25, straggler_slowdown=2.0)
+    chosen = [engine_slowdowns(config, 96, np.random.default_rng(seed)) for seed in range(20)]
+    assert all((slow == 2.0).sum() == 24 and (slow == 1.0).sum() == 72 for slow in chosen)
+    assert len({slow.tobytes() for slow in chosen}) == 20
+
+
+def test_a_part_of_an_engine_is_an_engine_by_chance() -> None:
+    config = faults(straggler_share=0.1)
+    counts = [
+        (engine_slowdowns(config, 4, np.random.default_rng(seed)) > 1).sum() for seed in range(4000)
+    ]
+    assert set(counts) == {0, 1}
+    assert np.mean(counts) == pytest.approx(0.4, abs=0.03)
+
+
+def test_no_straggler_and_nothing_but_stragglers() -> None:
+    generator = np.random.default_rng(1)
+    assert (engine_slowdowns(faults(), 8, generator) == 1).all()
+    assert (engine_slowdowns(faults(straggler_share=1.0), 8, generator) == 1.5).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"node_mtbf_h": -1.0}, "node_mtbf_h is -1.0, but must be >= 0"),
+        ({"node_mtbf_h": math.nan}, "node_mtbf_h is nan"),
+        ({"node_mtbf_h": 1.0, "restart_s": -1.0}, "faults.restart_s is -1.0"),
+        ({"detection_s": math.inf}, "faults.detection_s is inf"),
+        ({"straggler_share": 1.5}, "straggler_share is 1.5, but must be 0 to 1"),
+        ({"straggler_share": math.nan}, "straggler_share is nan"),
+        ({"straggler_slowdown": 0.5}, "straggler_slowdown is 0.5, but must be >= 1"),
+    ],
+)
+def test_what_is_impossible_is_said_in_one_line(changes: dict[str, Any], message: str) -> None:
+    def build() -> None:
+        failures_from(faults(**changes))
+        engine_slowdowns(faults(**changes), 8, np.random.default_rng(1))
+
+    with pytest.raises(ValueError, match=message) as caught:
+        build()
+    assert "\n" not in str(caught.value)

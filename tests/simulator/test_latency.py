@@ -1,0 +1,57 @@
+"""Times outside the GPUs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from simulator.config import LatencyConfig
+from simulator.latency import Latency, latency_from
+
+
+def test_every_kind_has_the_mean_that_is_asked_for() -> None:
+    for kind in ("constant", "exponential", "lognormal"):
+        latency = latency_from(LatencyConfig(kind=kind, mean_s=3.0, sigma=0.8))
+        drawn = latency.draw(np.random.default_rng(1), 400_000)
+        assert drawn.mean() == pytest.approx(3.0, rel=0.01)
+        assert (drawn > 0).all()
+
+
+def test_the_spread_is_that_of_the_kind() -> None:
+    draws = {
+        kind: Latency(kind=kind, mean_s=2.0, sigma=0.5).draw(np.random.default_rng(1), 400_000)
+        for kind in ("constant", "exponential", "lognormal")
+    }
+    assert draws["constant"].std() == 0
+    assert draws["exponential"].std() == pytest.approx(2.0, rel=0.02)
+    assert np.log(draws["lognormal"]).std() == pytest.approx(0.5, rel=0.01)
+
+
+def test_shapes_are_those_that_are_asked_for() -> None:
+    for kind in ("constant", "exponential", "lognormal"):
+        latency = Latency(kind=kind, mean_s=1.0)
+        assert latency.draw(np.random.default_rng(1), (3, 4)).shape == (3, 4)
+
+
+def test_no_time_is_no_time() -> None:
+    for kind in ("constant", "exponential", "lognormal"):
+        assert not Latency(kind=kind, mean_s=0.0).draw(np.random.default_rng(1), 5).any()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LatencyConfig(kind="exponental"), "did you mean 'exponential'"),
+        (LatencyConfig(mean_s=-1.0), "mean_s is -1.0, but must be >= 0"),
+        (LatencyConfig(mean_s=math.nan), "mean_s is nan"),
+        (LatencyConfig(mean_s=math.inf), "mean_s is inf"),
+        (LatencyConfig(kind="lognormal", sigma=-0.1), "sigma is -0.1, but must be >= 0"),
+        (LatencyConfig(kind="lognormal", sigma=math.nan), "sigma is nan"),
+    ],
+)
+def test_what_is_impossible_is_said_in_one_line(config: LatencyConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        latency_from(config)
+    assert "\n" not in str(caught.value)

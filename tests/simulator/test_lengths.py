@@ -1,0 +1,318 @@
+"""Lengths of answers: means, caps, correlation, drift, and the traces that are shipped."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.config import LengthConfig
+from simulator.histogram import (
+    Histogram,
+    compact,
+    load_histogram,
+    read_histogram,
+    shipped_histograms,
+    write_histogram,
+)
+from simulator.lengths import ConstantLengths, LogNormalLengths, TraceLengths, lengths_from
+
+# Means of the published files, before they were binned.
+PUBLISHED_MEANS = {
+    "azure_2023_conversation": 211.12594,
+    "deepseek_r1": 1527.42490,
+    "deepseek_r1_client35": 2604.03819,
+    "deepseek_r1_client66": 8461.46039,
+    "mooncake_conversation": 342.61890,
+}
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def lognormal(**changes: Any) -> LogNormalLengths:
+    made = lengths_from(dataclasses.replace(LengthConfig(), **changes))
+    assert isinstance(made, LogNormalLengths)
+    return made
+
+
+def traced(**changes: Any) -> TraceLengths:
+    changes = {"kind": "trace", "trace": "deepseek_r1_client66", **changes}
+    made = lengths_from(dataclasses.replace(LengthConfig(), **changes))
+    assert isinstance(made, TraceLengths)
+    return made
+
+
+def ln_correlation(tokens: np.ndarray) -> float:
+    """Between two different samples of one group."""
+    ln_tokens = np.log(tokens)
+    return float(np.corrcoef(ln_tokens[:, ::2].ravel(), ln_tokens[:, 1::2].ravel())[0, 1])
+
+
+# --- log-normal ----------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(0.01, 4.0),
+    st.integers(2, 100_000),
+    st.floats(0.001, 0.999),
+)
+def test_mu_is_solved_for_the_mean_after_the_cap(sigma: float, cap: int, share: float) -> None:
+    wanted = 1 + share * (cap - 1)
+    lengths = LogNormalLengths(wanted_mean_tokens=wanted, sigma=sigma, max_tokens=cap)
+    assert lengths.mean_tokens() == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.684, 2.0])
+def test_the_closed_form_of_the_mean_is_the_integral(sigma: float) -> None:
+    lengths = LogNormalLengths(wanted_mean_tokens=9277, sigma=sigma, max_tokens=27648)
+    scores = np.linspace(-10, 10, 400_001)
+    density = np.exp(-(scores**2) / 2) / math.sqrt(2 * math.pi)
+    tokens = np.clip(np.exp(lengths.mu + sigma * scores), 1, 27648)
+    assert float(tokens @ density) * (scores[1] - scores[0]) == pytest.approx(9277, rel=1e-7)
+
+
+def test_the_draws_have_the_mean_that_is_asked_for_and_the_spike_at_the_cap() -> None:
+    lengths = lognormal(group_correlation=0.0)
+    tokens = lengths.draw(rng(), 62_500, 16)
+    standard_error = tokens.std() / math.sqrt(tokens.size)
+    assert tokens.mean() == pytest.approx(9277, abs=4 * standard_error)
+    assert (tokens == 27648).mean() == pytest.approx(lengths.capped_share(), rel=0.02)
+    assert tokens.min() >= 1
+    assert tokens.max() == 27648
+    assert tokens.dtype == np.int64
+
+
+def test_few_tokens_keep_their_mean_too() -> None:
+    lengths = lognormal(mean_tokens=1.5, sigma=2.0, max_tokens=4, group_correlation=0.0)
+    tokens = lengths.draw(rng(), 62_500, 16)
+    assert set(np.unique(tokens)) == {1, 2, 3, 4}
+    assert tokens.mean() == pytest.approx(1.5, abs=0.005)
+
+
+def test_the_default_answers_of_the_paper_are_cut_off_in_about_three_percent_of_cases() -> None:
+    # The paper's caption of Table 1's setting leaves under 5 % truncated for its 7B model.
+    assert lognormal().capped_share() == pytest.approx(0.029, abs=0.001)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
+def test_answers_of_one_group_are_correlated_as_asked_for(correlation: float) -> None:
+    # A cap far away, as the spike takes correlation away.
+    lengths = lognormal(group_correlation=correlation, max_tokens=10**7)
+    tokens = lengths.draw(rng(), 40_000, 4)
+    assert ln_correlation(tokens) == pytest.approx(correlation, abs=0.01)
+    between_groups = np.corrcoef(np.log(tokens[:-1, 0]), np.log(tokens[1:, 0]))[0, 1]
+    assert abs(between_groups) < 0.02
+
+
+def test_correlation_leaves_each_answer_as_it_was_distributed() -> None:
+    apart = np.sort(lognormal(group_correlation=0.0).draw(rng(1), 50_000, 2).ravel())
+    together = np.sort(lognormal(group_correlation=0.8).draw(rng(2), 50_000, 2).ravel())
+    quantiles = (np.array([0.05, 0.25, 0.5, 0.75, 0.95]) * apart.size).astype(int)
+    assert together[quantiles] == pytest.approx(apart[quantiles], rel=0.02)
+
+
+def test_full_correlation_gives_a_group_one_length_up_to_rounding() -> None:
+    tokens = lognormal(group_correlation=1.0).draw(rng(), 100, 16)
+    assert (np.ptp(tokens, axis=1) <= 1).all()
+    assert len(np.unique(tokens[:, 0])) > 50
+
+
+# --- drift ---------------------------------------------------------------------------------------
+
+
+def test_drift_multiplies_the_mean_where_the_cap_is_far() -> None:
+    for lengths in (
+        lognormal(drift_per_step=0.01, max_tokens=10**8),
+        traced(drift_per_step=0.01, max_tokens=10**8),
+    ):
+        assert lengths.mean_tokens(50) == pytest.approx(9277 * 1.01**50, rel=1e-6)
+        tokens = lengths.draw(rng(), 40_000, 4, step=50)
+        assert tokens.mean() == pytest.approx(9277 * 1.01**50, rel=0.01)
+
+
+def test_answers_that_grow_for_ever_end_at_the_cap() -> None:
+    for lengths in (lognormal(drift_per_step=0.5), traced(drift_per_step=0.5)):
+        assert (lengths.draw(rng(), 10, 10, step=100_000) == 27648).all()
+        assert lengths.capped_share(100_000) == 1.0
+        assert lengths.mean_tokens(100) == pytest.approx(27648)
+
+
+def test_answers_that_shrink_for_ever_keep_one_token() -> None:
+    for lengths in (
+        lognormal(drift_per_step=-0.5),
+        traced(drift_per_step=-0.5),
+        ConstantLengths(tokens=100, max_tokens=200, drift_per_step=-0.5),
+    ):
+        assert (lengths.draw(rng(), 10, 10, step=100_000) == 1).all()
+
+
+def test_the_same_draws_of_another_step_only_move() -> None:
+    lengths = lognormal(drift_per_step=0.01)
+    early, late = (lengths.draw(rng(3), 100, 8, step=step) for step in (0, 10))
+    assert (late >= early - 1).all()
+    assert late.mean() > early.mean()
+
+
+# --- constant ------------------------------------------------------------------------------------
+
+
+def test_constant_lengths_are_constant() -> None:
+    lengths = lengths_from(LengthConfig(kind="constant", mean_tokens=500, max_tokens=500))
+    assert (lengths.draw(rng(), 4, 3) == 500).all()
+    assert lengths.capped_share() == 0
+    grown = ConstantLengths(tokens=400, max_tokens=500, drift_per_step=0.1)
+    assert grown.draw(rng(), 1, 1, step=1)[0, 0] == 440
+    assert grown.draw(rng(), 1, 1, step=9)[0, 0] == 500
+    assert grown.capped_share(9) == 1
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+def test_shipped_traces_keep_the_means_of_what_was_published() -> None:
+    assert shipped_histograms() == sorted(PUBLISHED_MEANS)
+    for name, mean in PUBLISHED_MEANS.items():
+        histogram = load_histogram(name)
+        assert histogram.mean == pytest.approx(mean, rel=1e-6)
+        assert len(histogram.weight) <= 400
+        assert "License: " in histogram.source
+        assert "Source: " in histogram.source
+
+
+def test_a_trace_keeps_its_own_mean_and_its_quantiles() -> None:
+    lengths = traced(mean_tokens=0, max_tokens=32768, group_correlation=0.5)
+    tokens = lengths.draw(rng(), 50_000, 4)
+    assert lengths.mean_tokens() == pytest.approx(PUBLISHED_MEANS["deepseek_r1_client66"], rel=1e-6)
+    # As ServeGen's client 66 has them before binning.
+    for share, expected in ((0.5, 7099), (0.9, 16453), (0.99, 22952)):
+        assert np.quantile(tokens, share) == pytest.approx(expected, rel=0.02)
+
+
+@given(st.sampled_from(sorted(PUBLISHED_MEANS)), st.integers(2, 40_000), st.floats(0.01, 0.99))
+def test_a_trace_is_scaled_to_the_mean_that_is_asked_for(name: str, cap: int, part: float) -> None:
+    wanted = 1 + part * (cap - 1)
+    lengths = traced(trace=name, mean_tokens=wanted, max_tokens=cap)
+    assert lengths.mean_tokens() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_scaled_draws_have_that_mean_and_respect_the_cap() -> None:
+    lengths = traced(mean_tokens=14_000, group_correlation=0.0)
+    tokens = lengths.draw(rng(), 62_500, 8)
+    assert tokens.mean() == pytest.approx(14_000, rel=0.003)
+    assert tokens.max() == 27648
+    assert (tokens == 27648).mean() == pytest.approx(lengths.capped_share(), rel=0.03)
+
+
+def test_ranks_inside_a_group_are_correlated() -> None:
+    tokens = traced(group_correlation=0.6).draw(rng(), 40_000, 4)
+    ranks = np.argsort(np.argsort(tokens.ravel())).reshape(tokens.shape)
+    # Rank correlation of a Gaussian copula: 6/pi asin(rho/2).
+    expected = 6 / math.pi * math.asin(0.3)
+    assert np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1] == pytest.approx(expected, abs=0.02)
+
+
+def test_compacting_keeps_weight_and_mean_and_the_spike_at_the_end() -> None:
+    lengths = np.arange(1.0, 20_001)
+    weight = np.where(lengths == 20_000, 500.0, 1.0)
+    full = Histogram(from_tokens=lengths, to_tokens=lengths, mean_tokens=lengths, weight=weight)
+    small = compact(full, 100)
+    assert 90 <= len(small.weight) <= 100
+    assert small.weight.sum() == full.weight.sum()
+    assert small.mean == pytest.approx(full.mean, rel=1e-12)
+    assert (small.from_tokens[-1], small.to_tokens[-1], small.weight[-1]) == (20_000, 20_000, 500)
+    assert compact(small, 100) is small
+
+
+def test_a_written_histogram_is_read_again(tmp_path: Path) -> None:
+    histogram = load_histogram("mooncake_conversation")
+    write_histogram(histogram, tmp_path / "copy.csv", ["where it comes from"])
+    again = load_histogram(str(tmp_path / "copy.csv"))
+    assert again.source == "where it comes from"
+    assert again.mean == pytest.approx(histogram.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10\n20\n20\n30\n",
+        "output_tokens\n10\n20\n20\n30\n",
+        "10,1\n20,2\n30,1\n",
+        "\ufeffid,weight,GeneratedTokens\na,1,10\nb,2,20\n\n# remark\nc,1,30\n",
+    ],
+)
+def test_a_file_of_ones_own_may_have_a_header_weights_and_comments(
+    text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    histogram = read_histogram(path)
+    assert histogram.mean_tokens.tolist() == [10, 20, 30]
+    assert histogram.weight.tolist() == [1, 2, 1]
+    tokens = traced(trace=str(path), mean_tokens=0).draw(rng(), 100, 10)
+    assert set(np.unique(tokens)) == {10, 20, 30}
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean_tokens": 27648.0}, r"mean_tokens is 27648.0, .* between 1 and .* \(27648\)"),
+        ({"mean_tokens": 1.0}, "between 1 and"),
+        ({"mean_tokens": math.nan}, "mean_tokens is nan"),
+        ({"sigma": 0.0}, "sigma is 0.0, .* kind: constant"),
+        ({"sigma": math.nan}, "sigma is nan"),
+        ({"max_tokens": 0}, "max_tokens is 0, but must be >= 1"),
+        ({"group_correlation": 1.1}, "group_correlation is 1.1, but must be 0 to 1"),
+        ({"group_correlation": math.nan}, "group_correlation is nan"),
+        ({"drift_per_step": -1.0}, "drift_per_step is -1.0, but must be > -1"),
+        ({"kind": "log-normal"}, "'log-normal'; did you mean 'lognormal'"),
+        ({"kind": "constant", "mean_tokens": 27649.0}, r"from 1 to max_tokens \(27648\)"),
+        (
+            {"kind": "trace", "trace": "deepseek_r1", "mean_tokens": -5.0},
+            "mean_tokens is -5.0, but can only be between 1",
+        ),
+        ({"kind": "trace"}, "no trace is named; known are azure"),
+        ({"kind": "trace", "trace": "deepseek_r1_client6"}, "did you mean 'deepseek_r1_client66'"),
+        ({"kind": "trace", "trace": "nowhere/own.csv"}, "nowhere/own.csv does not exist"),
+    ],
+)
+def test_what_is_impossible_is_said_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        lengths_from(dataclasses.replace(LengthConfig(), **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "own.csv is empty"),
+        ("# only a remark\n", "own.csv is empty"),
+        ("tokens,weight\n", "has a header and no lengths"),
+        ("tokens\n12\nmany\n", "own.csv, line 3: 'many' is no number"),
+        ("tokens\nnan\n", "line 2: 'nan', but lengths must be >= 1"),
+        ("tokens\n-3\n", "line 2: '-3', but lengths must be >= 1"),
+        ("tokens\n0\n", "line 2: '0', but lengths must be >= 1 .* leave such rows out"),
+        ("tokens,weight\n12,-1\n", "line 2: '12,-1', but"),
+        ("tokens,weight\n12\n", "line 2: '12' is no number"),
+        ("tokens,weight\n12,0\n", "weights must be >= 0, and not all 0"),
+        ("time,prompt\n1,2\n", "has the columns time, prompt; name the one .* 'tokens'"),
+        ("1,2,3\n", "3 columns and no header"),
+        ("from_tokens,to_tokens,mean_tokens,weight\n5,9,10,1\n", "bins must ascend"),
+    ],
+)
+def test_a_broken_trace_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_histogram(str(path))
+    assert "\n" not in str(caught.value)
