@@ -1,0 +1,300 @@
+"""The account of a run: where time went, how old tokens were, what was lost; without a log.
+
+Groups are forgotten once they are trained on: what stays is a row per step and counters.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from areal_lab.control.activity import (
+    LOST,
+    NOTHING_ADMITTED,
+    NOTHING_LEFT,
+    PAUSED,
+    PAUSED_FOR_TRAINING,
+    WAIT_BATCH,
+    WAIT_REWARDS,
+    WAIT_WEIGHTS,
+)
+from areal_lab.control.eventlog import Segments
+from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
+from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
+from simulator.system import System, Timing
+
+if TYPE_CHECKING:
+    from simulator.drive import Slot
+
+COLUMNS = {
+    "end_s": "end of the training step, seconds since the start of the run",
+    "step_s": "since the end of the step before",
+    "train_s": "of these, the trainer worked on the batch",
+    "export_s": "of these, the trainer exported weights or switched the GPUs over",
+    "wait_s": "of these, the trainer waited",
+    "update_s": "of these, new weights were on their way to the engines",
+    "generate_s": "of these, engines generated (mean over engines)",
+    "tokens": "generated tokens that were trained on",
+    "sequences": "samples that were trained on",
+    "token_lag": "mean lag of the trained tokens, in versions",
+    "head_lag": "mean lag of the first tokens of samples",
+    "tail_lag": "mean lag of the last tokens of samples",
+    "max_lag": "largest lag of any token",
+    "several_versions": "share of samples with tokens of two or more versions",
+    "micro_batches": "micro-batches of the step, over all ranks; nan if not modeled",
+    "train_flops": "useful floating point operations of the step; nan if not modeled",
+}
+"""What is kept of every step, by name."""
+
+NOT_WORK = frozenset({"idle", "paused"})
+"""What an engine counts that is no work; why it was idle follows from what the run was doing."""
+
+
+@dataclass(slots=True)
+class Moment:
+    """Everything counted from the start of the run until one time."""
+
+    at_s: float = 0.0
+    engines: dict[str, float] = field(default_factory=dict)
+    """Seconds by state, over all engines."""
+    work: dict[str, float] = field(default_factory=dict)
+    """Seconds of decode, prefill and recomputation by the engines' own account."""
+    trainer: dict[str, float] = field(default_factory=dict)
+    generated_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    interruptions: int = 0
+
+    def since(self, before: Moment) -> Moment:
+        """What came after `before`."""
+        return Moment(
+            self.at_s - before.at_s,
+            _difference(self.engines, before.engines),
+            _difference(self.work, before.work),
+            _difference(self.trainer, before.trainer),
+            self.generated_tokens - before.generated_tokens,
+            self.recomputed_tokens - before.recomputed_tokens,
+            self.preemptions - before.preemptions,
+            self.interruptions - before.interruptions,
+        )
+
+
+class Book:
+    """Told by the shell of everything that changes; knows what every process is doing."""
+
+    def __init__(self, system: System, slots: Sequence[Slot]) -> None:
+        self._system = system
+        self._slots = slots
+        self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
+        self._judging = [0] * len(slots)
+        self.trainer_clock = Clock(WAIT_BATCH)
+        # The state of the run, as `areal_lab.control.activity` reads it off a log.
+        self._behind = self._pushing = self._interrupted = self._loading = False
+        self._all_started = self._all_trained = self._training = False
+        self._push_began_s = 0.0
+        # Counters.
+        self.interruptions = 0
+        self.engine_losses = 0
+        self.trainer_restarts = 0
+        self.dropped_tokens = 0
+        # Steps.
+        self.columns = {name: array("d") for name in COLUMNS}
+        self._row = dict.fromkeys(COLUMNS, 0.0)
+        self._update_s = 0.0
+        self._export_s = 0.0
+        self._generate_s = 0.0
+        self.token_lags: Counter[int] = Counter()
+        self.head_lags: Counter[int] = Counter()
+        self.tail_lags: Counter[int] = Counter()
+        self.begin = Moment()
+        self.end = Moment()
+
+    # --- what every process is doing -------------------------------------------------------------
+
+    def event(self, now_s: float, event: Event) -> None:
+        """Before the coordinator handles it."""
+        match event:
+            case TrainStepDone(version):
+                self._behind = True
+                self._step_done(now_s, version)
+                self._all_trained = version == self._system.limits.train_steps
+                self._training = False
+                self._trainer_waits(now_s)
+                self._look_at_all(now_s)
+            case WeightsPushed():
+                self._update_s += now_s - self._push_began_s
+                self._behind = self._pushing = self._loading = False
+                self._trainer_waits(now_s)
+                self._look_at_all(now_s)
+            case _:
+                pass
+
+    def push_began(self, now_s: float) -> None:
+        """New weights are on their way."""
+        self._pushing, self._push_began_s = True, now_s
+        self._trainer_waits(now_s)
+
+    def interrupted(self, now_s: float) -> None:
+        """The coordinator wants engines to pause."""
+        self._interrupted = True
+        self._look_at_all(now_s)
+
+    def paused(self, now_s: float) -> None:
+        """They do."""
+        self._look_at_all(now_s)
+
+    def loading(self, now_s: float) -> None:
+        """All engines load new weights."""
+        self._loading = True
+        self._look_at_all(now_s)
+
+    def resumed(self, now_s: float) -> None:
+        """Engines go on."""
+        self._interrupted = False
+        self._look_at_all(now_s)
+
+    def nothing_left(self, now_s: float) -> None:
+        """The last group of the run was started."""
+        if not self._all_started:
+            self._all_started = True
+            self._look_at_all(now_s)
+
+    def judging(self, now_s: float, slot: Slot, change: int) -> None:
+        """One more or one less of the engine's groups is being judged."""
+        self._judging[slot.number] += change
+        self.engine_changed(now_s, slot)
+
+    def engine_changed(self, now_s: float, slot: Slot) -> None:
+        """The engine has its first group, or no group any more, or failed, or is back."""
+        self._clocks[slot.number].set(now_s, self._state(slot))
+
+    def _trainer_waits(self, now_s: float) -> None:
+        if not self._training:
+            cause = WAIT_WEIGHTS if self._pushing else WAIT_BATCH
+            self.trainer_clock.set(now_s, NOTHING_LEFT if self._all_trained else cause)
+
+    def _look_at_all(self, now_s: float) -> None:
+        for slot, clock in zip(self._slots, self._clocks, strict=True):
+            clock.set(now_s, self._state(slot))
+
+    def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
+        if slot.dead:
+            return LOST
+        if self._loading:
+            return LOAD
+        if slot.flights and not slot.paused:
+            return GENERATE
+        if self._interrupted:
+            return PAUSED if self._behind else PAUSED_FOR_TRAINING
+        if self._judging[slot.number]:
+            return WAIT_REWARDS
+        if self._all_started:
+            return NOTHING_LEFT
+        return WAIT_WEIGHTS if self._behind else NOTHING_ADMITTED
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def batch(self, now_s: float, version: Version, groups: Iterable[tuple[Segments, ...]]) -> None:
+        """The trainer of `version` begins with these groups; their tokens have their lags now."""
+        self._training = True
+        self.trainer_clock.set(now_s, UNCOUNTED)
+        heads: dict[Version, int] = {}
+        tails: dict[Version, int] = {}
+        tokens: dict[Version, int] = {}
+        several = samples = 0
+        for group in groups:
+            samples += len(group)
+            for segments in group:
+                head, count = segments[0]
+                heads[head] = heads.get(head, 0) + 1
+                tokens[head] = tokens.get(head, 0) + count
+                if len(segments) > 1:
+                    for tail, count in segments[1:]:
+                        tokens[tail] = tokens.get(tail, 0) + count
+                    tails[tail] = tails.get(tail, 0) + 1
+                    several += tail != head
+                else:
+                    tails[head] = tails.get(head, 0) + 1
+        head_lags, tail_lags, token_lags = (
+            {version - of: count for of, count in counts.items()}
+            for counts in (heads, tails, tokens)
+        )
+        row = self._row
+        row["tokens"] = sum(token_lags.values())
+        row["sequences"] = samples
+        row["head_lag"] = _mean(head_lags)
+        row["tail_lag"] = _mean(tail_lags)
+        row["token_lag"] = _mean(token_lags)
+        row["max_lag"] = max(token_lags, default=0)
+        row["several_versions"] = several / samples
+        if version >= self._system.warmup_steps:
+            self.head_lags.update(head_lags)
+            self.tail_lags.update(tail_lags)
+            self.token_lags.update(token_lags)
+
+    def trained(self, timing: Timing) -> None:
+        """The work on the batch is done."""
+        self._row["train_s"] = timing.seconds
+        self._row["micro_batches"] = getattr(timing, "micro_batches", math.nan)
+        self._row["train_flops"] = getattr(timing, "flops", math.nan)
+
+    def _step_done(self, now_s: float, version: Version) -> None:
+        row = self._row
+        row["step_s"] = now_s - row["end_s"]
+        row["end_s"] = now_s
+        seconds = self.trainer_clock.seconds
+        export_s = seconds.get(EXPORT, 0.0) + seconds.get(TO_TRAINING, 0.0)
+        row["export_s"], self._export_s = export_s - self._export_s, export_s
+        row["wait_s"] = max(0.0, row["step_s"] - row["train_s"] - row["export_s"])
+        row["update_s"], self._update_s = self._update_s, 0.0
+        generate_s = sum(clock.of(now_s, GENERATE) for clock in self._clocks) / len(self._clocks)
+        row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
+        for name, column in self.columns.items():
+            column.append(row[name])
+        if version == self._system.warmup_steps:
+            self.begin = self._moment(now_s)
+        if version == self._system.steps:
+            self.end = self._moment(now_s)
+
+    def _moment(self, now_s: float) -> Moment:
+        engines: dict[str, float] = {}
+        work: dict[str, float] = {}
+        generated = recomputed = preemptions = 0
+        for clock, slot in zip(self._clocks, self._slots, strict=True):
+            engine = slot.engine
+            if engine.next_s() > now_s:
+                engine.advance(now_s)  # so that its account is of now
+            add_up(engines, clock.read(now_s))
+            add_up(work, {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK})
+            generated += engine.generated_tokens
+            recomputed += engine.recomputed_tokens
+            preemptions += engine.preemptions
+        return Moment(
+            at_s=now_s,
+            engines=engines,
+            work=work,
+            trainer=self.trainer_clock.read(now_s),
+            generated_tokens=generated,
+            recomputed_tokens=recomputed,
+            preemptions=preemptions,
+            interruptions=self.interruptions,
+        )
+
+
+def add_up(total: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add `more` to `total`, name by name."""
+    for name, value in more.items():
+        total[name] = total.get(name, 0.0) + value
+
+
+def _mean(lags: Mapping[int, int]) -> float:
+    count = sum(lags.values())
+    return sum(lag * times for lag, times in lags.items()) / count if count else 0.0
+
+
+def _difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}

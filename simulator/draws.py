@@ -1,0 +1,80 @@
+"""Random draws that do not depend on what is compared: common random numbers.
+
+Group n of a seed has the same answer lengths and latencies whatever the schedule, the cluster and
+the order in which things happen: each stream is cut into blocks of groups with a generator each.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from areal_lab.control.events import GroupId
+from simulator.system import System
+
+LENGTHS: Final = 1
+REWARDS: Final = 2
+TOOLS: Final = 3
+ENGINE_FAILURES: Final = 4
+TRAINER_FAILURES: Final = 5
+STRAGGLERS: Final = 6
+
+
+def stream(seed: int, purpose: int, number: int) -> np.random.Generator:
+    """The generator of one block of one stream of a seed."""
+    return np.random.default_rng([seed, purpose, number])
+
+
+class GroupDraws(NamedTuple):
+    """What is random about one group."""
+
+    lengths: list[int]
+    """Answer tokens, one per sample."""
+    rewards_s: list[float] | None
+    """Time to judge each sample; None is no time."""
+    tools_s: list[list[float]] | None
+    """For each sample, the time of the tool after each turn but the last."""
+
+
+class Draws:
+    """The draws of groups, asked for in ascending order, a training batch's worth at a time.
+
+    A block is one batch, so that the drift of the lengths goes by training steps.
+    """
+
+    def __init__(self, system: System, seed: int) -> None:
+        self._system = system
+        self._seed = seed
+        self._size = system.limits.batch_groups
+        self._number = -1
+        self._lengths: list[list[int]] = []
+        self._rewards: list[list[float]] | None = None
+        self._tools: list[list[list[float]]] | None = None
+
+    def of(self, group: GroupId) -> GroupDraws:
+        """The draws of `group`; those of an earlier block are drawn again."""
+        number, row = divmod(group, self._size)
+        if number != self._number:
+            self._draw(number)
+        rewards, tools = self._rewards, self._tools
+        return GroupDraws(
+            self._lengths[row],
+            None if rewards is None else rewards[row],
+            None if tools is None else tools[row],
+        )
+
+    def _draw(self, number: int) -> None:
+        system, size, samples = self._system, self._size, self._system.samples
+        self._number = number
+        lengths = system.lengths.draw(
+            stream(self._seed, LENGTHS, number), size, samples, step=float(number)
+        )
+        self._lengths = lengths.tolist()
+        if system.reward is not None:
+            drawn = system.reward.draw(stream(self._seed, REWARDS, number), size * samples)
+            self._rewards = drawn.reshape(size, samples).tolist()
+        if system.tool is not None and system.turns > 1:
+            pauses = system.turns - 1
+            drawn = system.tool.draw(stream(self._seed, TOOLS, number), size * samples * pauses)
+            self._tools = drawn.reshape(size, samples, pauses).tolist()

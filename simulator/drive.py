@@ -1,0 +1,471 @@
+"""Perform the coordinator's actions in simulated seconds: simpy where the pipeline has asyncio.
+
+    actions --> engines, trainer and weights --> events --> Coordinator.handle() --> actions
+
+    process           produces                      waits for               unblocked by
+    tell              actions                       nothing                 -
+    timer of engine   GroupFinished                 the engine's next change  time
+    train step        TrainStepDone, CheckpointDone Train, Save             time, engines that load
+    push              WeightsPushed                 PushWeights             time
+    node              EngineLost, EngineJoined      a failure               time
+
+An engine has one timer, set to the next time its batch changes: one simpy event per change, none
+per token or sample. New weights are noticed `delay_s` after `PushWeights`; until then generation
+goes on, so that an `Interrupt` that comes with a push is performed when the engines load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias, assert_never
+
+import simpy
+
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.eventlog import (
+    REWARDS,
+    TRAINER,
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Record,
+    RunHeader,
+    SpanRecord,
+    engine_process,
+)
+from areal_lab.control.events import (
+    CheckpointDone,
+    Drop,
+    EngineId,
+    EngineJoined,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    Save,
+    StartGroup,
+    StopRequested,
+    Train,
+    TrainStepDone,
+    Version,
+    WeightsPushed,
+)
+from areal_lab.control.replay import limits_to_fields
+from simulator.book import NOT_WORK, Book
+from simulator.conversations import Conversations
+from simulator.draws import ENGINE_FAILURES, Draws, GroupDraws, stream
+from simulator.judges import Judges
+from simulator.pools import LOAD
+from simulator.system import Done, Engine, System
+from simulator.timesheet import RecordSpan
+from simulator.trainer import Trainer
+
+RUN_ENDED = "run ended"
+"""The coordinator's reason to drop what is left over."""
+_CLOCK_ROUNDING = 1e-12
+"""A timer is a difference of times added to a time: it may come a few last bits early."""
+Write: TypeAlias = Callable[[Record], None]
+Process: TypeAlias = Generator[simpy.Event, Any, None]
+
+
+class Flight:
+    """A group from its start until it is trained on."""
+
+    __slots__ = ("begun_s", "draws", "generated_s", "group", "segments", "slot")
+
+    def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
+        self.group = group
+        self.slot = slot
+        self.begun_s = begun_s
+        self.draws = draws
+        self.generated_s = math.nan
+        self.segments: tuple[Any, ...] = ()
+
+
+class Slot:
+    """An engine, its timer, and what the coordinator runs on it."""
+
+    __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
+
+    def __init__(self, number: EngineId, engine: Engine) -> None:
+        self.number = number
+        self.engine = engine
+        self.wake_s = math.inf
+        self.flights: dict[GroupId, Flight] = {}  # not yet generated
+        self.paused = False
+        self.dead = False
+
+
+class Drive:
+    """The one owner of a simulated run; see the module's text."""
+
+    def __init__(self, system: System, seed: int, write: Write | None = None) -> None:
+        self.env = simpy.Environment()
+        self.system = system
+        self.seed = seed
+        self.write = write
+        self.coordinator = Coordinator(system.limits)
+        self.draws = Draws(system, seed)
+        self.slots = [self._make_slot(number) for number in range(system.engines)]
+        self.book = Book(system, self.slots)
+        self.trainer = Trainer(self)
+        self.judges = Judges(system.reward_workers)
+        self.flights: dict[GroupId, Flight] = {}
+        self.kept: dict[GroupId, Flight] = {}
+        self.over = self.env.event()
+        self.finish: Finish | None = None
+        self.version: Version = 0
+        """What the engines hold."""
+        self.loaded: simpy.Event | None = None
+        """While a version is on its way: comes when all engines have it."""
+        steps = system.limits.train_steps
+        self._last_start = None if steps is None else steps * system.limits.batch_groups
+        self.unfinished = 0
+        """Groups that the end of the run gave up."""
+        self._pause_due = False
+        self._dirty: dict[Slot, None] = {}
+        self._inbox: list[Event] = []
+        self._telling = False
+
+    def run(self) -> Finish:
+        """From the start to `Finish`."""
+        system = self.system
+        if self.write is not None:
+            names = [engine_process(slot.number) for slot in self.slots]
+            self.write(
+                RunHeader(
+                    mode="simulate",
+                    started_at=0.0,
+                    limits=limits_to_fields(system.limits),
+                    processes=(TRAINER, *names, REWARDS),
+                )
+            )
+        if system.failures is not None:
+            for node in range(0, len(self.slots), system.engines_per_node):
+                on_node = self.slots[node : node + system.engines_per_node]
+                self.env.process(self._node(node, on_node))
+        self.tell(RunStarted(tuple(range(system.engines))))
+        self.env.run(until=self.over)
+        assert self.finish is not None
+        return self.finish
+
+    def tell(self, event: Event) -> None:
+        """Let the coordinator handle `event`, and perform what it answers.
+
+        What happens while actions are performed is told after the last of them, as the pipeline's
+        queue does.
+        """
+        self._inbox.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        for told in self._inbox:  # may grow meanwhile
+            self._tell(told)
+        self._inbox.clear()
+        self._telling = False
+
+    def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
+        write, now_s = self.write, self.env.now
+        if write is not None:
+            write(EventRecord(now_s, event))
+        self.book.event(now_s, event)
+        for action in self.coordinator.handle(event):
+            if write is not None:
+                write(ActionRecord(now_s, action))
+            match action:
+                case StartGroup():
+                    self._start(now_s, action)
+                case Train():
+                    self.env.process(self.trainer.train(action))
+                case PushWeights():
+                    self.loaded = self.env.event()
+                    self.book.push_began(now_s)
+                    self.env.process(self._push(action.version))
+                case Interrupt():
+                    self._pause_due = True
+                    self.book.interrupted(now_s)
+                case Resume():
+                    self._resume(now_s)
+                case Save():
+                    self.env.process(self._save(action.version))
+                case Drop():
+                    self._drop(now_s, action)
+                case Finish():
+                    self._finish(action)
+                case _ as never:
+                    assert_never(never)
+        if self._pause_due and self.loaded is None:
+            self._pause(now_s)
+        if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
+            self.book.nothing_left(now_s)
+        if self._dirty:
+            for slot in self._dirty:
+                self._set_timer(slot)
+            self._dirty.clear()
+
+    # --- engines ---------------------------------------------------------------------------------
+
+    def _make_slot(self, number: EngineId) -> Slot:
+        system = self.system
+        record = None if self.write is None else self._record_of(engine_process(number))
+        engine = system.make_engine(number, self.seed, record)
+        if system.turns > 1:
+            engine = Conversations(engine, system.turns, lambda group: self.draws.of(group).tools_s)
+        return Slot(number, engine)
+
+    def _start(self, now_s: float, start: StartGroup) -> None:
+        slot, group = self.slots[start.engine], start.group
+        before = self.flights.get(group)  # of an engine that was lost
+        draws = self.draws.of(group) if before is None else before.draws
+        flight = self.flights[group] = Flight(group, slot, now_s, draws)
+        self._submit(now_s, flight, start.version)
+
+    def _submit(self, now_s: float, flight: Flight, version: Version) -> None:
+        slot = flight.slot
+        if slot.flights:
+            slot.flights[flight.group] = flight
+        else:
+            slot.flights[flight.group] = flight
+            self.book.engine_changed(now_s, slot)
+        if slot.dead:
+            return  # Nobody knows yet; it begins again elsewhere when it is known.
+        if slot.engine.next_s() <= now_s:
+            self._advance(now_s, slot)
+        slot.engine.submit(
+            now_s, flight.group, self.system.prompt_tokens, flight.draws.lengths, version
+        )
+        self._dirty[slot] = None
+
+    def _set_timer(self, slot: Slot) -> None:
+        """See that somebody looks when the engine changes; a timer that comes earlier will do."""
+        next_s = slot.engine.next_s()
+        if next_s < slot.wake_s:
+            slot.wake_s = next_s
+            env = self.env
+            now_s = env.now
+            timer = env.timeout(next_s - now_s if next_s > now_s else 0.0, slot)
+            assert timer.callbacks is not None
+            timer.callbacks.append(self._on_timer)
+
+    def _on_timer(self, timer: simpy.Event) -> None:
+        slot: Any = timer.value
+        now_s = self.env.now
+        if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):
+            return  # An earlier timer has replaced this one, and was served.
+        slot.wake_s = math.inf
+        if slot.engine.next_s() <= now_s:
+            self._advance(now_s, slot)
+        self._set_timer(slot)
+
+    def _advance(self, now_s: float, slot: Slot) -> None:
+        for done in slot.engine.advance(now_s):
+            self._generated(now_s, slot, done)
+
+    def _generated(self, now_s: float, slot: Slot, done: Done) -> None:
+        flight = slot.flights.pop(done.group)
+        flight.generated_s = now_s
+        flight.segments = done.segments
+        latencies_s = flight.draws.rewards_s
+        if latencies_s is None:
+            if not slot.flights:
+                self.book.engine_changed(now_s, slot)
+            self._judged(flight)
+            return
+        self.book.judging(now_s, slot, +1)
+        judged_s = self.judges.judged_s(now_s, latencies_s)
+        timer = self.env.timeout(judged_s - now_s, flight)
+        assert timer.callbacks is not None
+        timer.callbacks.append(self._on_judged)
+
+    def _on_judged(self, timer: simpy.Event) -> None:
+        flight: Any = timer.value
+        self.book.judging(self.env.now, flight.slot, -1)
+        if self.flights.get(flight.group) is flight:  # else it was dropped, or began again
+            self._judged(flight)
+
+    def _judged(self, flight: Flight) -> None:
+        group, segments = flight.group, flight.segments
+        del self.flights[group]
+        self.kept[group] = flight
+        if self.write is not None:
+            self._write_group(flight)
+        head = min([sample[0][0] for sample in segments])
+        tail = max([sample[-1][0] for sample in segments])
+        self.tell(GroupFinished(group, head, tail))
+
+    def _drop(self, now_s: float, drop: Drop) -> None:
+        group = drop.group
+        self.unfinished += drop.reason == RUN_ENDED
+        if self.kept.pop(group, None) is not None:
+            return
+        flight = self.flights.get(group)
+        if flight is not None and not flight.slot.dead:
+            slot = flight.slot
+            if slot.engine.next_s() <= now_s:
+                self._advance(now_s, slot)  # It may end at this very moment.
+            if slot.flights.pop(group, None) is not None:
+                self.book.dropped_tokens += slot.engine.drop(now_s, group)
+                self.book.engine_changed(now_s, slot)
+                self._dirty[slot] = None
+        self.flights.pop(group, None)
+        self.kept.pop(group, None)
+
+    # --- weights ---------------------------------------------------------------------------------
+
+    def _pause(self, now_s: float) -> None:
+        self._pause_due = False
+        self.book.interruptions += 1
+        for slot in self.slots:
+            if slot.dead:
+                continue
+            if slot.engine.next_s() <= now_s:
+                self._advance(now_s, slot)
+            slot.engine.pause(now_s)
+            slot.paused = True
+            self._dirty[slot] = None
+        self.book.paused(now_s)
+        self._set_timers()
+
+    def _resume(self, now_s: float) -> None:
+        self._pause_due = False
+        for slot in self.slots:
+            if slot.paused and not slot.dead:
+                slot.engine.resume(now_s, self.version)
+                self._dirty[slot] = None
+            slot.paused = False
+        self.book.resumed(now_s)
+
+    def _set_timers(self) -> None:
+        if not self._telling:
+            for slot in self._dirty:
+                self._set_timer(slot)
+            self._dirty.clear()
+
+    def _push(self, version: Version) -> Process:
+        system, env = self.system, self.env
+        if system.weights.delay_s > 0:
+            yield env.timeout(system.weights.delay_s)
+        if self._pause_due:
+            self._pause(env.now)
+        load_s = system.weights.load_s
+        if system.switch is not None:
+            load_s += system.switch.to_generation_s
+        if load_s > 0:
+            begin_s = env.now
+            loading = [slot for slot in self.slots if not slot.dead]
+            self.book.loading(begin_s)
+            yield env.timeout(load_s)
+            if self.write is not None:
+                for slot in loading:
+                    self._span(engine_process(slot.number), LOAD, begin_s, env.now)
+        self.version = version
+        assert self.loaded is not None
+        self.loaded.succeed()
+        self.loaded = None
+        self.tell(WeightsPushed(version))
+
+    # --- the trainer's side ----------------------------------------------------------------------
+
+    def step_done(self, version: Version) -> None:
+        """The trainer has a new version."""
+        if self.system.limits.train_steps is None and version == self.system.steps:
+            self.tell(StopRequested())
+        self.tell(TrainStepDone(version))
+
+    def _save(self, version: Version) -> Process:
+        # A checkpoint is written beside the work; who waits for it is the coordinator's business.
+        yield self.env.timeout(0)
+        self.tell(CheckpointDone(version))
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def _node(self, node: int, slots: list[Slot]) -> Process:
+        """One node's life: it works, fails, and comes back."""
+        failures, env = self.system.failures, self.env
+        assert failures is not None
+        generator = stream(self.seed, ENGINE_FAILURES, node)
+        while not math.isinf(uptime_s := failures.uptime_s(generator)):
+            yield env.timeout(uptime_s)
+            for slot in slots:
+                if slot.engine.next_s() <= env.now:
+                    self._advance(env.now, slot)
+                slot.engine.fail(env.now)
+                slot.dead, slot.paused, slot.wake_s = True, False, math.inf
+                self.book.engine_changed(env.now, slot)
+            yield env.timeout(failures.detection_s)
+            mended_here: list[Slot] = []
+            for slot in slots:
+                # A run without any engine ends; the last one is restarted by its supervisor, and
+                # its groups with it.
+                if len(self.coordinator.engine_loads) == 1:
+                    mended_here.append(slot)
+                else:
+                    slot.flights.clear()
+                    self.book.engine_losses += 1
+                    self.tell(EngineLost(slot.number))
+            yield env.timeout(failures.restart_s)
+            while self.loaded is not None:
+                yield self.loaded
+            for slot in slots:
+                slot.dead = False
+                self.book.engine_changed(env.now, slot)
+                if slot in mended_here:
+                    for flight in list(slot.flights.values()):
+                        self._submit(env.now, flight, self.version)
+                else:
+                    self.tell(EngineJoined(slot.number))
+            self._set_timers()
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    def _finish(self, finish: Finish) -> None:
+        self.finish = finish
+        if self.write is not None:
+            for slot in self.slots:
+                if not (slot.paused or slot.dead):
+                    slot.engine.pause(self.env.now)  # ends, and thereby tells, what it was doing
+        self.over.succeed()
+
+    def _span(self, process: str, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
+        if self.write is not None and end_s > begin_s:
+            self.write(
+                SpanRecord(process=process, name=name, t_s=begin_s, end_s=end_s, cause=cause)
+            )
+
+    def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
+        """Note what the trainer did, or waited for."""
+        self._span(TRAINER, name, begin_s, end_s, cause)
+
+    def _record_of(self, process: str) -> RecordSpan:
+        def record(name: str, start_s: float, end_s: float) -> None:
+            if name not in NOT_WORK:
+                # At the end of the run a step may be cut off.
+                last_s = end_s if self.finish is None else min(end_s, self.env.now)
+                self._span(process, name, start_s, last_s)
+
+        return record
+
+    def _write_group(self, flight: Flight) -> None:
+        assert self.write is not None
+        cut = self.system.max_tokens
+        lengths = flight.draws.lengths
+        self.write(
+            GroupRecord(
+                group=flight.group,
+                engine=flight.slot.number,
+                t_s=flight.begun_s,
+                generated_s=flight.generated_s,
+                end_s=self.env.now,
+                rewards=(0.0,) * len(lengths),  # answers have lengths here, and no content
+                segments=flight.segments,
+                finish_reasons=tuple(
+                    "length" if cut is not None and tokens >= cut else "stop" for tokens in lengths
+                ),
+            )
+        )

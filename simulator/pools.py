@@ -1,0 +1,133 @@
+"""Where the GPUs' time went: one clock per process, and their sum over a pool.
+
+What a process did and the causes of idleness have the names of `areal_lab.control.activity`, which
+finds the same from the log of a run; here they are counted without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from areal_lab.control.activity import NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
+
+GENERATE = "generate"
+LOAD = "load weights"
+EXPORT = "export weights"
+TO_TRAINING = "switch to training"
+UNCOUNTED = ""
+"""State of a clock whose owner adds the seconds by hand."""
+MOVING_WEIGHTS = frozenset({LOAD, EXPORT, TO_TRAINING})
+"""Busy, but neither generating nor training."""
+
+
+class Clock:
+    """Seconds of one process by what it did or waited for."""
+
+    __slots__ = ("seconds", "since_s", "state")
+
+    def __init__(self, state: str) -> None:
+        self.state = state
+        self.since_s = 0.0
+        self.seconds: dict[str, float] = {}
+
+    def set(self, now_s: float, state: str) -> None:
+        """From now on it is in `state`."""
+        if state != self.state:
+            if self.state:
+                self.add(self.state, now_s - self.since_s)
+            self.state, self.since_s = state, now_s
+
+    def add(self, state: str, seconds: float) -> None:
+        """Count seconds by hand."""
+        if seconds:
+            self.seconds[state] = self.seconds.get(state, 0.0) + seconds
+
+    def of(self, now_s: float, state: str) -> float:
+        """Seconds in one state until now."""
+        seconds = self.seconds.get(state, 0.0)
+        return seconds + now_s - self.since_s if state == self.state else seconds
+
+    def read(self, now_s: float) -> dict[str, float]:
+        """Seconds by state until now."""
+        seconds = dict(self.seconds)
+        if self.state:
+            seconds[self.state] = seconds.get(self.state, 0.0) + now_s - self.since_s
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """Where the time of a pool of GPUs went, in shares; busy and idle sum to 1."""
+
+    gpus: int
+    seconds: float
+    """Of each GPU."""
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """Shares by what was done, largest first."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Shares by cause, largest first."""
+
+    @property
+    def utilization(self) -> float:
+        """Share spent generating or training; moving weights is neither."""
+        return sum(share for name, share in self.busy.items() if name not in MOVING_WEIGHTS)
+
+    @property
+    def idle_share(self) -> float:
+        """Share spent waiting."""
+        return sum(self.idle.values())
+
+
+def pool_use(
+    gpus: int, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
+) -> PoolUse:
+    """A pool's use from the seconds of its processes, added up.
+
+    Args:
+        seconds: of one process.
+        by_state: of all processes; they are all alike in GPUs.
+    """
+    total = sum(by_state.values())
+    causes = frozenset(idle_causes)
+    shares = {
+        name: value / total
+        for name, value in sorted(by_state.items(), key=lambda item: (-item[1], item[0]))
+        if value > 0
+    }
+    return PoolUse(
+        gpus=gpus,
+        seconds=seconds,
+        busy={name: share for name, share in shares.items() if name not in causes},
+        idle={name: share for name, share in shares.items() if name in causes},
+    )
+
+
+def split(seconds: float, by: Mapping[str, float]) -> dict[str, float]:
+    """`seconds` in the proportions of `by`; under `GENERATE` if there are none."""
+    total = sum(by.values())
+    if total <= 0:
+        return {GENERATE: seconds}
+    return {name: seconds * part / total for name, part in by.items() if part > 0}
+
+
+def shared_gpus(
+    engines: Mapping[str, float], trainer: Mapping[str, float], idle_causes: Iterable[str]
+) -> dict[str, float]:
+    """Shares of GPUs that generate and train in turn, from the shares of either.
+
+    While the trainer works, engines count as idle: that is taken from the causes that stand for it.
+    """
+    causes = frozenset(idle_causes)
+    working = {name: share for name, share in trainer.items() if name not in causes}
+    both = dict(engines)
+    left = sum(working.values())
+    stand_for_it = (PAUSED_FOR_TRAINING, NOTHING_ADMITTED, WAIT_REWARDS)
+    for cause in (*stand_for_it, *(name for name in engines if name in causes)):
+        taken = min(left, both.get(cause, 0.0))
+        if taken > 0:
+            both[cause] -= taken
+            left -= taken
+    for name, share in working.items():
+        both[name] = both.get(name, 0.0) + share
+    return both

@@ -1,0 +1,261 @@
+"""From a configuration to results: check it, build the system, run it once or with several seeds.
+
+SimulationConfig --check_config, build--> System --run_system--> SimulationResult
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from areal_lab.control.eventlog import Record, encode
+from areal_lab.control.events import EngineId
+from areal_lab.control.limits import Limits
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
+from areal_lab.control.schedule import (
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+from simulator.check import check_config
+from simulator.config import LatencyConfig, ScheduleConfig, SimulationConfig
+from simulator.decode_cost import decode_cost
+from simulator.draws import STRAGGLERS, stream
+from simulator.faults import engine_slowdowns, failures_from
+from simulator.gpu import GPU
+from simulator.hardware import find_gpu
+from simulator.latency import Latency, latency_from
+from simulator.lengths import lengths_from
+from simulator.memory import cache_tokens
+from simulator.model_shape import ModelShape, find_model
+from simulator.prefill_cost import prefill_cost
+from simulator.replica import Replica
+from simulator.result import Replicated, SimulationResult
+from simulator.run import run_system
+from simulator.system import MakeEngine, Prices, System
+from simulator.timesheet import RecordSpan
+from simulator.training_cost import training_cost
+
+MOST_RUNNING = 256
+"""Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""
+
+
+def simulate(
+    config: SimulationConfig,
+    *,
+    seed: int | None = None,
+    log: Callable[[Record], None] | str | Path | None = None,
+) -> SimulationResult:
+    """Simulate one seed.
+
+    Args:
+        config: what to simulate.
+        seed: None takes the configuration's first.
+        log: takes the records of `areal_lab.control.eventlog`, or names a file for them. A list's
+            `append` will do: `Log(records[0], tuple(records[1:]))` is then the log.
+
+    Raises:
+        ValueError: if something about the configuration is impossible; one line each.
+    """
+    system = build(config)
+    seed = config.seed if seed is None else seed
+    if log is None or callable(log):
+        return run_system(system, seed, log, name=config.name)
+    with Path(log).open("w", encoding="utf-8") as file:
+        return run_system(
+            system, seed, lambda record: _write_line(file.write, record), name=config.name
+        )
+
+
+def replicate(config: SimulationConfig, *, processes: int | None = None) -> Replicated:
+    """Simulate all seeds of a configuration, side by side.
+
+    Seed k of one configuration has the same draws as seed k of any other, so that two of them
+    compare with far less noise than either has (`Replicated.ratio`).
+
+    Args:
+        config: what to simulate.
+        processes: at a time; None has one per processor, 1 none beside this one.
+
+    Raises:
+        ValueError: if something about the configuration is impossible; one line each.
+    """
+    check_config(config)
+    seeds = range(config.seed, config.seed + config.seeds)
+    workers = min(len(seeds), processes or os.cpu_count() or 1)
+    if workers == 1:
+        return Replicated(results=tuple(_one(config, seed) for seed in seeds))
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(_one, config, seed) for seed in seeds]
+        return Replicated(results=tuple(future.result() for future in futures))
+
+
+def build(config: SimulationConfig) -> System:
+    """The costs and limits that a configuration asks for.
+
+    Raises:
+        ValueError: if something about it is impossible; one line each.
+    """
+    check_config(config)
+    cluster, workload, rollout = config.cluster, config.workload, config.rollout
+    gpu = find_gpu(cluster.gpu)
+    rollout_gpu = find_gpu(cluster.rollout_gpu or cluster.gpu)
+    model = find_model(config.model)
+    colocated = cluster.placement == "colocated"
+    rollout_gpus = cluster.gpus if colocated else cluster.rollout_gpus
+    training_gpus = cluster.gpus if colocated else cluster.gpus - cluster.rollout_gpus
+    engines = rollout_gpus // rollout.tensor_parallel
+    running = running_sequences(config, model, rollout_gpu)
+    return System(
+        limits=Limits(
+            batch_groups=workload.prompts_per_batch,
+            max_in_flight=config.schedule.max_concurrent_prompts
+            or max(workload.prompts_per_batch, engines * running // workload.samples_per_prompt),
+            schedule=schedule_of(config.schedule),
+            order=order_of(config.schedule),
+        ),
+        steps=workload.steps,
+        warmup_steps=workload.warmup_steps,
+        samples=workload.samples_per_prompt,
+        prompt_tokens=workload.prompt_tokens,
+        lengths=lengths_from(workload.answers),
+        max_tokens=workload.answers.max_tokens,
+        engines=engines,
+        make_engine=_replicas(config, model, rollout_gpu, engines),
+        gpus_per_engine=rollout.tensor_parallel,
+        training=training_cost(config.trainer, model, gpu, training_gpus),
+        training_gpus=training_gpus,
+        minibatches=workload.minibatches,
+        reward=_latency(workload.reward),
+        reward_workers=workload.reward_workers,
+        turns=workload.turns,
+        tool=_latency(workload.tool),
+        failures=failures_from(config.faults),
+        engines_per_node=max(1, rollout_gpu.node_gpus // rollout.tensor_parallel),
+        training_nodes=math.ceil(training_gpus / gpu.node_gpus),
+        rollout_prices=_prices(config, rollout_gpu),
+        training_prices=_prices(config, gpu),
+    )
+
+
+def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:
+    """Sequences that one engine decodes at a time: what is asked for, or what its cache holds.
+
+    The cache is shared out to sequences of mean length; longer ones are preempted when it is full.
+    """
+    rollout, workload = config.rollout, config.workload
+    if rollout.max_running:
+        return rollout.max_running
+    held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
+    mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
+    return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
+
+
+def schedule_of(config: ScheduleConfig) -> Schedule:
+    """The schedule of a configuration."""
+    match config.name:
+        case "synchronous":
+            return synchronous()
+        case "one_step_overlap":
+            return one_step_overlap()
+        case "partial_rollout":
+            return partial_rollout(config.eta)
+        case _:
+            return asynchronous(config.eta, interruptible=config.interruptible)
+
+
+def order_of(config: ScheduleConfig) -> BatchOrder:
+    """The batch order of a configuration."""
+    match config.batch_order:
+        case "strict_start_order":
+            return strict_start_order()
+        case "bounded_lag":
+            ahead = math.ceil(config.eta) if math.isfinite(config.eta) else math.inf
+            return bounded_lag(config.max_lag or ahead, drop=config.drop_late)
+        case _:
+            return oldest_finished_first()
+
+
+def _one(config: SimulationConfig, seed: int) -> SimulationResult:
+    return simulate(config, seed=seed)
+
+
+def _write_line(write: Callable[[str], object], record: Record) -> None:
+    write(encode(record) + "\n")
+
+
+def _replicas(config: SimulationConfig, model: ModelShape, gpu: GPU, engines: int) -> MakeEngine:
+    rollout, split = config.rollout, config.rollout.tensor_parallel
+    cache = cache_tokens(model, gpu, split, rollout.memory_utilization)
+    running = running_sequences(config, model, gpu)
+    costs = _EngineCosts(config, model, gpu, engines)
+
+    def make(engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
+        slowdown = costs.slowdowns(seed)[engine]
+        return Replica(
+            decode=costs.decode(slowdown),
+            prefill=costs.prefill(slowdown),
+            max_running=running,
+            cache_tokens=cache,
+            prefix_sharing=rollout.prefix_sharing,
+            record_spans=record,
+        )
+
+    return make
+
+
+class _EngineCosts:
+    """Costs that engines of the same speed share."""
+
+    def __init__(self, config: SimulationConfig, model: ModelShape, gpu: GPU, engines: int) -> None:
+        rollout = config.rollout
+        self.decode = cache(
+            lambda slowdown: decode_cost(
+                model,
+                gpu,
+                rollout.tensor_parallel,
+                overhead_s=rollout.engine_overhead_s,
+                overlap=rollout.engine_overlap,
+                slowdown=slowdown,
+                step_s=rollout.decode_step_s,
+            )
+        )
+        self.prefill = cache(
+            lambda slowdown: prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=slowdown)
+        )
+        self.slowdowns = cache(
+            lambda seed: engine_slowdowns(
+                config.faults, engines, stream(seed, STRAGGLERS, 0)
+            ).tolist()
+        )
+
+
+def _latency(config: LatencyConfig) -> Latency | None:
+    return latency_from(config) if config.mean_s > 0 else None
+
+
+def _prices(config: SimulationConfig, gpu: GPU) -> Prices:
+    own, more = config.cluster.price_per_gpu_h, 1 + config.cluster.overhead
+    low, typical, high = (gpu.price.low, gpu.price.typical, gpu.price.high)
+    if own is not None:
+        low = typical = high = own
+    return Prices(
+        power_w=gpu.power_w,
+        idle_power_w=gpu.idle_power_w,
+        dollars_per_gpu_h=(
+            None if low is None else low * more,
+            None if typical is None else typical * more,
+            None if high is None else high * more,
+        ),
+    )

@@ -1,0 +1,264 @@
+"""The simulator against arithmetic that can be done by hand, and against queueing theory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from areal_lab.control.schedule import (
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+from simulator.judges import Judges
+from simulator.run import run_system
+from simulator.system import UpdateSeconds
+from tests.simulator.toy_engine import toy_engines
+from tests.simulator.toy_system import (
+    Drawn,
+    Latencies,
+    constant,
+    lognormal,
+    run_with_log,
+    toy_system,
+)
+
+EXACT = 1e-9
+GENERATE_S = 100.0
+UPDATE = UpdateSeconds(export_s=3.0, delay_s=2.5, load_s=4.0)
+UPDATE_S = 9.5
+
+
+@pytest.mark.parametrize("schedule", [synchronous(), asynchronous(0)], ids=lambda s: s.name)
+def test_a_synchronous_step_is_generation_then_training_then_update(schedule: Schedule) -> None:
+    result = run_system(toy_system(schedule, train_s=50.0, weights=UPDATE), 1)
+    assert result.columns["step_s"][0] == pytest.approx(GENERATE_S + 50 + 3, rel=EXACT)
+    assert result.columns["step_s"][1:] == pytest.approx(GENERATE_S + 50 + UPDATE_S, rel=EXACT)
+
+
+@pytest.mark.parametrize("train_s", [20.0, 99.0, 101.0, 400.0])
+def test_one_step_overlap_is_the_longer_side_then_the_update(train_s: float) -> None:
+    system = toy_system(
+        one_step_overlap(),
+        train_s=train_s,
+        weights=UpdateSeconds(load_s=7.0),
+        push_holds_trainer=True,
+        warmup_steps=3,
+    )
+    assert run_system(system, 1).step_s == pytest.approx(max(GENERATE_S, train_s) + 7.0, rel=EXACT)
+
+
+@pytest.mark.parametrize("train_s", [20.0, 100.0, 130.0])
+def test_an_update_that_the_trainer_only_begins_is_hidden_behind_training(train_s: float) -> None:
+    system = toy_system(one_step_overlap(), train_s=train_s, weights=UPDATE, warmup_steps=3)
+    on_engines = GENERATE_S + UPDATE.delay_s + UPDATE.load_s
+    expected_s = max(on_engines, train_s + UPDATE.export_s)
+    assert run_system(system, 1).step_s == pytest.approx(expected_s, rel=EXACT)
+
+
+@pytest.mark.parametrize("train_s", [10.0, 24.0, 25.0, 26.0, 80.0])
+def test_an_asynchronous_run_goes_at_the_rate_of_its_slower_side(train_s: float) -> None:
+    # 8 slots, one group of 2 samples in two of them: 4 groups in 100 s, a batch of one in 25 s.
+    system = toy_system(
+        asynchronous(math.inf),
+        batch=1,
+        in_flight=4,
+        slots=4,
+        engines=2,
+        train_s=train_s,
+        steps=84,
+        warmup_steps=4,
+        weights=UpdateSeconds(),
+    )
+    generate_s = GENERATE_S / 4
+    assert run_system(system, 1).step_s == pytest.approx(max(generate_s, train_s), rel=EXACT)
+
+
+def test_an_asynchronous_run_loses_the_time_of_loading_when_generation_is_the_slower_side() -> None:
+    system = toy_system(
+        asynchronous(math.inf), batch=4, train_s=20.0, steps=60, warmup_steps=10, weights=UPDATE
+    )
+    # One interruption per step: every group is stopped for `load_s` once; it starts when the one
+    # before it ends, which is while weights are on their way for the others.
+    assert run_system(system, 1).step_s == pytest.approx(GENERATE_S + UPDATE.load_s, rel=EXACT)
+
+
+def test_partial_rollout_with_no_more_groups_than_a_batch_is_synchronous() -> None:
+    partial = run_system(toy_system(partial_rollout(0), weights=UPDATE), 1)
+    whole = run_system(toy_system(synchronous(), weights=UPDATE), 1)
+    assert partial.columns["end_s"] == pytest.approx(whole.columns["end_s"], rel=EXACT)
+
+
+@pytest.mark.parametrize("samples", [1, 4, 32])
+def test_a_batch_without_waiting_takes_its_longest_answer(samples: int) -> None:
+    """Exponential lengths: E[max of n] is the n-th harmonic number of means."""
+    mean = 2000.0
+    system = toy_system(
+        synchronous(),
+        batch=1,
+        samples=samples,
+        steps=3000,
+        train_s=0.0,
+        lengths=Drawn(lambda g, shape: np.ceil(g.exponential(mean, shape))),
+    )
+    harmonic = sum(1 / n for n in range(1, samples + 1))
+    steps_s = run_system(system, 1).columns["step_s"]
+    error = 4 * steps_s.std() / math.sqrt(len(steps_s))
+    assert steps_s.mean() == pytest.approx(mean * harmonic, abs=error)
+
+
+def test_uniform_lengths_have_the_longest_that_order_statistics_say() -> None:
+    system = toy_system(
+        synchronous(),
+        batch=1,
+        samples=9,
+        steps=3000,
+        train_s=0.0,
+        lengths=Drawn(lambda g, shape: g.integers(1, 10_001, shape)),
+    )
+    assert run_system(system, 1).step_s == pytest.approx(10_000 * 9 / 10, rel=0.01)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_fewer_slots_than_answers_keep_grahams_bound(slots: int) -> None:
+    """List scheduling ends between total / slots and total / slots + longest."""
+    system = toy_system(
+        synchronous(),
+        batch=40,
+        samples=1,
+        engines=1,
+        steps=30,
+        train_s=0.0,
+        make_engine=toy_engines(1.0, slots),
+        lengths=lognormal(100),
+    )
+    _, log = run_with_log(system)
+    groups = {record.group: record for record in log.groups}
+    for batch in range(30):
+        of_batch = [groups[batch * 40 + n] for n in range(40)]
+        tokens = [sum(t for _, t in g.segments[0]) for g in of_batch]
+        took_s = max(g.end_s for g in of_batch) - min(g.t_s for g in of_batch)
+        assert sum(tokens) / slots <= took_s + 1e-9 <= sum(tokens) / slots + max(tokens)
+
+
+def test_littles_law_holds_for_groups_in_generation_and_in_the_buffer() -> None:
+    """Mean number inside is arrival rate times mean stay, over the whole of a complete run."""
+    system = toy_system(
+        asynchronous(6),
+        batch=8,
+        in_flight=12,
+        steps=120,
+        complete=True,
+        lengths=lognormal(100),
+        train_s=100.0,
+        weights=UPDATE,
+    )
+    result, log = run_with_log(system)
+    made = {record.group: record for record in log.groups}
+    trained_at_s = {}
+    for record in log.actions:
+        for group in getattr(record.action, "groups", ()):
+            trained_at_s[group] = record.t_s
+    assert len(made) == len(trained_at_s) == 960
+    changes = [(made[g].t_s, 1, 0) for g in made] + [(made[g].end_s, -1, 1) for g in made]
+    changes += [(trained_at_s[g], 0, -1) for g in made]
+    area_running = area_waiting = 0.0
+    running = waiting = 0
+    before_s = 0.0
+    for time_s, more_running, more_waiting in sorted(changes):
+        area_running += running * (time_s - before_s)
+        area_waiting += waiting * (time_s - before_s)
+        running, waiting, before_s = running + more_running, waiting + more_waiting, time_s
+    assert running == waiting == 0
+    assert area_running == pytest.approx(sum(r.end_s - r.t_s for r in made.values()), rel=EXACT)
+    stays_s = sum(trained_at_s[g] - made[g].end_s for g in made)
+    assert area_waiting == pytest.approx(stays_s, rel=EXACT)
+    # The shell's own account of the same: engines generate while a group is on them.
+    assert area_running / result.makespan_s <= 12
+
+
+# --- rewards as a queue --------------------------------------------------------------------------
+
+
+def mean_wait_s(
+    arrivals_per_s: float, service_s: np.ndarray, workers: int, generator: np.random.Generator
+) -> float:
+    judges = Judges(workers)
+    now_s = total_s = 0.0
+    gaps_s = generator.exponential(1 / arrivals_per_s, len(service_s))
+    for gap_s, work_s in zip(gaps_s.tolist(), service_s.tolist(), strict=True):
+        now_s += gap_s
+        total_s += judges.judged_s(now_s, [work_s]) - now_s - work_s
+    return total_s / len(service_s)
+
+
+def test_one_judge_with_a_constant_time_is_the_queue_m_d_1() -> None:
+    rho, n = 0.6, 200_000
+    wait_s = mean_wait_s(rho, np.ones(n), 1, np.random.default_rng(1))
+    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.02)
+
+
+def test_one_judge_with_any_time_is_the_queue_m_g_1() -> None:
+    """Pollaczek and Khinchine: lambda E[S^2] / (2 (1 - rho))."""
+    generator, rho, n = np.random.default_rng(2), 0.5, 400_000
+    times_s = generator.uniform(0, 2, n)
+    wait_s = mean_wait_s(rho, times_s, 1, generator)
+    assert wait_s == pytest.approx(rho * (4 / 3) / (2 * (1 - rho)), rel=0.02)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
+    """Erlang's C formula."""
+    generator, n = np.random.default_rng(3), 300_000
+    load = 0.7 * workers
+    wait_s = mean_wait_s(load, generator.exponential(1.0, n), workers, generator)
+    terms = [load**k / math.factorial(k) for k in range(workers)]
+    last = load**workers / math.factorial(workers) / (1 - 0.7)
+    waits = last / (sum(terms) + last)
+    assert wait_s == pytest.approx(waits / (workers - load), rel=0.05)
+
+
+def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> None:
+    def judged(workers: int) -> float:
+        system = toy_system(
+            synchronous(),
+            batch=2,
+            samples=3,
+            reward=Latencies(lambda _, size: np.full(size, 5.0)),
+            reward_workers=workers,
+        )
+        return run_system(system, 1).step_s
+
+    assert judged(0) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert judged(6) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert judged(4) == pytest.approx(GENERATE_S + 50 + 10, rel=EXACT)
+    assert judged(1) == pytest.approx(GENERATE_S + 50 + 30, rel=EXACT)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 7])
+def test_turns_add_the_time_of_their_tools(turns: int) -> None:
+    system = toy_system(
+        synchronous(), turns=turns, tool=Latencies(lambda _, size: np.full(size, 3.0))
+    )
+    result = run_system(system, 1)
+    assert result.step_s == pytest.approx(GENERATE_S + 50 + 3 * (turns - 1), rel=EXACT)
+    assert result.columns["tokens"] == pytest.approx(4 * 2 * 100)
+
+
+def test_while_a_sample_waits_for_its_tool_another_has_its_slot() -> None:
+    """Two samples of two turns in one slot: 50 s each, and tools of 30 s that hide behind it."""
+    system = toy_system(
+        synchronous(),
+        batch=1,
+        samples=2,
+        engines=1,
+        slots=1,
+        turns=2,
+        tool=Latencies(lambda _, size: np.full(size, 30.0)),
+        lengths=constant(100),
+    )
+    assert run_system(system, 1).step_s == pytest.approx(200 + 50, rel=EXACT)

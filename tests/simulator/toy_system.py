@@ -1,0 +1,107 @@
+"""Systems small enough to do by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_lab.control.eventlog import Log, Record, RunHeader
+from areal_lab.control.limits import Limits
+from areal_lab.control.order import BatchOrder, oldest_finished_first
+from areal_lab.control.schedule import Schedule
+from simulator.result import SimulationResult
+from simulator.run import run_system
+from simulator.system import Seconds, System
+from tests.simulator.toy_engine import toy_engines
+
+
+@dataclass
+class Drawn:
+    """Lengths by any function of a generator and a shape."""
+
+    of: Callable[[np.random.Generator, tuple[int, int]], NDArray[Any]]
+
+    def draw(
+        self, generator: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
+    ) -> NDArray[np.int64]:
+        assert step >= 0
+        return np.maximum(1, np.asarray(self.of(generator, (groups, samples)), dtype=np.int64))
+
+
+def constant(tokens: int) -> Drawn:
+    return Drawn(lambda _, shape: np.full(shape, tokens))
+
+
+def lognormal(mean: float, sigma: float = 0.7, most: int = 10**9) -> Drawn:
+    mu = np.log(mean) - sigma**2 / 2
+    return Drawn(lambda g, shape: np.minimum(most, g.lognormal(mu, sigma, shape).astype(np.int64)))
+
+
+@dataclass
+class Latencies:
+    """Latencies by any function of a generator and a size."""
+
+    of: Callable[[np.random.Generator, int], NDArray[Any]]
+
+    def draw(self, generator: np.random.Generator, size: int, /) -> NDArray[np.float64]:
+        return np.asarray(self.of(generator, size), dtype=np.float64)
+
+
+@dataclass
+class PerToken:
+    """Training that takes so many seconds for every token."""
+
+    token_s: float
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+
+    def step(self, lengths: Any, *, minibatches: int) -> Seconds:
+        assert minibatches >= 1
+        self.steps.append(tuple(lengths))
+        return Seconds(seconds=self.token_s * sum(lengths))
+
+
+def toy_system(
+    schedule: Schedule,
+    *,
+    batch: int = 4,
+    in_flight: int | None = None,
+    steps: int = 12,
+    complete: bool = False,
+    order: BatchOrder | None = None,
+    token_s: float = 1.0,
+    slots: int | None = None,
+    train_s: float = 50.0,
+    **fields: Any,
+) -> System:
+    """By default 100 tokens of 1 s on engines without a limit, and 50 s of training."""
+    defaults: dict[str, Any] = {
+        "samples": 2,
+        "prompt_tokens": 10,
+        "engines": 2,
+        "lengths": constant(100),
+        "make_engine": toy_engines(token_s, slots),
+        "training": Seconds(seconds=train_s),
+    }
+    return System(
+        limits=Limits(
+            batch_groups=batch,
+            max_in_flight=batch if in_flight is None else in_flight,
+            train_steps=steps if complete else None,
+            schedule=schedule,
+            order=order or oldest_finished_first(),
+        ),
+        steps=steps,
+        **{**defaults, **fields},
+    )
+
+
+def run_with_log(system: System, seed: int = 1) -> tuple[SimulationResult, Log]:
+    records: list[Record] = []
+    result = run_system(system, seed, records.append)
+    header = records[0]
+    assert isinstance(header, RunHeader)
+    return result, Log(header, tuple(records[1:]))
