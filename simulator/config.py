@@ -32,7 +32,8 @@ class LengthConfig:
     group_correlation: float = 0.3
     """Correlation of ln(tokens) between two answers to one prompt, 0 to 1."""
     drift_per_step: float = 0.0
-    """Relative change of the mean from one training step to the next (answers grow in training)."""
+    """Relative growth, from one training step to the next, of what the model would write without
+    the cap (answers grow in training)."""
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,7 @@ class LatencyConfig:
     kind: str = "constant"
     """`constant`, `exponential` or `lognormal`."""
     mean_s: float = 0.0
+    """Mean seconds; 0 takes no time."""
     sigma: float = 1.0
     """Spread of ln(seconds), for `lognormal`."""
 
@@ -51,7 +53,9 @@ class WorkloadConfig:
     """What one training step consumes."""
 
     prompts_per_batch: int = 512
+    """Prompts that one training step consumes."""
     samples_per_prompt: int = 16
+    """Answers to each prompt."""
     prompt_tokens: int = 256
     """Tokens of a prompt; shared by its samples. The paper caps prompts at 1,024."""
     answers: LengthConfig = field(default_factory=LengthConfig)
@@ -76,7 +80,9 @@ class ClusterConfig:
     """The GPUs, and how they are shared out."""
 
     gpu: str = "H800"
+    """A name of the catalogue, or a YAML file with the numbers of one's own GPU."""
     gpus: int = 128
+    """All of them."""
     placement: str = "disaggregated"
     """`disaggregated` (generation and training have GPUs of their own) or `colocated` (all GPUs do
     one, then the other)."""
@@ -117,8 +123,9 @@ class TrainerConfig:
     """The training side."""
 
     tensor_parallel: int = 1
+    """GPUs that share each matrix product."""
     pipeline_parallel: int = 1
-    """What is left of the GPUs is data parallel."""
+    """Stages that the layers are spread over. What is left of the GPUs is data parallel."""
     micro_batch_tokens: int = 32768
     """Token budget of a micro-batch, for dynamic micro-batching."""
     dynamic_batching: bool = True
@@ -126,6 +133,7 @@ class TrainerConfig:
     micro_batches: int = 32
     """Micro-batches per minibatch and data-parallel rank, without dynamic batching."""
     activation_recompute: bool = True
+    """Activations are computed again in the backward pass: more work, much less memory."""
     proximal_logprobs: bool = True
     """One more forward pass over the batch, for the decoupled objective."""
     reference_logprobs: bool = False
@@ -161,11 +169,13 @@ class ScheduleConfig:
     eta: float = 4.0
     """Largest number of versions that generation may run ahead; infinity has no bound."""
     interruptible: bool = True
+    """New weights interrupt running answers; false lets them end first (`asynchronous`)."""
     batch_order: str = "oldest_finished_first"
     """Also `strict_start_order` and `bounded_lag`."""
     max_lag: float = 0.0
     """Bound of `bounded_lag`; 0 is eta."""
     drop_late: bool = False
+    """With `bounded_lag`, give up what would be too old instead of waiting for it in time."""
     max_concurrent_prompts: int = 0
     """Prompts that may be generated at once; 0 is what the engines can run, at least a batch."""
 
@@ -177,6 +187,7 @@ class FaultsConfig:
     node_mtbf_h: float = 0.0
     """Mean time between failures of one node in hours; 0 never fails."""
     detection_s: float = 30.0
+    """From a failure until the run knows."""
     restart_s: float = 300.0
     """From detection until an engine accepts work again, or training goes on from its checkpoint."""
     straggler_share: float = 0.0
@@ -190,6 +201,7 @@ class SimulationConfig:
     """One simulation."""
 
     name: str = "simulation"
+    """Title of results and pictures."""
     model: str = "R1-Distill-Qwen-1.5B"
     """A name of the catalogue, or a Hugging Face folder or `config.json`."""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
