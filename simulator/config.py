@@ -1,7 +1,7 @@
 """What is simulated: a cluster, a model, a workload and a schedule; the schema of the YAML files.
 
-    model, workload, cluster, rollout, trainer, weights, schedule, faults  --build--> records of cost
-                                                                           --simulate--> results
+    model, workload, cluster, rollout, trainer, weights, schedule, faults --build--> costs, limits
+                                                                          --simulate--> results
 
 Every number that is measured rather than chosen can be replaced by a measurement of one's own: the
 fields named `*_s` are None by default, which means "by the cost model". Plain mutable records: they
@@ -20,8 +20,8 @@ class LengthConfig:
     kind: str = "lognormal"
     """`lognormal` (truncated at `max_tokens`, the tail in a spike there), `trace` or `constant`."""
     mean_tokens: float = 9277.0
-    """Mean after the cap; for `trace`, 0 keeps the trace's own mean. The default is the paper's mean
-    of the 1.5B model (Table 1 with Figure 5c)."""
+    """Mean after the cap; for `trace`, 0 keeps the trace's own mean. The default is the paper's
+    mean of the 1.5B model (Table 1 with Figure 5c)."""
     sigma: float = 0.684
     """Spread of ln(tokens). The default was fitted to math-like reasoning answers (ServeGen, client
     66: 41,230 requests)."""
@@ -189,7 +189,8 @@ class FaultsConfig:
     detection_s: float = 30.0
     """From a failure until the run knows."""
     restart_s: float = 300.0
-    """From detection until an engine accepts work again, or training goes on from its checkpoint."""
+    """From detection until an engine accepts work again, or training goes on from its
+    checkpoint."""
     straggler_share: float = 0.0
     """Share of engines that are slower."""
     straggler_slowdown: float = 1.5
