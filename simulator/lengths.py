@@ -197,18 +197,15 @@ class TraceLengths:
         # Scores that part one bin from the next: draws of scores need no distribution function.
         shares = np.cumsum(self._weights)[:-1]
         self._edges = np.array([_normal_quantile(share) for share in shares])
+        # Beyond these, every length is 1, or the cap.
+        self._lowest_scale = 0.5 / histogram.to_tokens[-1]
+        self._highest_scale = 2 * max_tokens / histogram.from_tokens[0]
         self.scale = 1.0
         """What lengths of the trace are multiplied by."""
         if wanted_mean_tokens != 0:
             _check_mean(wanted_mean_tokens, max_tokens)
-            lowest, highest = 0.5 / histogram.to_tokens[-1], max_tokens / histogram.from_tokens[0]
-            self.scale = math.exp(
-                _increasing_root(
-                    lambda ln_scale: self._scaled_mean(math.exp(ln_scale)),
-                    wanted_mean_tokens,
-                    math.log(lowest),
-                    math.log(max(2 * highest, 2 * lowest)),
-                )
+            self.scale = _increasing_root(
+                self._scaled_mean, wanted_mean_tokens, self._lowest_scale, self._highest_scale
             )
 
     def draw(
@@ -238,7 +235,8 @@ class TraceLengths:
         return float(np.clip(above, 0.0, 1.0) @ self._weights)
 
     def _scale_at(self, step: float) -> float:
-        return self.scale * math.exp(min(step * self._drift, 600.0))
+        scale = self.scale * math.exp(min(step * self._drift, 600.0))
+        return float(min(max(scale, self._lowest_scale), self._highest_scale))
 
     def _bounds(self, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         spread = self._half_widths
