@@ -15,7 +15,9 @@ from simulator.lengths import lengths_from
 from simulator.memory import cache_tokens
 from simulator.model_shape import ModelShape, find_model
 from simulator.nearest import did_you_mean
+from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
+from simulator.weight_sync import weight_sync
 
 PLACEMENTS: Final = ("disaggregated", "colocated")
 SCHEDULES: Final = ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout")
@@ -207,6 +209,10 @@ def _costs(
     if cluster.placement == "disaggregated":
         gpus -= cluster.rollout_gpus
     yield from _refused("trainer", lambda: training_cost(config.trainer, model, gpu, gpus))
+    if cluster.placement == "colocated":
+        yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
+    else:
+        yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
 
 
 def _refused(name: str, make: Callable[[], object]) -> Iterator[str]:

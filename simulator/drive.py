@@ -254,7 +254,7 @@ class Drive:
             timer.callbacks.append(self._on_timer)
 
     def _on_timer(self, timer: simpy.Event) -> None:
-        slot: Any = timer.value
+        slot: Slot = timer.value  # type: ignore[assignment]
         now_s = self.env.now
         if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):
             return  # An earlier timer has replaced this one, and was served.
@@ -284,7 +284,8 @@ class Drive:
         timer.callbacks.append(self._on_judged)
 
     def _on_judged(self, timer: simpy.Event) -> None:
-        flight: Any = timer.value
+        flight = timer.value
+        assert isinstance(flight, Flight)
         self.book.judging(self.env.now, flight.slot, -1)
         if self.flights.get(flight.group) is flight:  # else it was dropped, or began again
             self._judged(flight)

@@ -57,7 +57,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUse:
+class PoolShares:
     """Where the time of a pool of GPUs went, in shares; busy and idle sum to 1."""
 
     gpus: int
@@ -79,10 +79,10 @@ class PoolUse:
         return sum(self.idle.values())
 
 
-def pool_use(
+def pool_shares(
     gpus: int, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
-) -> PoolUse:
-    """A pool's use from the seconds of its processes, added up.
+) -> PoolShares:
+    """A pool's shares from the seconds of its processes, added up.
 
     Args:
         seconds: of one process.
@@ -95,7 +95,7 @@ def pool_use(
         for name, value in sorted(by_state.items(), key=lambda item: (-item[1], item[0]))
         if value > 0
     }
-    return PoolUse(
+    return PoolShares(
         gpus=gpus,
         seconds=seconds,
         busy={name: share for name, share in shares.items() if name not in causes},

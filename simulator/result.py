@@ -9,19 +9,25 @@ else. Utilization and idleness are shares of a pool's time, with the names of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.eventlog import finite_json
-from simulator.pools import PoolUse
+from simulator.economics import Cost, Energy
+from simulator.pools import PoolShares
 from simulator.statistics import Estimate, estimate
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Show: TypeAlias = Callable[[Estimate], Any]
+"""How an estimate appears in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class SimulationResult:
     columns: Mapping[str, NDArray[np.float64]]
     """By name, one value per step; `simulator.book.COLUMNS` says what they are."""
     warmup_steps: int
-    pools: Mapping[str, PoolUse]
+    pools: Mapping[str, PoolShares]
     """`rollout` and `training`, or `all` where the same GPUs do both; after warm-up."""
     token_lags: Mapping[int, int]
     """Trained tokens by lag in versions, ascending; after warm-up."""
@@ -67,10 +73,10 @@ class SimulationResult:
     """Samples by the lag of their last token."""
     counts: Counts
     gpus: int
-    dollars: tuple[float | None, float | None, float | None]
-    """Of all simulated steps: low, typical and high; None where no price is known."""
-    energy_kwh: float
-    """Of all simulated steps."""
+    cost: Cost
+    """Of one training step, in the mean over the steps after warm-up."""
+    energy: Energy
+    """Of one training step; nan for systems without GPUs of a catalogue."""
 
     @property
     def makespan_s(self) -> float:
@@ -91,6 +97,15 @@ class SimulationResult:
     def tokens_per_s(self) -> float:
         """Effective throughput: generated tokens that were trained on, per second."""
         return float(self.columns["tokens"][self.warmup_steps :].sum()) / self.window_s
+
+    @property
+    def cost_per_million_tokens(self) -> Cost:
+        """Of a million tokens that were trained on."""
+        return self.cost.per_million_tokens(self.mean("tokens"))
+
+    def lags(self, name: str) -> Mapping[int, int]:
+        """The histogram of `token`, `head` or `tail` lags."""
+        return {"token": self.token_lags, "head": self.head_lags, "tail": self.tail_lags}[name]
 
     def mean(self, column: str) -> float:
         """Mean of a column over the steps after warm-up."""
@@ -145,96 +160,83 @@ class Replicated:
         """Share of a pool's time spent generating or training."""
         return self.estimate(lambda result: result.pools[pool].utilization)
 
-    def to_json(self, show: Callable[[Estimate], Any] = Estimate.to_json) -> dict[str, Any]:
+    def to_json(self, show: Show = Estimate.to_json) -> dict[str, Any]:
         """The output contract of `areal-lab simulate --json`: everything with its interval."""
-
-        def told(value: Callable[[SimulationResult], float]) -> Any:
-            return show(self.estimate(value))
-
         first = self.results[0]
-        steps = len(first.columns["end_s"])
-        return dict(
-            finite_json(
-                {
-                    "name": first.name,
-                    "gpus": first.gpus,
-                    "steps": steps,
-                    "warmup_steps": first.warmup_steps,
-                    "seeds": [result.seed for result in self.results],
-                    "step_s": told(lambda r: r.step_s),
-                    "tokens_per_s": told(lambda r: r.tokens_per_s),
-                    "tokens_per_s_per_gpu": told(lambda r: r.tokens_per_s / r.gpus),
-                    "parts": {
-                        name: told(lambda r, name=name: r.mean(name))  # type: ignore[misc]
-                        for name in ("train_s", "export_s", "wait_s", "update_s", "generate_s")
-                    },
-                    "utilisation": {
-                        pool: told(lambda r, pool=pool: r.pools[pool].utilization)  # type: ignore[misc]
-                        for pool in first.pools
-                    },
-                    "busy": self._shares(show, lambda use: use.busy),
-                    "idle": self._shares(show, lambda use: use.idle),
-                    "lag": {
-                        name: {
-                            "mean": told(lambda r, name=name: mean_lag(_lags(r, name))),  # type: ignore[misc]
-                            "max": told(lambda r, name=name: max(_lags(r, name), default=0)),  # type: ignore[misc]
-                            "histogram": self._histogram(name),
-                        }
-                        for name in ("token", "head", "tail")
-                    },
-                    "counts": {
-                        name: told(lambda r, name=name: getattr(r.counts, name))  # type: ignore[misc]
-                        for name in Counts.__slots__
-                    },
-                    "cost": {
-                        "dollars_per_step": self._dollars(show),
-                        "gpu_h_per_step": told(lambda r: r.gpus * r.makespan_s / 3600 / steps),
-                    },
-                    "energy": {"kwh_per_step": told(lambda r: r.energy_kwh / steps)},
-                }
-            )
-        )
+        columns = ("train_s", "export_s", "wait_s", "update_s", "generate_s")
+        told = {
+            "name": first.name,
+            "gpus": first.gpus,
+            "steps": len(first.columns["end_s"]),
+            "warmup_steps": first.warmup_steps,
+            "seeds": [result.seed for result in self.results],
+            "step_s": show(self.step_s),
+            "tokens_per_s": show(self.tokens_per_s),
+            "parts": {name: show(self.estimate(_column(name))) for name in columns},
+            "utilisation": {pool: show(self.utilization(pool)) for pool in first.pools},
+            "busy": self._shares(show, lambda pool: pool.busy),
+            "idle": self._shares(show, lambda pool: pool.idle),
+            "lag": {name: self._lag(show, name) for name in ("token", "head", "tail")},
+            "counts": {name: show(self.estimate(_count(name))) for name in Counts.__slots__},
+            "cost": {
+                "gpu_hours_per_step": show(self.estimate(lambda result: result.cost.gpu_hours)),
+                "dollars_per_step": _dollars(show, [result.cost for result in self.results]),
+                "dollars_per_million_tokens": _dollars(
+                    show, [result.cost_per_million_tokens for result in self.results]
+                ),
+            },
+            "energy": {"kwh_per_step": show(self.estimate(lambda result: result.energy.kwh))},
+        }
+        return dict(finite_json(told))
+
+    def _lag(self, show: Show, name: str) -> dict[str, Any]:
+        """Mean and largest lag, and the shares of all lags over all seeds."""
+        histograms = [result.lags(name) for result in self.results]
+        total: Counter[int] = Counter()
+        for histogram in histograms:
+            total.update(histogram)
+        everything = total.total()
+        return {
+            "mean": show(estimate([mean_lag(histogram) for histogram in histograms])),
+            "max": show(estimate([float(max(histogram)) for histogram in histograms])),
+            "histogram": {str(lag): count / everything for lag, count in ascending(total).items()},
+        }
 
     def _shares(
-        self, show: Callable[[Estimate], Any], of: Callable[[PoolUse], Mapping[str, float]]
+        self, show: Show, of: Callable[[PoolShares], Mapping[str, float]]
     ) -> dict[str, dict[str, Any]]:
         shares: dict[str, dict[str, Any]] = {}
         for pool in self.results[0].pools:
-            uses = [of(result.pools[pool]) for result in self.results]
-            names = dict.fromkeys(name for use in uses for name in use)
+            each = [of(result.pools[pool]) for result in self.results]
+            names = dict.fromkeys(name for one in each for name in one)
             shares[pool] = {
-                name: show(estimate([use.get(name, 0.0) for use in uses])) for name in names
+                name: show(estimate([one.get(name, 0.0) for one in each])) for name in names
             }
         return shares
 
-    def _histogram(self, name: str) -> dict[str, float]:
-        """Shares by lag, over all seeds."""
-        total: dict[int, int] = {}
-        for result in self.results:
-            for lag, count in _lags(result, name).items():
-                total[lag] = total.get(lag, 0) + count
-        everything = sum(total.values())
-        return {str(lag): total[lag] / everything for lag in sorted(total)}
 
-    def _dollars(self, show: Callable[[Estimate], Any]) -> dict[str, Any]:
-        steps = len(self.results[0].columns["end_s"])
-        told: dict[str, Any] = {}
-        for number, name in enumerate(("low", "typical", "high")):
-            dollars = [result.dollars[number] for result in self.results]
-            known = [one / steps for one in dollars if one is not None]
-            told[name] = show(estimate(known)) if len(known) == len(dollars) else None
-        return told
+def _dollars(show: Show, costs: Sequence[Cost]) -> dict[str, Any] | None:
+    """Low, typical and high; None where no price is known."""
+    if any(cost.dollars is None for cost in costs):
+        return None
+    return {
+        name: show(estimate([getattr(cost, of) for cost in costs]))
+        for name, of in (("low", "low"), ("typical", "dollars"), ("high", "high"))
+    }
+
+
+def _column(name: str) -> Callable[[SimulationResult], float]:
+    return lambda result: result.mean(name)
+
+
+def _count(name: str) -> Callable[[SimulationResult], float]:
+    return lambda result: float(getattr(result.counts, name))
 
 
 def mean_lag(lags: Mapping[int, int]) -> float:
     """Mean of a histogram of lags."""
     count = sum(lags.values())
     return sum(lag * times for lag, times in lags.items()) / count if count else 0.0
-
-
-def _lags(result: SimulationResult, name: str) -> Mapping[int, int]:
-    lags: Mapping[int, int] = getattr(result, f"{name}_lags")
-    return lags
 
 
 def _only_mean(value: Estimate) -> float:

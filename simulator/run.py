@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,11 +17,12 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.book import Book, Moment, add_up
+from simulator.book import Moment, add_up
 from simulator.drive import Drive, Write
-from simulator.pools import GENERATE, PoolUse, pool_use, shared_gpus, split
+from simulator.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
+from simulator.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
 from simulator.result import Counts, SimulationResult, ascending, columns_of
-from simulator.system import Prices, System
+from simulator.system import System
 
 IDLE_CAUSES: Final = frozenset(
     {
@@ -44,12 +46,14 @@ def run_system(
     drive.run()
     book = drive.book
     counts, window = drive.coordinator.counts, book.end.since(book.begin)
+    pools = _pools(system, window)
+    cost, energy = _economics(system, pools, system.steps - system.warmup_steps)
     return SimulationResult(
         name=name,
         seed=seed,
         columns=columns_of(book.columns),
         warmup_steps=system.warmup_steps,
-        pools=_pools(system, window),
+        pools=pools,
         token_lags=ascending(book.token_lags),
         head_lags=ascending(book.head_lags),
         tail_lags=ascending(book.tail_lags),
@@ -66,22 +70,22 @@ def run_system(
             trainer_restarts=book.trainer_restarts,
         ),
         gpus=system.gpus,
-        dollars=_dollars(system, book.end.at_s),
-        energy_kwh=_energy_kwh(system, book),
+        cost=cost,
+        energy=energy,
     )
 
 
-def _pools(system: System, window: Moment) -> dict[str, PoolUse]:
+def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
     rollout = _engine_seconds(system, window)
     seconds = window.at_s
     if system.colocated:
         engines = {name: value / system.engines for name, value in rollout.items()}
         both = shared_gpus(engines, window.trainer, IDLE_CAUSES)
-        return {"all": pool_use(system.gpus, seconds, both, IDLE_CAUSES)}
+        return {"all": pool_shares(system.gpus, seconds, both, IDLE_CAUSES)}
     gpus = system.engines * system.gpus_per_engine
     return {
-        "rollout": pool_use(gpus, seconds, rollout, IDLE_CAUSES),
-        "training": pool_use(system.training_gpus, seconds, window.trainer, IDLE_CAUSES),
+        "rollout": pool_shares(gpus, seconds, rollout, IDLE_CAUSES),
+        "training": pool_shares(system.training_gpus, seconds, window.trainer, IDLE_CAUSES),
     }
 
 
@@ -98,39 +102,24 @@ def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
     return states
 
 
-def _dollars(system: System, seconds: float) -> tuple[float | None, float | None, float | None]:
-    hours = seconds / 3600
-    rollout_h = system.engines * system.gpus_per_engine * hours
-    training_h = 0.0 if system.colocated else system.training_gpus * hours
-    told: list[float | None] = []
-    for rollout, training in zip(
-        system.rollout_prices.dollars_per_gpu_h,
-        system.training_prices.dollars_per_gpu_h,
-        strict=True,
-    ):
-        if rollout is None or (training is None and training_h):
-            told.append(None)
-        else:
-            told.append(rollout * rollout_h + (training or 0.0) * training_h)
-    low, typical, high = told
-    return low, typical, high
-
-
-def _energy_kwh(system: System, book: Book) -> float:
-    """Every GPU at its limit while it works, and at its idle power while it waits."""
-    trainer = book.end.trainer
-    per_engine = system.gpus_per_engine
-    if system.colocated:
-        engines = {name: value / system.engines for name, value in book.end.engines.items()}
-        both = shared_gpus(engines, trainer, IDLE_CAUSES)
-        joules = _joules(both, system.gpus, system.rollout_prices)
-    else:
-        joules = _joules(book.end.engines, per_engine, system.rollout_prices)
-        joules += _joules(trainer, system.training_gpus, system.training_prices)
-    return joules / 3.6e6
-
-
-def _joules(seconds: Mapping[str, float], gpus: int, prices: Prices) -> float:
-    idle_s = sum(value for name, value in seconds.items() if name in IDLE_CAUSES)
-    busy_s = sum(seconds.values()) - idle_s
-    return gpus * (busy_s * prices.power_w + idle_s * prices.idle_power_w)
+def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
+    """Money and energy of one training step, in the mean."""
+    gpus = {"all": system.rollout_gpu, "rollout": system.rollout_gpu}
+    gpus["training"] = system.training_gpu
+    uses = [
+        PoolUse(
+            name=name,
+            gpu=gpu,
+            gpus=shares.gpus,
+            seconds=shares.seconds / steps,
+            utilization=shares.utilization,
+        )
+        for name, shares in pools.items()
+        if (gpu := gpus[name]) is not None
+    ]
+    if len(uses) < len(pools):  # made by hand
+        hours = sum(shares.gpus * shares.seconds for shares in pools.values()) / steps / HOUR_S
+        unknown = Cost(dollars=None, low=None, high=None, gpu_hours=hours, parts={}, sources={})
+        return unknown, Energy(kwh=math.nan, parts={})
+    cost = run_cost(uses, price_per_gpu_h=system.price_per_gpu_h, overhead=system.overhead)
+    return cost, run_energy(uses)

@@ -43,9 +43,11 @@ from simulator.prefill_cost import prefill_cost
 from simulator.replica import Replica
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
-from simulator.system import MakeEngine, Prices, System
+from simulator.system import MakeEngine, System, UpdateSeconds
+from simulator.switch_cost import switch_cost
 from simulator.timesheet import RecordSpan
 from simulator.training_cost import training_cost
+from simulator.weight_sync import weight_sync
 
 MOST_RUNNING = 256
 """Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""
@@ -137,6 +139,10 @@ def build(config: SimulationConfig) -> System:
         training=training_cost(config.trainer, model, gpu, training_gpus),
         training_gpus=training_gpus,
         minibatches=workload.minibatches,
+        weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
+        # Who broadcasts takes part; who wrote to a disk does not.
+        push_holds_trainer=config.weights.backend != "disk",
+        switch=switch_cost(config.weights, model, gpu, cluster.gpus) if colocated else None,
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,
         turns=workload.turns,
@@ -144,8 +150,10 @@ def build(config: SimulationConfig) -> System:
         failures=failures_from(config.faults),
         engines_per_node=max(1, rollout_gpu.node_gpus // rollout.tensor_parallel),
         training_nodes=math.ceil(training_gpus / gpu.node_gpus),
-        rollout_prices=_prices(config, rollout_gpu),
-        training_prices=_prices(config, gpu),
+        rollout_gpu=rollout_gpu,
+        training_gpu=gpu,
+        price_per_gpu_h=cluster.price_per_gpu_h,
+        overhead=cluster.overhead,
     )
 
 
@@ -243,19 +251,3 @@ class _EngineCosts:
 
 def _latency(config: LatencyConfig) -> Latency | None:
     return latency_from(config) if config.mean_s > 0 else None
-
-
-def _prices(config: SimulationConfig, gpu: GPU) -> Prices:
-    own, more = config.cluster.price_per_gpu_h, 1 + config.cluster.overhead
-    low, typical, high = (gpu.price.low, gpu.price.typical, gpu.price.high)
-    if own is not None:
-        low = typical = high = own
-    return Prices(
-        power_w=gpu.power_w,
-        idle_power_w=gpu.idle_power_w,
-        dollars_per_gpu_h=(
-            None if low is None else low * more,
-            None if typical is None else typical * more,
-            None if high is None else high * more,
-        ),
-    )

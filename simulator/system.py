@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
+from simulator.gpu import GPU
 from simulator.timesheet import RecordSpan
 
 
@@ -217,16 +218,6 @@ class UpdateSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """What the GPUs of a pool draw and cost; unknown prices are None."""
-
-    power_w: float = 0.0
-    idle_power_w: float = 0.0
-    dollars_per_gpu_h: tuple[float | None, float | None, float | None] = (None, None, None)
-    """Low, typical, high, with what is added for operation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """Everything that a simulation needs to know."""
 
@@ -265,8 +256,13 @@ class System:
     failures: Failures | None = None
     engines_per_node: int = 8
     training_nodes: int = 1
-    rollout_prices: Prices = field(default_factory=Prices)
-    training_prices: Prices = field(default_factory=Prices)
+    rollout_gpu: GPU | None = None
+    """For money and energy; None has neither."""
+    training_gpu: GPU | None = None
+    price_per_gpu_h: float | None = None
+    """Replaces the catalogue's prices."""
+    overhead: float = 0.0
+    """Share added to the price."""
 
     def __post_init__(self) -> None:
         for name in (

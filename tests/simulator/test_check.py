@@ -1,0 +1,178 @@
+"""What cannot be is said in one line each, with the bound and the mend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from simulator.check import check_config, problems
+from simulator.config import SimulationConfig
+
+
+def config(**values: Any) -> SimulationConfig:
+    """`config(cluster__gpus=8)` sets `cluster.gpus`."""
+    made = SimulationConfig()
+    for name, value in values.items():
+        record: Any = made
+        *path, last = name.split("__")
+        for part in path:
+            record = getattr(record, part)
+        assert hasattr(record, last), name
+        setattr(record, last, value)
+    return made
+
+
+def test_the_defaults_can_be_simulated() -> None:
+    assert problems(SimulationConfig()) == []
+    check_config(SimulationConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "mend"),
+    [
+        # --- sizes
+        ({"workload__prompts_per_batch": 0}, "prompts_per_batch is 0, but must be >= 1", ""),
+        ({"workload__samples_per_prompt": -3}, "samples_per_prompt is -3", ">= 1"),
+        ({"workload__steps": 0}, "workload.steps is 0", ">= 1"),
+        ({"seeds": 0}, "seeds is 0", ">= 1"),
+        ({"rollout__tensor_parallel": 0}, "rollout.tensor_parallel is 0", ">= 1"),
+        ({"workload__prompt_tokens": -1}, "prompt_tokens is -1", ">= 0"),
+        ({"weights__poll_s": -1.0}, "weights.poll_s is -1.0", ">= 0"),
+        ({"weights__update_s": math.nan}, "weights.update_s is nan", ">= 0"),
+        ({"trainer__step_s": 0.0}, "trainer.step_s is 0.0", "> 0"),
+        ({"rollout__decode_step_s": -0.1}, "decode_step_s is -0.1", "> 0"),
+        ({"cluster__gpus": "many"}, "cluster.gpus is 'many'", "a number"),
+        ({"workload__warmup_steps": 40}, "warmup_steps is 40", "raise steps"),
+        (
+            {"workload__minibatches": 100, "workload__prompts_per_batch": 2},
+            "minibatches is 100, but a batch has only 32 sequences",
+            "",
+        ),
+        # --- staleness
+        ({"schedule__eta": -1.0}, "schedule.eta is -1.0", "0 is synchronous"),
+        ({"schedule__eta": math.nan}, "schedule.eta is nan", ">= 0"),
+        (
+            {"schedule__batch_order": "bounded_lag", "schedule__max_lag": 2.0},
+            "max_lag is 2, but eta starts groups 4 versions ahead",
+            "raise max_lag to 4, lower eta, or set drop_late",
+        ),
+        # --- names
+        ({"cluster__gpu": "H10"}, "unknown GPU 'H10'", "H100"),
+        ({"cluster__rollout_gpu": "A10"}, "unknown GPU 'A10'", "A100"),
+        ({"model": "Qwen2.5-8B"}, "Qwen2.5-8B", "Qwen2.5-7B"),
+        ({"schedule__name": "asynchronus"}, "'asynchronus'", "'asynchronous'"),
+        ({"schedule__batch_order": "oldest"}, "'oldest'", "oldest_finished_first"),
+        ({"cluster__placement": "collocated"}, "'collocated'", "'colocated'"),
+        ({"weights__backend": "disc"}, "'disc'", "'disk'"),
+        ({"workload__answers__kind": "normal"}, "'normal'", "lognormal"),
+        ({"workload__reward__kind": "const"}, "'const'", "constant"),
+        # --- placement
+        (
+            {"cluster__rollout_gpus": 128},
+            "rollout_gpus is 128, but must be from 1 to 127",
+            "trains",
+        ),
+        ({"cluster__rollout_gpus": 0}, "rollout_gpus is 0", "colocated"),
+        ({"cluster__rollout_gpus": 200}, "rollout_gpus is 200", "cluster.gpus (128)"),
+        (
+            {"cluster__rollout_gpus": 90, "rollout__tensor_parallel": 4},
+            "rollout_gpus is 90, which is no multiple of rollout.tensor_parallel (4)",
+            "use 88 or 92",
+        ),
+        (
+            {"cluster__placement": "colocated"},
+            "generates while it trains",
+            "placement: disaggregated, or schedule synchronous",
+        ),
+        (
+            {
+                "cluster__placement": "colocated",
+                "schedule__name": "synchronous",
+                "cluster__rollout_gpu": "H100",
+            },
+            "colocated GPUs generate and train",
+            "leave it empty",
+        ),
+        (
+            {"rollout__tensor_parallel": 16, "model": "Qwen2.5-32B"},
+            "a node of H800 has 8 GPUs",
+            "",
+        ),
+        # --- memory
+        (
+            {
+                "model": "Qwen2.5-32B",
+                "trainer__tensor_parallel": 8,
+                "cluster__rollout_gpu": "A100-40",
+            },
+            "Qwen2.5-32B does not fit",
+            "tensor_parallel=2",
+        ),
+        (
+            {"rollout__memory_utilization": 0.045},
+            "not one sequence of 27904 tokens fits",
+            "tensor_parallel=2",
+        ),
+        ({"rollout__memory_utilization": 1.5}, "memory_utilization is 1.5", "(0, 1]"),
+        (
+            {"trainer__micro_batch_tokens": 8192},
+            "micro_batch_tokens is 8192, but the longest sequence has 27904 tokens",
+            "raise it to that",
+        ),
+        # --- trainer
+        ({"trainer__tensor_parallel": 3}, "32 training GPUs", "multiple of 3"),
+        ({"trainer__mfu": 1.5}, "mfu is 1.5", "(0, 1]"),
+        # --- lengths
+        ({"workload__answers__mean_tokens": 30_000.0}, "30000", "max_tokens"),
+        ({"workload__answers__sigma": -1.0}, "sigma is -1.0", "> 0"),
+        ({"workload__answers__kind": "trace"}, "trace", ""),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_is_one_line_with_bound_and_mend(
+    values: dict[str, Any], bound: str, mend: str
+) -> None:
+    found = problems(config(**values))
+    assert len(found) == 1, found
+    assert "\n" not in found[0]
+    assert bound in found[0]
+    assert mend in found[0]
+
+
+def test_a_model_that_fits_nowhere_is_told_for_both_sides() -> None:
+    found = problems(config(model="Qwen2.5-72B"))
+    assert [line.split(":")[0] for line in found] == ["rollout", "trainer"]
+    assert all("tensor_parallel" in line and "\n" not in line for line in found)
+
+
+def test_every_problem_is_told_at_once() -> None:
+    broken = config(workload__steps=0, seeds=-1, cluster__gpu="H10", schedule__eta=-2.0)
+    found = problems(broken)
+    assert len(found) == 4
+    with pytest.raises(ValueError, match=r"workload.steps is 0") as told:
+        check_config(broken)
+    assert str(told.value).split("\n") == found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"cluster__placement": "colocated", "schedule__name": "synchronous"},
+        {"cluster__placement": "colocated", "schedule__name": "partial_rollout"},
+        {"cluster__placement": "colocated", "schedule__eta": 0.0},
+        {"schedule__eta": math.inf},
+        {"schedule__batch_order": "bounded_lag"},
+        {
+            "schedule__batch_order": "bounded_lag",
+            "schedule__max_lag": 1.0,
+            "schedule__drop_late": True,
+        },
+        {"cluster__rollout_gpu": "H20"},
+        {"workload__answers__kind": "constant"},
+    ],
+    ids=str,
+)
+def test_what_can_be_is_not_refused(values: dict[str, Any]) -> None:
+    assert problems(config(**values)) == []

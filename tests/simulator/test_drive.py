@@ -1,0 +1,330 @@
+"""The shell: timers, lanes, failures, GPUs that do both sides' work, and what a log of it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal_lab.control.activity import LOST, idle_by_cause
+from areal_lab.control.chrome_trace import chrome_trace
+from areal_lab.control.eventlog import TRAINER, Log
+from areal_lab.control.events import (
+    EngineJoined,
+    EngineLost,
+    GroupFinished,
+    Interrupt,
+    PushWeights,
+    Train,
+    TrainStepDone,
+    WeightsPushed,
+)
+from areal_lab.control.replay import check_replay
+from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
+from simulator.conversations import Conversations
+from simulator.draws import ENGINE_FAILURES
+from simulator.run import run_system
+from simulator.system import Seconds, System, UpdateSeconds
+from simulator.trainer import Trainer
+from tests.simulator.toy_engine import ToyEngine
+from tests.simulator.toy_system import constant, lognormal, run_with_log, toy_system
+
+
+@dataclass(frozen=True)
+class Switching:
+    to_training_s: float
+    to_generation_s: float
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Every node works for the given times, one after the other, and then for ever."""
+
+    uptimes_s: Sequence[float]
+    trainer: bool = False
+    detection_s: float = 7.0
+    restart_s: float = 13.0
+
+    def uptime_s(self, generator: np.random.Generator, /) -> float:
+        """The generator tells whom it is for: it has a seed sequence with the stream's number."""
+        entropy: Any = generator.bit_generator.seed_seq.entropy  # type: ignore[attr-defined]
+        if (entropy[1] == ENGINE_FAILURES) is self.trainer:
+            return math.inf
+        asked = _ASKED.setdefault(id(generator), iter(self.uptimes_s))
+        return next(asked, math.inf)
+
+
+_ASKED: dict[int, Iterator[float]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    _ASKED.clear()
+
+
+def times(log: Log, kind: type) -> list[float]:
+    return [r.t_s for r in log.events if isinstance(r.event, kind)] or [
+        r.t_s for r in log.actions if isinstance(r.action, kind)
+    ]
+
+
+def test_generation_goes_on_while_new_weights_are_on_their_way() -> None:
+    """100 tokens of 1 s; weights of 10 s of training, noticed 5 s later, loaded in 3 s."""
+    system = toy_system(
+        asynchronous(math.inf),
+        batch=1,
+        in_flight=1,
+        engines=1,
+        samples=1,
+        steps=2,
+        train_s=10.0,
+        weights=UpdateSeconds(export_s=2.0, delay_s=5.0, load_s=3.0),
+    )
+    _, log = run_with_log(system)
+    assert times(log, Train) == [100, 203]
+    assert times(log, TrainStepDone) == [112, 215]
+    assert times(log, Interrupt) == times(log, PushWeights) == [112]
+    assert times(log, WeightsPushed) == [120]
+    # Group 1 began at 100 s, was stopped from 117 s to 120 s, and has 17 tokens of version 0.
+    group = next(record for record in log.groups if record.group == 1)
+    assert (group.t_s, group.end_s) == (100, 203)
+    assert group.segments == (((0, 17), (1, 83)),)
+
+
+def test_a_trainer_that_takes_part_in_the_transfer_trains_on_after_it() -> None:
+    def second_step_s(*, holds: bool) -> float:
+        system = toy_system(
+            asynchronous(math.inf),
+            batch=1,
+            in_flight=6,
+            train_s=150.0,
+            weights=UpdateSeconds(load_s=30.0),
+            push_holds_trainer=holds,
+        )
+        return float(run_system(system, 1).columns["step_s"][2])
+
+    assert second_step_s(holds=False) == pytest.approx(150)
+    assert second_step_s(holds=True) == pytest.approx(180)
+
+
+def test_colocated_gpus_switch_over_and_back() -> None:
+    system = toy_system(synchronous(), switch=Switching(11.0, 17.0), gpus_per_engine=3)
+    result, log = run_with_log(system)
+    assert result.columns["step_s"][1:] == pytest.approx(100 + 11 + 50 + 17)
+    assert result.gpus == 6
+    assert list(result.pools) == ["all"]
+    pool = result.pools["all"]
+    run_s = result.makespan_s
+    assert pool.busy["train"] == pytest.approx(12 * 50 / run_s)
+    assert pool.busy["decode"] == pytest.approx(12 * 100 / run_s)
+    assert pool.busy["switch to training"] == pytest.approx(12 * 11 / run_s)
+    assert pool.busy["load weights"] == pytest.approx(11 * 17 / run_s)
+    assert pool.idle_share == pytest.approx(0, abs=1e-12)
+    assert pool.utilization == pytest.approx(12 * 150 / run_s)
+    assert check_replay(log).agrees
+
+
+def test_colocated_gpus_idle_while_the_longest_answers_end() -> None:
+    system = toy_system(synchronous(), switch=Switching(0.0, 0.0), lengths=lognormal(100))
+    pool = run_system(system, 1).pools["all"]
+    assert set(pool.idle) == {"nothing admitted (staleness bound)"}
+    assert pool.idle_share + pool.utilization == pytest.approx(1)
+
+
+def test_partial_rollout_may_be_colocated_and_asynchronous_may_not() -> None:
+    toy_system(partial_rollout(), switch=Switching(1.0, 1.0))
+    with pytest.raises(ValueError, match="generates while it trains"):
+        toy_system(asynchronous(1), switch=Switching(1.0, 1.0))
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def test_a_failed_node_takes_its_groups_along_and_comes_back() -> None:
+    """Two nodes of one engine each; the second fails at 130 s, for 20 s."""
+    system = toy_system(
+        asynchronous(1),
+        engines=2,
+        engines_per_node=1,
+        failures=Fails([130.0, 10**9]),
+        lengths=constant(100),
+        steps=6,
+    )
+    result, log = run_with_log(system)
+    # Both nodes fail at 130 s: one is lost, and the last one mended in place.
+    assert times(log, EngineLost) == [137]
+    assert times(log, EngineJoined) == [150]
+    assert result.counts.engine_losses == 1
+    assert check_replay(log).agrees
+    restarted = [record for record in log.groups if record.t_s == 137]
+    assert restarted
+    assert all(sum(t for _, t in s) == 100 for r in log.groups for s in r.segments)
+    assert LOST in result.pools["rollout"].idle
+
+
+def test_the_last_engine_is_mended_in_place_and_its_groups_begin_again() -> None:
+    system = toy_system(
+        synchronous(), engines=1, failures=Fails([30.0]), steps=2, batch=3, train_s=10.0
+    )
+    result, log = run_with_log(system)
+    assert times(log, EngineLost) == []
+    assert times(log, GroupFinished)[:3] == [150.0, 150.0, 150.0]
+    assert result.columns["step_s"].tolist() == [160.0, 110.0]
+    assert result.counts.engine_losses == 0
+
+
+def test_a_failing_trainer_does_its_step_again() -> None:
+    """It trains from 100 s to 150 s; the node fails at 120 s, is back at 140 s, done at 190 s."""
+    system = toy_system(synchronous(), failures=Fails([120.0, 10**9], trainer=True), steps=3)
+    result, log = run_with_log(system)
+    assert result.columns["end_s"].tolist() == [190.0, 340.0, 490.0]
+    assert result.counts.trainer_restarts == 1
+    assert idle_by_cause(log)[TRAINER].idle_s[LOST] == pytest.approx(40)
+    assert result.pools["training"].idle[LOST] == pytest.approx(40 / 490)
+
+
+def test_a_trainer_that_failed_while_it_had_nothing_to_do_costs_nothing() -> None:
+    system = toy_system(synchronous(), failures=Fails([20.0], trainer=True), steps=2)
+    assert run_system(system, 1).columns["end_s"].tolist() == [150.0, 300.0]
+
+
+def test_failures_at_random_leave_nothing_out() -> None:
+    class Often:
+        detection_s, restart_s = 5.0, 60.0
+
+        def uptime_s(self, generator: np.random.Generator, /) -> float:
+            return float(generator.exponential(700.0))
+
+    for schedule in (synchronous(), asynchronous(2), partial_rollout()):
+        for seed in range(4):
+            system = toy_system(
+                schedule,
+                in_flight=8,
+                engines=5,
+                engines_per_node=2,
+                failures=Often(),
+                lengths=lognormal(100),
+                steps=25,
+                weights=UpdateSeconds(export_s=2, delay_s=3, load_s=4),
+            )
+            result, log = run_with_log(system, seed)
+            assert result.counts.engine_losses > 0
+            assert check_replay(log).agrees
+            trained = [
+                g for r in log.actions if isinstance(r.action, Train) for g in r.action.groups
+            ]
+            assert len(set(trained)) == len(trained) == 25 * 4
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+def test_turns_share_out_the_tokens_and_read_what_came_before() -> None:
+    seen: list[tuple[float, int, list[int]]] = []
+
+    class Watched(ToyEngine):
+        def submit(self, now_s, group, prompt, lengths, version, /):  # type: ignore[no-untyped-def]
+            seen.append((now_s, prompt, list(lengths)))
+            super().submit(now_s, group, prompt, lengths, version)
+
+    engine = Conversations(Watched(1.0), 3, lambda _group: [[5.0, 6.0], [1.0, 1.0]])
+    engine.submit(0.0, 4, 10, [10, 2], 0)
+    done = [(s, d) for s in (0.5, 1.0, 4.0, 9.0, 30.0) for d in engine.advance(s)]
+    assert seen == [
+        *[(0.0, 10, [4]), (0.0, 10, [1])],
+        *[(2.0, 11, [1]), (9.0, 14, [3])],
+        (18.0, 17, [3]),
+    ]
+    assert [(d.group, d.segments) for _, d in done] == [(4, (((0, 10),), ((0, 2),)))]
+    assert engine.next_s() == math.inf
+
+
+def test_a_dropped_conversation_does_not_come_back() -> None:
+    engine = Conversations(ToyEngine(1.0), 2, lambda _group: [[5.0]])
+    engine.submit(0.0, 1, 10, [4], 0)
+    assert engine.advance(3.0) == []  # at its tool
+    engine.drop(3.0, 1)
+    assert engine.advance(100.0) == []
+    engine.submit(100.0, 1, 10, [4], 0)
+    engine.advance(101.0)
+    assert engine.fail(101.0) == [1]
+    assert engine.next_s() == math.inf
+
+
+# --- the log -------------------------------------------------------------------------------------
+
+
+def full_system() -> System:
+    return toy_system(
+        asynchronous(2),
+        in_flight=6,
+        slots=3,
+        lengths=lognormal(80),
+        weights=UpdateSeconds(export_s=2, delay_s=3, load_s=5),
+    )
+
+
+def test_a_simulated_log_can_be_looked_at_as_a_trace() -> None:
+    _, log = run_with_log(full_system())
+    assert log.header.mode == "simulate"
+    trace = chrome_trace(log)
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"decode", "train", "load weights", "export weights"} <= names
+
+
+def test_a_simulated_log_can_be_drawn() -> None:
+    from areal_lab.plots.timeline import draw_timeline
+
+    _, log = run_with_log(full_system())
+    assert draw_timeline(log, zoom_s=200.0).axes
+
+
+def test_a_step_of_several_parts_has_a_span_for_each() -> None:
+    @dataclass(frozen=True)
+    class Parts:
+        seconds: float = 60.0
+        micro_batches: int = 12
+        flops: float = 3e15
+
+        @property
+        def parts(self) -> dict[str, float]:
+            return {"forward/backward": 40.0, "proximal log-probs": 15.0, "optimizer": 5.0}
+
+        def step(self, lengths: Sequence[int], *, minibatches: int) -> Parts:
+            assert len(lengths) == 8
+            assert minibatches == 1
+            return self
+
+    result, log = run_with_log(toy_system(synchronous(), training=Parts()))
+    spans = [(s.name, s.t_s, s.end_s) for s in log.spans if s.process == TRAINER][:3]
+    assert spans == [
+        ("forward/backward", 100.0, 140.0),
+        ("proximal log-probs", 140.0, 155.0),
+        ("optimizer", 155.0, 160.0),
+    ]
+    assert (result.columns["micro_batches"] == 12).all()
+    assert result.mean("train_flops") == 3e15
+    plain = run_system(toy_system(synchronous(), training=Seconds(seconds=60.0)), 1)
+    assert math.isnan(plain.mean("train_flops"))
+
+
+def test_the_trainer_takes_prompt_and_answer_in_batch_order() -> None:
+    lengths: list[list[int]] = []
+
+    class Watching(Seconds):
+        def step(self, sequences: Sequence[int], *, minibatches: int) -> Seconds:
+            lengths.append(list(sequences))
+            return super().step(sequences, minibatches=minibatches)
+
+    system = toy_system(
+        asynchronous(1), training=Watching(seconds=5.0), lengths=lognormal(100), prompt_tokens=1000
+    )
+    _, log = run_with_log(system)
+    of_group = {g.group: [1000 + sum(t for _, t in s) for s in g.segments] for g in log.groups}
+    batches = [r.action.groups for r in log.actions if isinstance(r.action, Train)]
+    assert lengths == [[t for g in groups for t in of_group[g]] for groups in batches]
+    assert Trainer.__doc__

@@ -1,0 +1,259 @@
+"""The pipeline under a virtual clock and the simulator, given the same durations, do the same.
+
+pipeline.drive, asyncio, stub performer -+
+                                         +-> the same events and actions at the same times
+simulator.drive, simpy, toy engine ------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.eventlog import ActionRecord, EventRecord
+from areal_lab.control.events import (
+    Action,
+    Drop,
+    EngineId,
+    Event,
+    Finish,
+    GroupFinished,
+    GroupId,
+    Interrupt,
+    RunStarted,
+    StartGroup,
+    Train,
+    Version,
+)
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
+from areal_lab.control.schedule import (
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+from areal_lab.pipeline.drive import drive
+from simulator.draws import Draws
+from simulator.system import System, UpdateSeconds
+from tests.simulator.toy_engine import toy_engines
+from tests.simulator.toy_system import Latencies, PerToken, lognormal, run_with_log, toy_system
+from tests.simulator.virtual_loop import run_virtually
+
+TOKEN_S = 1e-4
+"""So short that no two answers end at one moment, where the order would be left to chance."""
+SEED = 7
+
+
+@dataclass
+class StubPerformer:
+    """Sleeps as long as the system says that things take; the pipeline does the rest."""
+
+    system: System
+    slots: int | None
+    places: dict[EngineId, asyncio.Semaphore] = field(default_factory=dict)
+    lengths: dict[GroupId, list[int]] = field(default_factory=dict)
+    version: Version = 0
+    pause_due: bool = False
+    pausing: asyncio.Event = field(default_factory=asyncio.Event)
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.draws = Draws(self.system, SEED)
+        self.running.set()
+        self.loaded.set()
+
+    async def generate_group(self, start: StartGroup) -> GroupFinished:
+        drawn = self.draws.of(start.group)
+        self.lengths[start.group] = drawn.lengths
+        versions = await asyncio.gather(
+            *(self._sample(start.engine, tokens) for tokens in drawn.lengths)
+        )
+        if drawn.rewards_s is not None:
+            await asyncio.sleep(max(drawn.rewards_s))
+        head, tail = min(v[0] for v in versions), max(v[-1] for v in versions)
+        return GroupFinished(start.group, head, tail)
+
+    @asynccontextmanager
+    async def _place(self, engine: EngineId) -> AsyncIterator[None]:
+        if self.slots is None:
+            yield
+            return
+        async with self.places.setdefault(engine, asyncio.Semaphore(self.slots)):
+            yield
+
+    async def _sample(self, engine: EngineId, tokens: int) -> list[Version]:
+        """The versions of one answer's tokens."""
+        loop = asyncio.get_running_loop()
+        versions: list[Version] = []
+        done, told = 0.0, 0
+        async with self._place(engine):
+            while done < tokens:
+                await self.running.wait()
+                version, begun_s = self.version, loop.time()
+                try:
+                    async with asyncio.timeout((tokens - done) * TOKEN_S):
+                        await self.pausing.wait()
+                    done += (loop.time() - begun_s) / TOKEN_S
+                except TimeoutError:
+                    done = tokens
+                if math.floor(done + 1e-9) > told:
+                    told = math.floor(done + 1e-9)
+                    versions.append(version)
+        return versions
+
+    async def train(self, train: Train) -> Version:
+        lengths = [
+            self.system.prompt_tokens + tokens
+            for group in train.groups
+            for tokens in self.lengths.pop(group)
+        ]
+        await asyncio.sleep(self.system.training.step(lengths, minibatches=1).seconds)
+        await self.loaded.wait()
+        await asyncio.sleep(self.system.weights.export_s)
+        return train.version + 1
+
+    async def save(self, version: Version) -> None:
+        assert version > self.version or self.loaded.is_set()
+        await asyncio.sleep(0)
+
+    def announce_push(self, version: Version) -> None:
+        assert version == self.version + 1 or version > self.version
+        self.loaded.clear()
+
+    async def interrupt(self) -> None:
+        """With a push at once: engines go on until the push has been noticed."""
+        self.pause_due = True
+        if self.loaded.is_set():
+            self._pause()
+
+    def _pause(self) -> None:
+        self.pause_due = False
+        self.running.clear()
+        self.pausing.set()
+
+    async def push_weights(self, version: Version) -> None:
+        await asyncio.sleep(self.system.weights.delay_s)
+        if self.pause_due:
+            self._pause()
+        await asyncio.sleep(self.system.weights.load_s)
+        self.version = version
+        self.loaded.set()
+
+    async def resume(self) -> None:
+        self.pausing.clear()
+        self.running.set()
+
+    async def drop_group(self, group: GroupId) -> None:
+        self.lengths.pop(group, None)
+
+
+@dataclass
+class Clocked:
+    """Everything the pipeline's shell was told and did, and when."""
+
+    entries: list[tuple[float, Event | Action]] = field(default_factory=list)
+
+    def event(self, event: Event) -> None:
+        self.entries.append((asyncio.get_running_loop().time(), event))
+
+    def action(self, action: Action) -> None:
+        self.entries.append((asyncio.get_running_loop().time(), action))
+
+
+def run_pipeline(system: System, slots: int | None) -> list[tuple[float, Event | Action]]:
+    told = Clocked()
+
+    async def go() -> Finish:
+        return await drive(
+            Coordinator(system.limits),
+            StubPerformer(system, slots),
+            RunStarted(tuple(range(system.engines))),
+            asyncio.Queue(),
+            told,
+        )
+
+    run_virtually(go())
+    return told.entries
+
+
+def run_simulator(system: System) -> list[tuple[float, Event | Action]]:
+    _, log = run_with_log(system, SEED)
+    return [
+        (record.t_s, record.event if isinstance(record, EventRecord) else record.action)
+        for record in log.records
+        if isinstance(record, EventRecord | ActionRecord)
+    ]
+
+
+def twin_system(
+    schedule: Schedule, order: BatchOrder, slots: int | None, *, rewards: bool
+) -> System:
+    system = toy_system(
+        schedule,
+        batch=4,
+        in_flight=7,
+        steps=15,
+        complete=True,
+        order=order,
+        samples=3,
+        lengths=lognormal(1e6),
+        make_engine=toy_engines(TOKEN_S, slots),
+        training=PerToken(1e-5),
+        weights=UpdateSeconds(export_s=3.3, delay_s=2.6, load_s=7.1),
+    )
+    if rewards:
+        slow = Latencies(lambda generator, size: generator.exponential(9.0, size))
+        system = replace(system, reward=slow)
+    return system
+
+
+@pytest.mark.parametrize("slots", [None, 4])
+@pytest.mark.parametrize("rewards", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "order"),
+    [
+        (synchronous(), oldest_finished_first()),
+        (one_step_overlap(), oldest_finished_first()),
+        (asynchronous(0), oldest_finished_first()),
+        (asynchronous(1), strict_start_order()),
+        (asynchronous(2), bounded_lag(2)),
+        (asynchronous(4), oldest_finished_first()),
+        (asynchronous(4), bounded_lag(1, drop=True)),
+        (asynchronous(4, interruptible=False), oldest_finished_first()),
+        (asynchronous(math.inf), oldest_finished_first()),
+        (partial_rollout(), oldest_finished_first()),
+    ],
+    ids=lambda value: f"{value.name}-{getattr(value, 'eta', value)}"[:28],
+)
+def test_the_pipeline_and_the_simulator_do_the_same_at_the_same_time(
+    schedule: Schedule, order: BatchOrder, slots: int | None, *, rewards: bool
+) -> None:
+    system = twin_system(schedule, order, slots, rewards=rewards)
+    real, simulated = run_pipeline(system, slots), run_simulator(system)
+    assert [entry for _, entry in simulated] == [entry for _, entry in real]
+    assert [t_s for t_s, _ in simulated] == pytest.approx([t_s for t_s, _ in real], rel=1e-9)
+    assert simulated[-1][0] > 100
+
+
+def test_the_twins_are_interrupted_and_drop_groups_where_they_should() -> None:
+    def kinds(schedule: Schedule, order: BatchOrder) -> set[type]:
+        entries = run_simulator(twin_system(schedule, order, 4, rewards=False))
+        return {type(entry) for _, entry in entries}
+
+    assert Interrupt in kinds(asynchronous(4), oldest_finished_first())
+    assert Interrupt in kinds(partial_rollout(), oldest_finished_first())
+    assert Drop in kinds(asynchronous(4), bounded_lag(1, drop=True))
+    assert Interrupt not in kinds(synchronous(), oldest_finished_first())
