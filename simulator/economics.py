@@ -1,0 +1,171 @@
+"""Money and energy of a run: what its pools of GPUs cost, busy or not.
+
+A pool is paid for from the first second to the last; its power depends on what it does. Dollars
+come as low, typical and high, as far as somebody publishes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.gpu import GPU, Price
+
+HOUR_S = 3600.0
+OVERHEAD = "overhead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """GPUs of one kind, over a run."""
+
+    name: str
+    gpu: GPU
+    gpus: int
+    seconds: float
+    """Of the run."""
+    utilization: float
+    """Share of the GPU-seconds that the pool computes."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or not math.isfinite(self.seconds) or self.seconds < 0:
+            raise ValueError(
+                f"pool {self.name} has {self.gpus} GPUs for {self.seconds} s; both must be >= 0"
+            )
+        # A share that was summed up from parts may exceed 1 in its last digits.
+        if not 0 <= self.utilization <= 1 + 1e-9:
+            raise ValueError(
+                f"utilization of pool {self.name} is {self.utilization}, but must be in [0, 1]"
+            )
+
+    @property
+    def gpu_hours(self) -> float:
+        """That are paid for."""
+        return self.gpus * self.seconds / HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Dollars of a run or of a part of it; None where no price is known."""
+
+    dollars: float | None
+    """At typical prices."""
+    low: float | None
+    high: float | None
+    gpu_hours: float
+    parts: Mapping[str, float]
+    """Pool, or `overhead`, to dollars; their sum is `dollars`. Empty without a price."""
+    sources: Mapping[str, str]
+    """GPU to where its price comes from."""
+
+    def divided(self, by: float) -> Cost:
+        """Share of one of `by` equal parts: per step, per million trained tokens.
+
+        Raises:
+            ValueError: `by` is not positive.
+        """
+        if not math.isfinite(by) or by <= 0:
+            raise ValueError(f"a cost cannot be shared out to {by}; it must be > 0")
+        parts = {name: dollars / by for name, dollars in self.parts.items()}
+        return Cost(
+            dollars=sum(parts.values()) if parts else None,
+            low=None if self.low is None else self.low / by,
+            high=None if self.high is None else self.high / by,
+            gpu_hours=self.gpu_hours / by,
+            parts=parts,
+            sources=self.sources,
+        )
+
+    def per_million_tokens(self, trained_tokens: float) -> Cost:
+        """Of a million tokens that were trained on."""
+        return self.divided(trained_tokens / 1e6)
+
+
+def run_cost(
+    pools: Sequence[PoolUse], *, price_per_gpu_h: float | None = None, overhead: float = 0.0
+) -> Cost:
+    """Dollars of a run.
+
+    Args:
+        pools: every GPU once; a colocated cluster is one pool.
+        price_per_gpu_h: replaces the catalogue's prices, of all GPUs.
+        overhead: share added for storage, network and operation.
+
+    Raises:
+        ValueError: a price or share below 0.
+    """
+    for name, value in (("price_per_gpu_h", price_per_gpu_h), ("overhead", overhead)):
+        if value is not None and (not math.isfinite(value) or value < 0):
+            raise ValueError(f"cluster.{name} is {value}, but must be >= 0")
+    prices = [_price(pool.gpu, price_per_gpu_h) for pool in pools]
+    typical = _dollars(pools, [price.typical for price in prices], overhead)
+    low = _dollars(pools, [_first(price.low, price.typical) for price in prices], overhead)
+    high = _dollars(pools, [_first(price.high, price.typical) for price in prices], overhead)
+    return Cost(
+        dollars=None if typical is None else sum(typical.values()),
+        low=None if low is None else sum(low.values()),
+        high=None if high is None else sum(high.values()),
+        gpu_hours=sum(pool.gpu_hours for pool in pools),
+        parts=typical or {},
+        sources={
+            pool.gpu.name: f"{price.source} ({price.date})" if price.date else price.source
+            for pool, price in zip(pools, prices, strict=True)
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Of the GPUs alone: hosts, network and cooling come on top, often as much as half again."""
+
+    kwh: float
+    parts: Mapping[str, float]
+    """`pool, busy` and `pool, idle` to kilowatt-hours; their sum is `kwh`."""
+
+
+def run_energy(pools: Sequence[PoolUse]) -> Energy:
+    """A GPU that computes takes its power limit, one that waits its idle power.
+
+    The first is an upper bound: decoding, bound by memory, stays below the limit.
+    """
+    parts: dict[str, float] = {}
+    for pool in pools:
+        share = min(pool.utilization, 1.0)
+        for state, hours, watts in (
+            ("busy", share * pool.gpu_hours, pool.gpu.power_w),
+            ("idle", (1 - share) * pool.gpu_hours, pool.gpu.idle_power_w),
+        ):
+            name = f"{pool.name}, {state}"
+            parts[name] = parts.get(name, 0.0) + hours * watts / 1000
+    return Energy(kwh=sum(parts.values()), parts=parts)
+
+
+def _price(gpu: GPU, price_per_gpu_h: float | None) -> Price:
+    if price_per_gpu_h is None:
+        return gpu.price
+    return Price(
+        low=price_per_gpu_h,
+        typical=price_per_gpu_h,
+        high=price_per_gpu_h,
+        source="cluster.price_per_gpu_h",
+        date="",
+    )
+
+
+def _dollars(
+    pools: Sequence[PoolUse], prices: Sequence[float | None], overhead: float
+) -> dict[str, float] | None:
+    """By pool, and overhead; None if a price is not known."""
+    parts: dict[str, float] = {}
+    for pool, price in zip(pools, prices, strict=True):
+        if price is None:
+            return None
+        parts[pool.name] = parts.get(pool.name, 0.0) + pool.gpu_hours * price
+    if overhead:
+        parts[OVERHEAD] = overhead * sum(parts.values())
+    return parts
+
+
+def _first(wanted: float | None, otherwise: float | None) -> float | None:
+    return otherwise if wanted is None else wanted

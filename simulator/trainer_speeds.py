@@ -1,0 +1,116 @@
+"""Trainers whose speed is known: coefficients fitted to published measurements, and the default.
+
+    PRIME_RL   12 optimizer steps of its benchmark (0.6B, 4B, 30B-A3B on H100 and H200)   2.3 % off
+    AREAL      the same with one factor, fitted to the dynamic row of the paper's Figure 6a  4.6 %
+
+The default is AREAL, the slower. Neither was measured on GPUs of other kinds, which get the
+efficiencies of an H100: uncertain by some +-30 %; better give `trainer.mfu` or `trainer.step_s`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.hardware import find_gpu
+from simulator.model_shape import find_model
+from simulator.training_speed import PRIME_RL_POINTS, PublishedPoint, TrainerSpeed, fit_columns
+from simulator.transformer import ModelShape
+
+Values = NDArray[np.float64]
+
+MATRIX_EFFICIENCY = 0.77
+"""Large bf16 products on an H100: 0.76 at 4,096 rows (Llama-2-7B's up-projection, Vidur,
+microsoft/vidur 7d47513, 2024), 0.78 to 0.80 above (AIConfigurator 0.12.0, 2026-09). Not fitted:
+models of two widths cannot tell products from traffic."""
+
+PRIME_RL = TrainerSpeed(
+    name="prime-rl",
+    matrix_efficiency=MATRIX_EFFICIENCY,
+    attention_efficiency=0.470,
+    hidden_traffic=118.7,
+    layer_s=1.164e-3,
+    expert_traffic=19.88,
+    expert_layer_s=5.459e-3,
+    step_s=0.726,
+    error=0.023,
+    provenance=(
+        "least squares of the relative error on 12 optimizer steps of prime-rl's benchmark "
+        "(2026-01-15): FSDP2, compiled, FlashAttention-3, activations recomputed; "
+        "matrix_efficiency from kernel tables"
+    ),
+)
+"""Six coefficients from twelve points; leaving each point out in turn, it is predicted to 5 %."""
+
+AREAL = TrainerSpeed(
+    name="AReaL",
+    matrix_efficiency=MATRIX_EFFICIENCY,
+    attention_efficiency=PRIME_RL.attention_efficiency,
+    hidden_traffic=PRIME_RL.hidden_traffic,
+    layer_s=PRIME_RL.layer_s,
+    expert_traffic=PRIME_RL.expert_traffic,
+    expert_layer_s=PRIME_RL.expert_layer_s,
+    step_s=0.0,
+    slowdown=1.42,
+    error=0.046,
+    provenance=(
+        "prime-rl's coefficients times 1.42, fitted to the three dynamic bars of AReaL's Figure 6a "
+        "(arXiv:2505.24298: 427.4, 454.7, 387.7 TFLOP/s as its trainer counts them) with the "
+        "batch and lengths of Table 1, pipeline bubbles apart; what such a step does besides is in "
+        "the factor"
+    ),
+)
+"""Megatron-Core 0.11 under AReaL's own pipeline, 2025."""
+
+FIGURE_6A = {
+    # model: GPUs, pipeline stages, tensor parallel, TFLOP/s dynamic (token budget 32,768), and
+    # standard (32 micro-batches). The layouts are those of the scaling runs (appendix).
+    "R1-Distill-Qwen-1.5B": (8, 2, 1, 427.4, 404.4),
+    "R1-Distill-Qwen-7B": (16, 4, 1, 454.7, 303.1),
+    "R1-Distill-Qwen-32B": (64, 8, 2, 387.7, 283.0),
+}
+"""AReaL (arXiv:2505.24298), Figure 6a, per training GPU."""
+
+
+def areal_counted_flops(lengths: Sequence[int] | NDArray[np.int64], model: ModelShape) -> float:
+    """FLOPs of a training pass as AReaL's trainer counts them, about twice those of the model.
+
+    $$ 4 (2 L (4 T h^2 + 2 h \\sum s^2 + 3 T h f) + 4 T V h) $$
+
+    That is four passes (recomputed ones count), attention without the causal half, query heads as
+    wide as keys', and the embedding beside the head. So the bars of Figure 6a are utilizations of
+    22 to 27 %, not of 39 to 46 %.
+    Source: `realhf/base/monitor.py` and `realhf/system/flops_counter.py` of AReaL v0.3 (2025-05).
+    """
+    sizes = np.asarray(lengths, np.float64)
+    tokens, squares = float(sizes.sum()), float((sizes**2).sum())
+    hidden, width = model.hidden, model.intermediate
+    per_layer = 4 * tokens * hidden**2 + 2 * squares * hidden + 3 * tokens * hidden * width
+    return 4 * (2 * model.layers * per_layer + 4 * tokens * model.vocabulary * hidden)
+
+
+def fit_prime_rl(points: Sequence[PublishedPoint] = PRIME_RL_POINTS) -> tuple[Values, Values]:
+    """Coefficients that fit the points best, and the relative error of each point.
+
+    Returns:
+        Inverse attention efficiency, hidden traffic, layer seconds, expert traffic, expert layer
+        seconds, step seconds, all >= 0; and predicted / measured - 1.
+    """
+    columns = np.array(
+        [fit_columns(p, find_model(p.model), find_gpu(p.gpu)) / p.seconds for p in points]
+    )
+    known = columns[:, 0] / MATRIX_EFFICIENCY
+    free = columns[:, 1:]
+    best, least = np.zeros(free.shape[1]), np.inf
+    # Few enough to try every set of coefficients that are not zero.
+    for count in range(1, free.shape[1] + 1):
+        for chosen in itertools.combinations(range(free.shape[1]), count):
+            some = np.linalg.lstsq(free[:, chosen], 1 - known, rcond=None)[0]
+            squares = float(((free[:, chosen] @ some + known - 1) ** 2).sum())
+            if (some >= 0).all() and squares < least:
+                best, least = np.zeros(free.shape[1]), squares
+                best[list(chosen)] = some
+    return best, free @ best + known - 1

@@ -1,0 +1,335 @@
+"""How long a training step takes on given GPUs: passes, bubbles, waiting, gradients, optimizer.
+
+    lengths -> minibatches -> ranks -> micro-batches        areal_lab.control.microbatch
+            -> seconds of each on a pipeline stage          training_speed, or a given utilization
+            -> 1F1B per rank, then the slowest rank         pipeline_schedule
+            -> gradients reduced, optimizer step            communication, memory bandwidth
+
+Layout: tensor parallel inside, then data parallel, then pipeline stages, as Megatron-LM orders
+them. Nothing of what follows the last backward pass is hidden behind it: reduction of gradients
+and gathering of parameters are counted whole (Megatron can overlap them; nobody published a share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.communication import all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
+from simulator.config import TrainerConfig
+from simulator.gpu import GPU
+from simulator.micro_batching import Cut, cut_evenly, cut_within_budget, measure
+from simulator.pipeline_schedule import forward_only_s, one_forward_one_backward_s
+from simulator.trainer_speeds import AREAL
+from simulator.training_memory import (
+    GRADIENT_BYTES,
+    check_training_memory,
+    training_memory,
+)
+from simulator.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops, pass_s
+from simulator.training_timing import (
+    BUBBLE,
+    CRITIC,
+    FORWARD_BACKWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    PADDING,
+    PROXIMAL,
+    REFERENCE,
+    SLOWEST_RANK,
+    MeasuredTraining,
+    Training,
+    TrainTiming,
+)
+from simulator.transformer import ModelShape
+
+Values = NDArray[np.float64]
+
+_OPTIMIZER_TRAFFIC_BYTES = 30
+"""Per parameter: fp32 parameter and two moments read and written, gradient read, bf16 written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCost:
+    """A model, its GPUs and how they are shared out."""
+
+    model: ModelShape
+    gpu: GPU
+    gpus: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    micro_batch_tokens: int = 32768
+    dynamic_batching: bool = True
+    micro_batches: int = 32
+    """Per minibatch and rank, without dynamic batching."""
+    padded: bool = False
+    """Fill sequences up to the longest of their micro-batch; without dynamic batching only."""
+    fully_sharded: bool = False
+    """Parameters are shared out over data parallelism and gathered for every pass (FSDP), while the
+    pass before computes; they are waited for where that takes longer."""
+    activation_recompute: bool = True
+    proximal_logprobs: bool = True
+    reference_logprobs: bool = False
+    critic: bool = False
+    mfu: float | None = None
+    """Utilization inside a micro-batch; bubbles, waiting and the rest come on top."""
+    speed: TrainerSpeed = field(default=AREAL)
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("gpus", "tensor_parallel", "pipeline_parallel", "micro_batch_tokens"),
+            "micro_batches",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
+        model_parallel = self.tensor_parallel * self.pipeline_parallel
+        if self.gpus % model_parallel:
+            raise ValueError(
+                f"{self.gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
+                f"(tensor_parallel {self.tensor_parallel} x pipeline_parallel "
+                f"{self.pipeline_parallel}); take a multiple of {model_parallel}"
+            )
+        if self.model.heads % self.tensor_parallel:
+            raise ValueError(
+                f"trainer.tensor_parallel is {self.tensor_parallel}, but must divide the "
+                f"{self.model.heads} heads of {self.model.name}"
+            )
+        if self.pipeline_parallel > self.model.layers:
+            raise ValueError(
+                f"trainer.pipeline_parallel is {self.pipeline_parallel}, but {self.model.name} "
+                f"has only {self.model.layers} layers"
+            )
+        if self.mfu is not None and not 0 < self.mfu <= 1:
+            raise ValueError(f"trainer.mfu is {self.mfu}, but must be in (0, 1]: a share, 0.3")
+        if self.dynamic_batching:
+            # Of fixed micro-batches the sizes are not known yet.
+            self.check_memory(self.micro_batch_tokens)
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different sequences."""
+        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that one training pass takes the time of."""
+        return 4 if self.activation_recompute else 3
+
+    def check_memory(self, micro_batch_tokens: float) -> None:
+        """Refuse micro-batches that do not fit.
+
+        Raises:
+            ValueError: in one line, with the bound and the mend.
+        """
+        memory = training_memory(
+            self.model,
+            gpus=self.gpus,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            micro_batch_tokens=micro_batch_tokens,
+            activation_recompute=self.activation_recompute,
+            fully_sharded=self.fully_sharded,
+            critic=self.critic,
+            reference=self.reference_logprobs,
+        )
+        check_training_memory(
+            memory, self.model, self.gpu, activation_recompute=self.activation_recompute
+        )
+
+    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+        """One training step.
+
+        Args:
+            lengths: tokens of prompt and answer of each sequence, in batch order.
+            minibatches: optimizer steps that the batch is cut into, in batch order.
+
+        Raises:
+            ValueError: a sequence exceeds the budget of a micro-batch, or a minibatch has fewer
+                sequences than there are data-parallel ranks.
+        """
+        sizes = np.asarray(lengths, np.int64)
+        cut = self._cut(sizes, minibatches)
+        forward_s = self._stage_forward_s(cut.tokens, cut.pairs, cut.present)
+        hop_s = self._hop_s(cut.tokens)
+        ranks = self.data_parallel
+        total_s = one_forward_one_backward_s(
+            forward_s,
+            (self.passes - 1) * forward_s,
+            cut.present,
+            stages=self.pipeline_parallel,
+            hop_s=hop_s,
+        ).reshape(minibatches, ranks)
+        busy_s = self.passes * forward_s.sum(axis=1).reshape(minibatches, ranks)
+        # Without padding a micro-batch takes the same launches: only tokens and pairs are fewer.
+        own_s = self._stage_forward_s(cut.own_tokens, cut.own_pairs, cut.present)
+        padding_s = self.passes * float((forward_s - own_s).sum()) / ranks
+        mean_busy_s = float(busy_s.mean(axis=1).sum())
+        mean_total_s = float(total_s.mean(axis=1).sum())
+        parts = {
+            FORWARD_BACKWARD: mean_busy_s - padding_s,
+            PADDING: padding_s,
+            BUBBLE: mean_total_s - mean_busy_s,
+            SLOWEST_RANK: float(total_s.max(axis=1).sum()) - mean_total_s,
+            GRADIENTS: minibatches * self._gradients_s(),
+            OPTIMIZER: minibatches * self._optimizer_s(),
+        }
+        scoring_s = self._scoring_s(forward_s, hop_s, cut.present, minibatches)
+        if self.critic:
+            # A second model of this size: trained as the first, after a pass for its values.
+            parts[CRITIC] = sum(parts.values()) + scoring_s
+        if self.proximal_logprobs:
+            parts[PROXIMAL] = scoring_s
+        if self.reference_logprobs:
+            parts[REFERENCE] = scoring_s
+        parts = {name: seconds for name, seconds in parts.items() if seconds > 0}
+        forward_passes = 3 + self.proximal_logprobs + self.reference_logprobs + 4 * self.critic
+        tokens = int(sizes.sum())
+        own_pairs = float(cut.own_pairs.sum())
+        return TrainTiming(
+            seconds=sum(parts.values()),
+            parts=parts,
+            micro_batches=int(cut.present.sum()),
+            tokens=tokens,
+            flops=forward_passes * float(forward_flops(tokens, own_pairs, self.model)),
+            gpus=self.gpus,
+        )
+
+    def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
+        if self.dynamic_batching:
+            # A pipeline of p stages is kept busy by 2 p micro-batches, as AReaL's trainer has it.
+            least = 2 * self.pipeline_parallel if self.pipeline_parallel > 1 else 1
+            lanes = cut_within_budget(
+                sizes,
+                ranks=self.data_parallel,
+                minibatches=minibatches,
+                max_tokens=self.micro_batch_tokens,
+                least=least,
+            )
+            return measure(lanes, sizes, padded=False)
+        lanes = cut_evenly(
+            sizes.tolist(),
+            ranks=self.data_parallel,
+            minibatches=minibatches,
+            micro_batches=self.micro_batches,
+        )
+        return measure(lanes, sizes, padded=self.padded)
+
+    def _stage_forward_s(self, tokens: Values, pairs: Values, present: NDArray[np.bool_]) -> Values:
+        """Of each micro-batch on one stage of the pipeline."""
+        model_parallel = self.tensor_parallel * self.pipeline_parallel
+        if self.mfu is not None:
+            flops = np.asarray(forward_flops(tokens, pairs, self.model))
+            # Published utilizations leave out what is recomputed, so a pass is that much faster.
+            reached = self.mfu * self.passes / 3 * self.gpu.flops_per_s
+            return np.asarray(flops / (reached * model_parallel))
+        shared_s, launches_s = pass_s(tokens, pairs, self.model, self.gpu, self.speed)
+        stage_s = np.asarray(
+            shared_s / model_parallel
+            + present * (launches_s / self.pipeline_parallel)
+            + self._tensor_parallel_s(tokens, present) / self.pipeline_parallel
+        )
+        if not self.fully_sharded:
+            return stage_s
+        gather_s = self._over_ranks_s(all_gather_s, BYTES_PER_NUMBER)
+        return np.where(present, np.maximum(stage_s, gather_s), 0.0)
+
+    def _tensor_parallel_s(self, tokens: Values, present: NDArray[np.bool_]) -> Values:
+        """Two all-reduces per layer and pass, of the hidden vectors of a micro-batch."""
+        if self.tensor_parallel == 1:
+            return np.zeros_like(tokens)
+        # Linear in the bytes but for its ramp: a line through nothing and a full micro-batch.
+        full_bytes = self.micro_batch_tokens * self.model.hidden * BYTES_PER_NUMBER
+        start_s = all_reduce_s(0, self.tensor_parallel, self.gpu)
+        full_s = all_reduce_s(full_bytes, self.tensor_parallel, self.gpu)
+        per_token_s = (full_s - start_s) / self.micro_batch_tokens
+        return np.asarray(2 * self.model.layers * (present * start_s + tokens * per_token_s))
+
+    def _hop_s(self, tokens: Values) -> Values:
+        """To send a micro-batch's hidden vectors to the next stage."""
+        if self.pipeline_parallel == 1:
+            return np.zeros_like(tokens)
+        across = self.gpus > self.gpu.node_gpus
+        start_s = point_to_point_s(0, self.gpu, across_nodes=across)
+        token_bytes = self.model.hidden * BYTES_PER_NUMBER / self.tensor_parallel
+        full_s = point_to_point_s(token_bytes * 1e6, self.gpu, across_nodes=across)
+        return np.asarray(start_s + tokens * (full_s - start_s) / 1e6)
+
+    def _scoring_s(
+        self, forward_s: Values, hop_s: Values, present: NDArray[np.bool_], minibatches: int
+    ) -> float:
+        """One forward pass over the batch; ranks meet at its end."""
+        lanes = forward_only_s(forward_s, present, stages=self.pipeline_parallel, hop_s=hop_s)
+        return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
+
+    def _gradients_s(self) -> float:
+        """Fp32 gradients scattered, bf16 parameters gathered: a distributed optimizer.
+
+        Fully sharded, the next pass gathers.
+        """
+        scatter_s = self._over_ranks_s(reduce_scatter_s, GRADIENT_BYTES)
+        if self.fully_sharded:
+            return scatter_s
+        return scatter_s + self._over_ranks_s(all_gather_s, BYTES_PER_NUMBER)
+
+    def _over_ranks_s(self, collective: Callable[..., float], parameter_bytes: int) -> float:
+        """One collective of the data-parallel ranks over a stage's parameters or gradients."""
+        ranks = self.data_parallel
+        if ranks == 1:
+            return 0.0
+        held = self.model.parameters / (self.tensor_parallel * self.pipeline_parallel)
+        per_node = min(ranks, max(1, self.gpu.node_gpus // self.tensor_parallel))
+        return collective(parameter_bytes * held, ranks, self.gpu, gpus_per_node=per_node)
+
+    def _optimizer_s(self) -> float:
+        """Its states pass through memory once; the trainer's own time per step comes on top."""
+        traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / self.gpus
+        own_s = 0.0 if self.mfu is not None else self.speed.step_s
+        return traffic / self.gpu.memory_bytes_per_s + own_s
+
+
+def training_cost(
+    config: TrainerConfig, model: ModelShape, gpu: GPU, gpus: int, *, longest_tokens: int = 0
+) -> Training:
+    """The training side of a simulation.
+
+    Args:
+        config: layout, batching and overrides. A measured step is taken as it is: nothing about
+            the layout is checked.
+        model: that is trained.
+        gpu: type of the training GPUs.
+        gpus: number of them; all of the cluster when colocated.
+        longest_tokens: a prompt and answer may have; 0 does not check it.
+
+    Raises:
+        ValueError: the layout does not divide the GPUs or the model, does not fit in memory, or
+            the longest sequence does not fit in a micro-batch.
+    """
+    if config.step_s is not None:
+        return MeasuredTraining(seconds=config.step_s, model=model, gpus=gpus)
+    cost = TrainingCost(
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        micro_batch_tokens=config.micro_batch_tokens,
+        dynamic_batching=config.dynamic_batching,
+        micro_batches=config.micro_batches,
+        activation_recompute=config.activation_recompute,
+        proximal_logprobs=config.proximal_logprobs,
+        reference_logprobs=config.reference_logprobs,
+        critic=config.critic,
+        mfu=config.mfu,
+    )
+    if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
+        raise ValueError(
+            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but a prompt and answer "
+            f"may have {longest_tokens} tokens; raise it to at least that, or lower "
+            "workload.answers.max_tokens"
+        )
+    if not config.dynamic_batching:
+        cost.check_memory(longest_tokens)
+    return cost

@@ -1,0 +1,176 @@
+"""How fast a trainer gets through the layers: FLOPs, memory traffic and launches of one pass.
+
+    seconds of a pass = slowdown x (  matrix FLOPs / (matrix_efficiency x peak)
+                                    + attention FLOPs / (attention_efficiency x peak)
+                                    + hidden_traffic x tokens x layers x hidden bytes / bandwidth
+                                    + layer_s x layers                                          )
+
+A training step makes four passes with activation recompute (forward, the same again, and a backward
+pass that counts twice), three without. Utilization is not an input: it follows from the tokens of a
+micro-batch (launches are shared), the width of the model (traffic grows with it, FLOPs with its
+square) and the lengths (attention), and falls where any is small.
+
+FLOPs are those of the model: 2 per parameter and token but the input embedding, and causal
+attention (half of the square). Many trainers print others; `PublishedPoint` converts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.gpu import GPU
+from simulator.transformer import ModelShape
+
+Values = NDArray[np.float64]
+
+BYTES_PER_NUMBER = 2
+"""bf16 and fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpeed:
+    """Coefficients of one trainer."""
+
+    name: str
+    matrix_efficiency: float
+    """Share of peak FLOP/s that large matrix products reach."""
+    attention_efficiency: float
+    """Share of peak FLOP/s of causal attention, forward and backward together."""
+    hidden_traffic: float
+    """Reads or writes of a hidden vector per token, layer and pass: norms, activations, residuals,
+    what the MLP makes of them, and the head's share."""
+    layer_s: float
+    """Per layer and pass, whatever the tokens: launches, gathering of sharded weights."""
+    expert_traffic: float
+    """As `hidden_traffic`, for every expert that a token of a mixture takes."""
+    expert_layer_s: float
+    """As `layer_s`, in addition, for a layer with experts."""
+    step_s: float
+    """Per optimizer step, whatever the tokens: statistics, logging."""
+    slowdown: float = 1.0
+    """Of the whole trainer against the one that the other coefficients were fitted to."""
+    error: float
+    """Mean absolute relative error of the seconds on the points it was fitted to."""
+    provenance: str
+
+    def __post_init__(self) -> None:
+        for name in ("matrix_efficiency", "attention_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but must be in (0, 1]: a share of the peak"
+                )
+        for name in ("hidden_traffic", "layer_s", "expert_traffic", "expert_layer_s", "step_s"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
+        if not 0 < self.slowdown < np.inf:
+            raise ValueError(f"slowdown is {self.slowdown}, but must be > 0; 1 is none")
+
+
+def forward_flops(
+    tokens: float | Values, pairs: float | Values, model: ModelShape
+) -> float | Values:
+    """FLOPs of a forward pass; a backward pass has twice as many.
+
+    Args:
+        tokens: that are computed.
+        pairs: of a token and one that it attends to (itself included): s (s + 1) / 2 for a
+            sequence of s.
+        model: what they pass.
+    """
+    return model.linear_flops_per_token() * tokens + model.attention_flops(1) * pairs
+
+
+def pass_s(
+    tokens: float | Values, pairs: float | Values, model: ModelShape, gpu: GPU, speed: TrainerSpeed
+) -> tuple[float | Values, float]:
+    """Seconds of a forward pass through the whole model on one GPU, in two parts.
+
+    Returns:
+        What is shared out by tensor and pipeline parallelism; and what only pipelining shares
+        out, since each GPU launches the kernels of all its layers.
+    """
+    traffic = model.layers * speed.hidden_traffic
+    traffic += model.moe_layers * model.active_experts * speed.expert_traffic
+    shared = (
+        model.linear_flops_per_token() * tokens / (speed.matrix_efficiency * gpu.flops_per_s)
+        + model.attention_flops(1) * pairs / (speed.attention_efficiency * gpu.flops_per_s)
+        + traffic * model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s
+    )
+    launches = model.layers * speed.layer_s + model.moe_layers * speed.expert_layer_s
+    return speed.slowdown * shared, speed.slowdown * launches
+
+
+# --- what was published --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPoint:
+    """One optimizer step of a trainer's own benchmark: `micro_batches` of one sequence each."""
+
+    name: str
+    model: str
+    gpu: str
+    sequence_tokens: int
+    micro_batches: int
+    """Per GPU; all have activations recomputed."""
+    seconds: float
+    statistics: bool
+    """The step keeps the statistics of reinforcement learning (`TrainerSpeed.step_s`)."""
+
+
+_PRIME_RL = (
+    ("Qwen3-0.6B", "H100", 8_192, 0.62251, False),
+    ("Qwen3-0.6B", "H100", 16_384, 1.28193, False),
+    ("Qwen3-0.6B", "H100", 16_384, 1.99233, True),
+    ("Qwen3-0.6B", "H100", 65_536, 12.17555, True),
+    ("Qwen3-4B", "H100", 16_384, 4.68767, True),
+    ("Qwen3-4B", "H100", 65_536, 30.28633, True),
+    ("Qwen3-4B", "H200", 16_384, 4.41544, True),
+    ("Qwen3-4B", "H200", 65_536, 29.88920, True),
+    ("Qwen3-30B-A3B", "H100", 16_384, 8.17390, True),
+    ("Qwen3-30B-A3B", "H200", 16_384, 7.40125, True),
+    ("Qwen3-30B-A3B", "H200", 65_536, 42.89129, True),
+    ("Qwen3-30B-A3B", "H200", 16_384, 7.17317, False),
+)
+PRIME_RL_POINTS = tuple(
+    PublishedPoint(
+        name=f"{model}, {gpu}, {tokens // 1024}k, {'RL' if statistics else 'SFT'}",
+        model=model,
+        gpu=gpu,
+        sequence_tokens=tokens,
+        micro_batches=2,
+        seconds=seconds,
+        statistics=statistics,
+    )
+    for model, gpu, tokens, seconds, statistics in _PRIME_RL
+)
+"""Mean `step_time` of prime-rl's benchmark files, full fine-tuning with recompute and
+FlashAttention-3 (`benchmarks/baselines/`, 2026-01-15, Apache-2.0), 8 GPUs, 0.6B on one.
+
+The utilization on that page is lower, 2.9 to 35 %: it divides by the time from one step to the
+next, which is 0.75 s (0.6B), 5.4 to 5.9 s (4B) and 35 s (30B) longer whatever the tokens, that is,
+in proportion to the parameters (1.4 to 1.8 GB/s of weights): most likely their export, which
+`weight_sync` accounts for. It also counts attention as 12 x layers x hidden x length.
+"""
+
+
+def fit_columns(point: PublishedPoint, model: ModelShape, gpu: GPU) -> Values:
+    """Seconds of a point for each coefficient set to 1 (efficiencies: to their inverse)."""
+    tokens = point.sequence_tokens
+    unit = 4.0 * point.micro_batches
+    hidden_s = model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s
+    attention = model.attention_flops(1) * tokens * (tokens + 1) / 2
+    return np.array(
+        [
+            unit * model.linear_flops_per_token() * tokens / gpu.flops_per_s,
+            unit * attention / gpu.flops_per_s,
+            unit * model.layers * hidden_s,
+            unit * model.layers,
+            unit * model.moe_layers * model.active_experts * hidden_s,
+            unit * model.moe_layers,
+            float(point.statistics),
+        ]
+    )

@@ -1,0 +1,83 @@
+"""What a training step took, in parts, and a step whose time was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from simulator.training_speed import forward_flops
+from simulator.transformer import ModelShape
+
+FORWARD_BACKWARD = "forward/backward"
+PADDING = "padding"
+BUBBLE = "pipeline bubble"
+SLOWEST_RANK = "waiting for the slowest rank"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+PROXIMAL = "proximal log-probs"
+REFERENCE = "reference log-probs"
+CRITIC = "critic"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTiming:
+    """One training step."""
+
+    seconds: float
+    parts: Mapping[str, float]
+    """Where the seconds go; their sum is `seconds`."""
+    micro_batches: int
+    """Of all ranks and minibatches."""
+    tokens: int
+    flops: float
+    """Of the model: forward and backward passes, and the forward passes of log-probs; without
+    what is recomputed or padded."""
+    gpus: int
+
+    def __post_init__(self) -> None:
+        if self.seconds != sum(self.parts.values()):
+            raise ValueError(f"parts {dict(self.parts)} do not sum to {self.seconds} seconds")
+
+    @property
+    def flops_per_s_per_gpu(self) -> float:
+        """Model FLOP/s; over the peak this is the utilization of the whole step."""
+        return self.flops / (self.seconds * self.gpus)
+
+
+class Training(Protocol):
+    """Whatever can say how long a step takes."""
+
+    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+        """One training step on sequences of these lengths (prompt and answer), in batch order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTraining:
+    """A step that always takes the same measured time."""
+
+    seconds: float
+    model: ModelShape
+    gpus: int
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.seconds) or self.seconds <= 0:
+            raise ValueError(f"trainer.step_s is {self.seconds}, but must be > 0")
+
+    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+        """The measured time, with the FLOPs of these sequences."""
+        sizes = np.asarray(lengths, np.float64)
+        pairs = float((sizes * (sizes + 1) / 2).sum())
+        return TrainTiming(
+            seconds=self.seconds,
+            parts={MEASURED: self.seconds},
+            micro_batches=minibatches,
+            tokens=int(sizes.sum()),
+            flops=3 * float(forward_flops(float(sizes.sum()), pairs, self.model)),
+            gpus=self.gpus,
+        )

@@ -1,0 +1,214 @@
+"""How new weights reach the engines, in seconds: measured, or fitted to what others measured.
+
+    export      the trainer writes or gathers them; generation goes on
+    delay       they lie on disk until an engine looks; generation goes on
+    load        engines are paused and take them
+
+    seconds = start + bytes of the weights / effective rate         per backend, dense or mixture
+
+Effective rates are 2 to 15 GB/s, a tenth of the wire or less: gathering, converting names, many
+small tensors. Draining or interrupting sequences and recomputing their cache is not in here: the
+engines do that (`simulator.replica`). Rates are those of the servers that were measured (H100s with
+400 Gb/s each, mostly) whatever the GPU; a measured `weights.update_s` is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from simulator.coefficients import DATA, read_table
+from simulator.communication import NODE_PAIR_EFFICIENCY
+from simulator.config import WeightsConfig
+from simulator.gpu import GPU
+from simulator.transformer import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncMeasurement:
+    """One published time; a range is as printed."""
+
+    backend: str
+    model: str
+    weight_bytes: float
+    """bf16."""
+    mixture: bool
+    low_s: float
+    high_s: float
+    source: str
+    date: str
+    why_not: str
+    """Why the fit leaves it out; empty if it does not."""
+
+    @property
+    def seconds(self) -> float:
+        """Middle of the range."""
+        return (self.low_s + self.high_s) / 2
+
+
+@cache
+def measurements() -> tuple[SyncMeasurement, ...]:
+    """Those of `data/weight_sync.csv`, which says where they come from."""
+    return tuple(
+        SyncMeasurement(
+            backend=row["backend"],
+            model=row["model"],
+            weight_bytes=float(row["weight_gb"]) * 1e9,
+            mixture=row["mixture"] == "yes",
+            low_s=float(row["low_s"]),
+            high_s=float(row["high_s"]),
+            source=row["source"],
+            date=row["date"],
+            why_not=row["why_not"],
+        )
+        for row in read_table(DATA / "weight_sync.csv")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSpeed:
+    """Start and rate of one way, fitted to its measurements."""
+
+    start_s: float
+    bytes_per_s: float
+    error: float | None
+    """Mean absolute relative error on those rows; None if they are too few to tell."""
+
+    def seconds(self, weight_bytes: float) -> float:
+        """Time for weights of so many bytes."""
+        return self.start_s + weight_bytes / self.bytes_per_s
+
+
+def fit_speed(rows: Sequence[SyncMeasurement]) -> SyncSpeed:
+    """Least squares of the relative error; a start below 0, or of one row, is 0."""
+    seconds = np.array([row.seconds for row in rows])
+    size = np.array([row.weight_bytes for row in rows])
+    columns = np.stack([np.ones_like(size), size], axis=1) / seconds[:, None]
+    start, slope, coefficients = 0.0, 0.0, 2
+    if len({row.weight_bytes for row in rows}) > 1:
+        start, slope = np.linalg.lstsq(columns, np.ones_like(size), rcond=None)[0]
+    if start <= 0 or slope <= 0:
+        start, coefficients = 0.0, 1
+        slope = columns[:, 1].sum() / (columns[:, 1] ** 2).sum()
+    error = float(np.abs((start + slope * size) / seconds - 1).mean())
+    return SyncSpeed(
+        start_s=float(start),
+        bytes_per_s=float(1 / slope),
+        error=error if len(rows) > coefficients else None,
+    )
+
+
+@cache
+def sync_speed(backend: str, *, mixture: bool) -> SyncSpeed:
+    """Start and rate of one way.
+
+    Args:
+        backend: `nccl`, `delta`, `disk` (export and load together), `disk export`, or `reshard`
+            (colocated, from the trainer's layout to the engine's).
+        mixture: of experts, which has more and smaller tensors. Shared storage does not care.
+
+    Raises:
+        ValueError: nothing was measured of it.
+    """
+    rows = [
+        row
+        for row in measurements()
+        if row.backend == backend
+        and not row.why_not
+        and (row.mixture == mixture or backend.startswith("disk"))
+    ]
+    if not rows:
+        raise ValueError(f"no published time of {backend!r}; give weights.update_s")
+    return fit_speed(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSync:
+    """One update of the engines' weights."""
+
+    export_s: float
+    """The trainer writes; generation goes on."""
+    delay_s: float
+    """Mean wait until the engines look; generation goes on."""
+    load_s: float
+    """Engines are paused."""
+    poll_s: float = 0.0
+    """Engines look every so often; 0 are told."""
+    error: float | None = 0.0
+    """Mean absolute relative error of the fit; None is not known, 0 is measured."""
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("export_s", "delay_s", "load_s", "poll_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} of a weight update is {value}, but must be >= 0")
+
+    @property
+    def seconds(self) -> float:
+        """From the end of a training step until every engine has the weights, in the mean."""
+        return self.export_s + self.delay_s + self.load_s
+
+    def polled_delay_s(self, ready_s: float) -> float:
+        """Wait of weights that are ready at this time, if engines look at multiples of `poll_s`."""
+        return -ready_s % self.poll_s if self.poll_s else self.delay_s
+
+
+def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
+    """Update of disaggregated engines.
+
+    A measured `update_s` replaces the sum; its parts keep their proportions.
+
+    Args:
+        config: backend and overrides.
+        model: whose weights are updated.
+        gpu: of the engines. Full weights arrive no faster than its network has it.
+
+    Raises:
+        ValueError: an unknown backend, or a time that cannot be.
+    """
+    if not math.isfinite(config.poll_s) or config.poll_s < 0:
+        raise ValueError(f"weights.poll_s is {config.poll_s}, but must be >= 0")
+    size, mixture = model.weight_bytes(), bool(model.experts)
+    if config.backend == "disk":
+        whole = sync_speed("disk", mixture=mixture)
+        export_s = sync_speed("disk export", mixture=mixture).seconds(size)
+        by_model = WeightSync(
+            export_s=export_s,
+            delay_s=config.poll_s / 2,
+            load_s=max(0.0, whole.seconds(size) - export_s),
+            poll_s=config.poll_s,
+            error=whole.error,
+            provenance=(
+                "shared storage: prime-rl's benchmark (2026-01), AReaL pull request 324 (2025-09)"
+            ),
+        )
+    elif config.backend in ("nccl", "delta"):
+        speed = sync_speed(config.backend, mixture=mixture)
+        wire_s = size / (gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY)
+        by_model = WeightSync(
+            export_s=0.0,
+            delay_s=0.0,
+            load_s=max(speed.seconds(size), wire_s if config.backend == "nccl" else 0.0),
+            error=speed.error,
+            provenance="verl, docs/advance/delta_weight_sync.md (2026-07), H100",
+        )
+    else:
+        raise ValueError(
+            f"weights.backend is {config.backend!r}, but must be 'disk', 'nccl' or 'delta'"
+        )
+    if config.update_s is None:
+        return by_model
+    if not math.isfinite(config.update_s) or config.update_s < 0:
+        raise ValueError(f"weights.update_s is {config.update_s}, but must be >= 0")
+    share = config.update_s / by_model.seconds
+    return WeightSync(
+        export_s=share * by_model.export_s,
+        delay_s=share * by_model.delay_s,
+        load_s=share * by_model.load_s,
+        provenance="weights.update_s; its parts as the model has them",
+    )

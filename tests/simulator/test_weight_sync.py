@@ -1,0 +1,169 @@
+"""Weight updates and switches: published times, overrides, and what cannot be."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from simulator.config import WeightsConfig
+from simulator.hardware import find_gpu
+from simulator.model_shape import find_model
+from simulator.switch_cost import SwitchCost, switch_cost
+from simulator.weight_sync import (
+    WeightSync,
+    fit_speed,
+    measurements,
+    sync_speed,
+    weight_sync,
+)
+
+H100 = find_gpu("H100")
+BACKENDS = ("disk", "nccl", "delta")
+MODELS = ("R1-Distill-Qwen-1.5B", "R1-Distill-Qwen-7B", "R1-Distill-Qwen-32B")
+
+
+def seconds(backend: str, name: str, **config: float) -> float:
+    return weight_sync(WeightsConfig(backend=backend, **config), find_model(name), H100).seconds
+
+
+FITTED = [row for row in measurements() if not row.why_not]
+WAYS = sorted({(row.backend, row.mixture) for row in FITTED if not row.backend.startswith("disk")})
+
+
+@pytest.mark.parametrize("row", FITTED, ids=lambda row: f"{row.backend} {row.model} {row.low_s}")
+def test_published_times_are_met_within_half(row) -> None:
+    speed = sync_speed(row.backend, mixture=row.mixture)
+    assert speed.seconds(row.weight_bytes) == pytest.approx(row.seconds, rel=0.45)
+
+
+@pytest.mark.parametrize(("backend", "mixture"), WAYS)
+def test_stated_errors_are_those_of_the_rows(backend: str, mixture: bool) -> None:
+    speed = sync_speed(backend, mixture=mixture)
+    rows = [row for row in FITTED if (row.backend, row.mixture) == (backend, mixture)]
+    if speed.error is None:
+        assert len(rows) <= 2
+    else:
+        errors = [speed.seconds(row.weight_bytes) / row.seconds - 1 for row in rows]
+        assert speed.error == pytest.approx(np.abs(errors).mean())
+
+
+def test_the_ways_are_known_to_so_much() -> None:
+    assert sync_speed("nccl", mixture=False).error < 0.08
+    assert sync_speed("nccl", mixture=True).error < 0.03
+    assert sync_speed("delta", mixture=False).error < 0.16
+    assert sync_speed("disk export", mixture=False).error < 0.08
+    assert sync_speed("disk", mixture=False).error is None
+    with pytest.raises(ValueError, match="no published time of 'pigeon'"):
+        sync_speed("pigeon", mixture=False)
+
+
+def test_every_row_names_its_source_and_date() -> None:
+    for row in measurements():
+        assert row.source
+        assert row.date[:2] == "20"
+        assert 0 <= row.low_s <= row.high_s
+
+
+def test_weight_bytes_are_those_of_the_catalogue() -> None:
+    for row in measurements():
+        try:
+            model = find_model(row.model)
+        except ValueError:
+            continue
+        assert row.weight_bytes == pytest.approx(model.weight_bytes(), rel=0.03), row.model
+
+
+def test_a_fit_finds_start_and_rate() -> None:
+    row = measurements()[0]
+    rows = [
+        dataclasses.replace(row, weight_bytes=size, low_s=2 + size / 5e9, high_s=2 + size / 5e9)
+        for size in (1e9, 1e10, 5e10)
+    ]
+    speed = fit_speed(rows)
+    assert (speed.start_s, speed.bytes_per_s) == pytest.approx((2, 5e9))
+    assert speed.error == pytest.approx(0, abs=1e-9)
+    assert fit_speed(rows[:1]).start_s == 0
+    assert fit_speed(rows[:2]).error is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_larger_models_take_longer(backend: str) -> None:
+    times = [seconds(backend, name) for name in MODELS]
+    assert times == sorted(times)
+
+
+def test_the_disk_is_polled_half_a_period_in_the_mean() -> None:
+    sync = weight_sync(WeightsConfig(), find_model(MODELS[0]), H100)
+    assert (sync.delay_s, sync.poll_s) == (2.5, 5.0)
+    assert sync.export_s > 0
+    assert sync.load_s > 0
+    delays = [sync.polled_delay_s(ready) for ready in np.linspace(0, 5, 1001)[1:]]
+    assert np.mean(delays) == pytest.approx(2.5, abs=0.01)
+    assert sync.polled_delay_s(7.0) == 3.0
+    assert sync.polled_delay_s(10.0) == 0.0
+
+
+def test_others_are_told_and_pause_for_all_of_it() -> None:
+    for backend in ("nccl", "delta"):
+        sync = weight_sync(WeightsConfig(backend=backend), find_model(MODELS[1]), H100)
+        assert (sync.export_s, sync.delay_s) == (0, 0)
+        assert sync.load_s == sync.seconds
+        assert sync.polled_delay_s(7.0) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_measured_update_keeps_the_proportions(backend: str) -> None:
+    model = find_model(MODELS[1])
+    plain = weight_sync(WeightsConfig(backend=backend), model, H100)
+    measured = weight_sync(WeightsConfig(backend=backend, update_s=30.0), model, H100)
+    assert measured.seconds == pytest.approx(30)
+    assert measured.load_s / measured.seconds == pytest.approx(plain.load_s / plain.seconds)
+    assert measured.error == 0
+
+
+def test_full_weights_arrive_no_faster_than_the_network() -> None:
+    model, slow = find_model(MODELS[1]), find_gpu("RTX-4090")
+    sync = weight_sync(WeightsConfig(backend="nccl"), model, slow)
+    assert sync.load_s == pytest.approx(model.weight_bytes() / (0.72 * slow.network_bytes_per_s))
+    assert weight_sync(WeightsConfig(backend="delta"), model, slow).load_s < sync.load_s
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (WeightsConfig(backend="pigeon"), "'disk', 'nccl' or 'delta'"),
+        (WeightsConfig(update_s=-1.0), "update_s is -1"),
+        (WeightsConfig(update_s=float("nan")), "update_s is nan"),
+        (WeightsConfig(poll_s=-5.0), "poll_s is -5"),
+    ],
+)
+def test_what_cannot_be_is_refused(config: WeightsConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        weight_sync(config, find_model(MODELS[0]), H100)
+
+
+def test_times_below_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match="load_s of a weight update"):
+        WeightSync(export_s=0, delay_s=0, load_s=-1)
+    with pytest.raises(ValueError, match="to_training_s"):
+        SwitchCost(to_training_s=-1, to_generation_s=0)
+
+
+def test_a_switch_copies_the_state_both_ways_and_reshards_once() -> None:
+    model = find_model(MODELS[1])
+    cost = switch_cost(WeightsConfig(), model, H100, 8)
+    assert cost.to_training_s == pytest.approx(14 * model.parameters / 8 / 32e9)
+    assert cost.to_generation_s - cost.to_training_s == pytest.approx(
+        model.weight_bytes() / sync_speed("reshard", mixture=False).bytes_per_s
+    )
+    more = switch_cost(WeightsConfig(), model, H100, 64)
+    assert more.to_training_s < cost.to_training_s
+
+
+def test_a_measured_switch_is_there_and_back() -> None:
+    cost = switch_cost(WeightsConfig(switch_s=12.0), find_model(MODELS[0]), H100, 128)
+    assert cost.to_training_s + cost.to_generation_s == pytest.approx(12)
+    with pytest.raises(ValueError, match="switch_s is -1"):
+        switch_cost(WeightsConfig(switch_s=-1.0), find_model(MODELS[0]), H100, 128)
+    with pytest.raises(ValueError, match="0 GPUs"):
+        switch_cost(WeightsConfig(), find_model(MODELS[0]), H100, 0)
