@@ -302,6 +302,22 @@ def test_without_pipeline_ranks_and_passes_a_step_is_the_work_itself() -> None:
     assert timing.parts[FORWARD_BACKWARD] == pytest.approx(by_hand)
 
 
+def test_ranks_wait_for_the_slowest_in_every_minibatch_and_once_when_they_score() -> None:
+    cost = TrainingCost(model=SMALL, gpu=H800, gpus=2)
+    timing = cost.step([30000, 10000, 20000, 5000], minibatches=2)
+
+    def pass_of(length: int) -> float:
+        return sum(pass_s(length, length * (length + 1) / 2, SMALL, H800, AREAL))
+
+    longest, mean = (
+        pass_of(30000) + pass_of(20000),
+        (pass_of(30000) + pass_of(10000) + pass_of(20000) + pass_of(5000)) / 2,
+    )
+    assert timing.parts[FORWARD_BACKWARD] == pytest.approx(4 * mean)
+    assert timing.parts[SLOWEST_RANK] == pytest.approx(4 * (longest - mean))
+    assert timing.parts[PROXIMAL] == pytest.approx(longest)
+
+
 def test_recompute_adds_a_third_and_the_proximal_pass_a_quarter() -> None:
     lengths = paper_lengths(groups=8)
     one_gpu = {"gpus": 1, "pipeline_parallel": 1}
