@@ -1,0 +1,155 @@
+"""What messages between GPUs take, in seconds, by the bytes that one GPU contributes.
+
+    inside a node    NVLink, or PCIe where there is none
+    between nodes    one adapter per GPU; rings of a collective use those of all its GPUs in a node
+
+Inside a node fitted to measured tables (`coefficients`). Between nodes no table of a usual cluster
+was at hand: peak rate times what one pair of nodes reached.
+"""
+
+from __future__ import annotations
+
+import math
+
+from simulator.coefficients import LinkCoefficients
+from simulator.gpu import GPU
+from simulator.typical_coefficients import kernel_coefficients
+
+NODE_PAIR_LATENCY_S = 20e-6
+NODE_PAIR_EFFICIENCY = 0.72
+"""Between two DGX H100: 36.1 of 50 GB/s, and the latency above. Within one: 362 of 450, and 8 us.
+
+Straight lines through the medians of Vidur's `data/profiling/network/h100_dgx/send_recv.csv`
+(microsoft/vidur 7d47513, 2024), messages over 1 MB, mean error 4 % between nodes and 2 % within.
+"""
+NVLINK_PAIR_LATENCY_S = 8.1e-6
+NVLINK_PAIR_EFFICIENCY = 0.80
+
+
+def engine_all_reduce_s(
+    size_bytes: float, gpus: int, gpu: GPU, *, links: LinkCoefficients | None = None
+) -> float:
+    """All-reduce of an inference engine: its own kernel, launched by a CUDA graph.
+
+    The faster of two ways: every GPU reads everything of every other (few bytes), or a ring of
+    2 (n - 1) / n passes over the message. Across nodes it is NCCL's.
+
+    Args:
+        size_bytes: of the tensor that every GPU holds.
+        gpus: that take part; 1 costs nothing.
+        gpu: their type.
+        links: coefficients of one's own; None takes the GPU's.
+    """
+    _check(size_bytes, gpus)
+    if gpus == 1:
+        return 0.0
+    if gpus > gpu.node_gpus:
+        return all_reduce_s(size_bytes, gpus, gpu, links=links)
+    links = links or kernel_coefficients(gpu).links
+    hops, link = gpus - 1, gpu.link_bytes_per_s
+    one_shot = (
+        links.latency_s
+        + links.hop_s * hops
+        + hops * size_bytes / (link * links.one_shot_efficiency)
+    )
+    ring = (
+        links.ring_latency_s
+        + links.ring_hop_s * hops
+        + 2 * hops / gpus * size_bytes / (link * links.ring_efficiency)
+    )
+    return min(one_shot, ring)
+
+
+def all_reduce_s(
+    size_bytes: float,
+    gpus: int,
+    gpu: GPU,
+    *,
+    gpus_per_node: int | None = None,
+    links: LinkCoefficients | None = None,
+) -> float:
+    """NCCL's all-reduce, as training uses it: two passes around the ring.
+
+    Args:
+        size_bytes: of the tensor that every GPU holds.
+        gpus: that take part; 1 costs nothing.
+        gpu: their type.
+        gpus_per_node: of those that take part; None fills nodes.
+        links: coefficients of one's own; None takes the GPU's.
+    """
+    return _collective_s(size_bytes, gpus, gpu, passes=2, gpus_per_node=gpus_per_node, links=links)
+
+
+def all_gather_s(
+    size_bytes: float,
+    gpus: int,
+    gpu: GPU,
+    *,
+    gpus_per_node: int | None = None,
+    links: LinkCoefficients | None = None,
+) -> float:
+    """NCCL's all-gather: one pass; `size_bytes` is the gathered tensor. Otherwise as all-reduce."""
+    return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
+
+
+def reduce_scatter_s(
+    size_bytes: float,
+    gpus: int,
+    gpu: GPU,
+    *,
+    gpus_per_node: int | None = None,
+    links: LinkCoefficients | None = None,
+) -> float:
+    """NCCL's reduce-scatter: one pass; `size_bytes` is the tensor before it is scattered."""
+    return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
+
+
+def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> float:
+    """One message from a GPU to another, as between the stages of a pipeline.
+
+    Args:
+        size_bytes: of the message.
+        gpu: type of both.
+        across_nodes: over the network instead of the node's links.
+    """
+    _check(size_bytes, 2)
+    if across_nodes:
+        rate = gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY
+        return NODE_PAIR_LATENCY_S + size_bytes / rate
+    return NVLINK_PAIR_LATENCY_S + size_bytes / (gpu.link_bytes_per_s * NVLINK_PAIR_EFFICIENCY)
+
+
+def _collective_s(
+    size_bytes: float,
+    gpus: int,
+    gpu: GPU,
+    *,
+    passes: int,
+    gpus_per_node: int | None,
+    links: LinkCoefficients | None,
+) -> float:
+    _check(size_bytes, gpus)
+    if gpus == 1:
+        return 0.0
+    per_node = min(gpus, gpu.node_gpus if gpus_per_node is None else gpus_per_node)
+    if not 1 <= per_node <= gpu.node_gpus:
+        raise ValueError(
+            f"gpus_per_node is {gpus_per_node}, but must be from 1 to {gpu.node_gpus}, "
+            f"the GPUs of a node of {gpu.name}"
+        )
+    links = links or kernel_coefficients(gpu).links
+    nodes = math.ceil(gpus / per_node)
+    rate = gpu.link_bytes_per_s * links.nccl_efficiency
+    if nodes > 1:
+        across = per_node * gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY
+        rate = across if per_node == 1 else min(rate, across)
+    hops_s = links.nccl_hop_s * (per_node - 1) + NODE_PAIR_LATENCY_S * (nodes - 1)
+    ramp_s = links.nccl_ramp_s * size_bytes / (size_bytes + links.nccl_ramp_bytes)
+    return links.nccl_latency_s + passes * (hops_s + ramp_s + (gpus - 1) / gpus * size_bytes / rate)
+
+
+def _check(size_bytes: float, gpus: int) -> None:
+    if not math.isfinite(size_bytes) or size_bytes < 0:
+        raise ValueError(f"a message of {size_bytes} bytes cannot be sent; it must be >= 0")
+    if gpus < 1:
+        raise ValueError(f"{gpus} GPUs cannot exchange a message; there must be at least 1")

@@ -1,0 +1,245 @@
+"""How long an engine takes for decode steps: for one, for many in closed form, and the inverse.
+
+    B  sequences that decode together
+    C  tokens of context, summed over them; every step adds B
+
+    gpu(B, C) = smooth_max(e_w weights / W, 2 P B / (F e_c))   reading weights, or computing
+                + e_kv cache C / W                             reading keys and values
+                + e_L layers + e_B B + all-reduces             what waits for nothing
+    step      = max(gpu, engine) when the engine's CPU works while the GPU does, else their sum
+
+For a fixed B the GPU's part is a straight line over the steps, so that m steps are a sum of two
+arithmetic series: one event per change of the batch, not one per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from simulator.coefficients import KernelCoefficients
+from simulator.communication import engine_all_reduce_s
+from simulator.gpu import GPU
+from simulator.memory import check_tensor_parallel
+from simulator.roofline import smooth_max
+from simulator.transformer import ModelShape
+from simulator.typical_coefficients import kernel_coefficients
+
+ENGINE_S = 1.5e-3
+"""CPU time of an engine per decode step: schedule, launch, sample, detokenize. Seconds.
+
+Qwen2.5's published speeds of one sequence (`data/published_speeds.csv`: A100, vLLM 0.6.3, whose CPU
+and GPU took turns) have 1.6 ms a step over the kernels for the 1.5B model, 1.5 for the 3B, 1.0 for
+the 7B. For SGLang 0.4.6, whose CPU works ahead, Qwen3-0.6B's 2.4 ms a step on an H20 is an upper
+bound. It grows with the batch and with what else the host does: measure it.
+"""
+
+_ROUNDING = 1e-6
+"""Share of a step that may be missing from it: times are sums of many floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCost:
+    """Decode steps of one engine: a model on the GPUs of one tensor-parallel group."""
+
+    model: ModelShape
+    gpu: GPU
+    tensor_parallel: int
+    coefficients: KernelCoefficients
+    overhead_s: float
+    """CPU time of the engine per step, where nothing slows it down."""
+    overlap: bool = True
+    """The engine prepares the next step while the GPU computes."""
+    slowdown: float = 1.0
+    """How many times longer everything takes on this engine: a straggler."""
+    measured_step_s: float | None = None
+    """Replaces the formula: what every step takes."""
+    context_token_s: float = field(init=False)
+    """GPU seconds of a step per token of context."""
+    engine_s: float = field(init=False)
+    """CPU seconds of a step; 0 where a step was measured, which includes them."""
+    _base_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("overhead_s", "measured_step_s", "slowdown"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "overhead_s"):
+                least = ">= 0" if name == "overhead_s" else "> 0"
+                raise ValueError(f"{name} is {value}, but must be a number {least}")
+        check_tensor_parallel(self.model, self.gpu, self.tensor_parallel)
+        engine_s = token_s = 0.0
+        if self.measured_step_s is None:
+            engine_s = self.overhead_s
+            shards = self.model.cache_shards(self.tensor_parallel)
+            read_s = self.model.cache_bytes_per_token() / shards / self.gpu.memory_bytes_per_s
+            token_s = self.coefficients.cache_reading * read_s
+        object.__setattr__(self, "engine_s", engine_s * self.slowdown)
+        object.__setattr__(self, "context_token_s", token_s * self.slowdown)
+
+    @property
+    def provenance(self) -> str:
+        """Where the numbers come from, in words."""
+        if self.measured_step_s is not None:
+            return f"a measured step of {self.measured_step_s} s, given by the user"
+        return self.coefficients.provenance
+
+    @property
+    def error(self) -> float:
+        """Mean absolute relative error of the GPU's part on what its coefficients were fitted to.
+
+        For mixtures of experts and latent attention no kernels were at hand: 0.3 at least.
+        """
+        if self.measured_step_s is not None:
+            return 0.0
+        dense = self.model.experts == 0 and self.model.latent is None
+        return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
+
+    def base_s(self, sequences: int) -> float:
+        """GPU seconds of a step of so many sequences, before it reads any cache."""
+        try:
+            return self._base_s[sequences]
+        except KeyError:
+            return self._base_s.setdefault(sequences, sum(self._parts(sequences).values()))
+
+    def gpu_s(self, sequences: int, context_tokens: float) -> float:
+        """GPU seconds of a step."""
+        return self.base_s(sequences) + self.context_token_s * context_tokens
+
+    def step_s(self, sequences: int, context_tokens: float) -> float:
+        """Seconds of a step, the engine's CPU included.
+
+        Args:
+            sequences: B, that decode together.
+            context_tokens: C, summed over them, before the step.
+        """
+        gpu_s = self.gpu_s(sequences, context_tokens)
+        return max(gpu_s, self.engine_s) if self.overlap else gpu_s + self.engine_s
+
+    def steps_s(self, sequences: int, context_tokens: float, steps: int) -> float:
+        r"""Seconds of so many steps, during which nobody joins or leaves.
+
+        Step k = 0, 1, ... has the context C + k B, and takes g + k d on the GPU. The first n of
+        them are shorter than the engine's time E and wait for it:
+
+        $$ n E + \sum_{k=n}^{m-1} (g + k d) $$
+        """
+        first_s = self.base_s(sequences) + self.context_token_s * context_tokens
+        growth_s = self.context_token_s * sequences
+        if not self.overlap:
+            return steps * (first_s + self.engine_s) + growth_s * (steps * (steps - 1) // 2)
+        waiting = self._waiting_steps(first_s, growth_s, steps)
+        reading = steps * (steps - 1) // 2 - waiting * (waiting - 1) // 2
+        return waiting * self.engine_s + (steps - waiting) * first_s + growth_s * reading
+
+    def steps_within(self, sequences: int, context_tokens: float, seconds: float) -> int:
+        """Whole steps that are done after so many seconds: the inverse of `steps_s`."""
+        if seconds <= 0:
+            return 0
+        first_s = self.base_s(sequences) + self.context_token_s * context_tokens
+        growth_s = self.context_token_s * sequences
+        if not self.overlap:
+            first_s += self.engine_s
+            waiting, left_s = 0, seconds
+        else:
+            most = int(seconds / self.engine_s) + 1 if self.engine_s else 0
+            waiting = self._waiting_steps(first_s, growth_s, most)
+            left_s = seconds - waiting * self.engine_s
+            if left_s <= 0:
+                first_s, growth_s, waiting, left_s = self.engine_s, 0.0, 0, seconds
+            else:
+                first_s += growth_s * waiting
+        # The positive root of m first + m (m - 1) / 2 growth = left.
+        half_s = first_s - growth_s / 2
+        root = math.sqrt(half_s * half_s + 2 * growth_s * left_s)
+        guess = 2 * left_s / (half_s + root) if half_s > 0 else (root - half_s) / growth_s
+        done = waiting + int(guess)
+        # The formulas round, so look one step to each side.
+        enough_s = seconds + _ROUNDING * first_s
+        while self.steps_s(sequences, context_tokens, done + 1) <= enough_s:
+            done += 1
+        while done > 0 and self.steps_s(sequences, context_tokens, done) > enough_s:
+            done -= 1
+        return done
+
+    def parts(self, sequences: int, context_tokens: float) -> Mapping[str, float]:
+        """A step's seconds by what they go to; they add up to `step_s`."""
+        parts = {**self._parts(sequences), "reading cache": self.context_token_s * context_tokens}
+        gpu_s = sum(parts.values())
+        parts["engine CPU"] = max(0.0, self.engine_s - gpu_s) if self.overlap else self.engine_s
+        return parts
+
+    def _parts(self, sequences: int) -> dict[str, float]:
+        """What a step takes at context 0."""
+        if sequences < 1:
+            raise ValueError(f"a decode step of {sequences} sequences; it has at least 1")
+        if self.measured_step_s is not None:
+            return {"measured": self.measured_step_s * self.slowdown}
+        model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
+        weights = model.decode_weight_bytes(sequences=sequences) / split
+        reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
+        flops = model.linear_flops_per_token() * sequences / split
+        products_s = smooth_max(
+            reading_s, flops / (gpu.flops_per_s * at.matrix_efficiency), at.knee
+        )
+        message = sequences * model.hidden * 2
+        reduces_s = (2 * model.layers + 1) * engine_all_reduce_s(
+            message, split, gpu, links=at.links
+        )
+        parts = {
+            "reading weights": reading_s,
+            "computing": products_s - reading_s,
+            "layers": at.layer_s * model.layers,
+            "sequences": at.sequence_s * sequences,
+            "all-reduce": reduces_s,
+        }
+        return {name: seconds * self.slowdown for name, seconds in parts.items()}
+
+    def _waiting_steps(self, first_s: float, growth_s: float, steps: int) -> int:
+        """Of so many steps those at the beginning whose GPU part is shorter than the engine's."""
+        missing_s = self.engine_s - first_s
+        if missing_s <= 0:
+            return 0
+        if missing_s >= growth_s * steps:
+            return steps
+        return min(steps, math.ceil(missing_s / growth_s))
+
+
+def decode_cost(
+    model: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int = 1,
+    *,
+    overhead_s: float | None = None,
+    overlap: bool = True,
+    slowdown: float = 1.0,
+    step_s: float | None = None,
+    coefficients: KernelCoefficients | None = None,
+) -> DecodeCost:
+    """Decode steps of a model on a GPU.
+
+    Args:
+        model: its shape.
+        gpu: type of the engine's GPUs.
+        tensor_parallel: GPUs of the engine.
+        overhead_s: CPU time of the engine per step; None is `ENGINE_S`.
+        overlap: the CPU works on the next step while the GPU computes; False adds both.
+        slowdown: how many times longer everything takes: a straggler.
+        step_s: a measured step, whatever the batch; replaces formula and overhead.
+        coefficients: of one's own (`areal-lab calibrate`); None takes the GPU's.
+
+    Raises:
+        ValueError: the model cannot be split over so many GPUs, or a time is negative.
+    """
+    return DecodeCost(
+        model=model,
+        gpu=gpu,
+        tensor_parallel=tensor_parallel,
+        coefficients=coefficients or kernel_coefficients(gpu),
+        overhead_s=ENGINE_S if overhead_s is None else overhead_s,
+        overlap=overlap,
+        slowdown=slowdown,
+        measured_step_s=step_s,
+    )

@@ -1,0 +1,252 @@
+"""Kernel times that NVIDIA measured, and a model's decode step or prefill summed from them.
+
+Reads the Parquet tables of AIConfigurator (`systems/data/<gpu>/`, Apache-2.0): matrix products,
+attention, all-reduce; bf16, heads of 128. Between measured shapes times are interpolated, straight
+in logarithms; outside of them there is None, never a guess. Needs pandas and pyarrow.
+
+    step = layers * (4 products + attention + 3 elementwise) + head + (2 * layers + 1) all-reduces
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.gpu import GPU
+from simulator.transformer import ModelShape
+
+SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm"}
+"""GPU to its folder."""
+
+ELEMENTWISE_EFFICIENCY = 0.8
+ELEMENTWISE_LATENCY_S = 3e-6
+"""What AIConfigurator assumes of norms and activations, which it has no tables of (its
+`system_spec.yaml`: "nonofficial correction based on observations")."""
+
+
+class Curve(NamedTuple):
+    """Measured seconds by one size, both as logarithms and in order of the size."""
+
+    log_sizes: NDArray[np.float64]
+    log_seconds: NDArray[np.float64]
+
+    def at(self, size: float) -> float:
+        """Seconds of a size within the table."""
+        return math.exp(np.interp(math.log(size), self.log_sizes, self.log_seconds))
+
+    def covers(self, size: float) -> bool:
+        """Whether the table goes that far."""
+        return bool(self.log_sizes[0] <= math.log(size) <= self.log_sizes[-1])
+
+    def points(self) -> list[tuple[float, float]]:
+        """Sizes and seconds as measured."""
+        return [
+            (float(size), float(seconds))
+            for size, seconds in zip(np.exp(self.log_sizes), np.exp(self.log_seconds), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTables:
+    """Measured seconds of one GPU's kernels, bf16."""
+
+    gpu: GPU
+    products: Mapping[tuple[int, int], Curve]
+    """(columns, inner width) to seconds by rows."""
+    widths: Sequence[int]
+    """Columns, and likewise inner widths, that were measured."""
+    decode_attention: Mapping[tuple[int, int], Mapping[int, Curve]]
+    """(heads, key-value heads) to sequences to seconds by context."""
+    prefill_attention: Mapping[tuple[int, int], Mapping[int, Curve]]
+    """(heads, key-value heads) to sequences to seconds by length."""
+    all_reduce: Mapping[int, Curve]
+    """GPUs to seconds by bytes, in a CUDA graph."""
+    collectives: Mapping[tuple[str, int], Curve]
+    """(NCCL operation, GPUs) to seconds by bytes."""
+
+
+def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
+    """The tables of one GPU.
+
+    Args:
+        folder: AIConfigurator's `systems/data`.
+        gpu: one of `SYSTEMS`.
+
+    Raises:
+        ValueError: the folder has no table of it, in one line.
+    """
+    system = folder / SYSTEMS[gpu.name]
+    products = _read(system, "*gemm_perf.parquet", gemm_dtype="bfloat16")
+    attention = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "head_dim": 128}
+    decode = _read(system, "*generation_attention_perf.parquet", **attention)
+    prefill = _read(system, "*context_attention_perf.parquet", **attention)
+    custom = _read(system, "*custom_allreduce_perf.parquet", backend="sglang_graph")
+    nccl = _read(system, "*nccl*_perf.parquet", nccl_dtype="half")
+    shapes = ["num_heads", "num_key_value_heads"]
+    decode["context"] = decode["step"] + 1
+    # Sizes of messages are numbers of 2 bytes.
+    custom["bytes"], nccl["bytes"] = custom["message_size"] * 2, nccl["message_size"] * 2
+    # A message measured while something else ran on the machine took ten times its neighbors.
+    custom = custom[custom["latency"] < 8 * custom.groupby("bytes")["latency"].transform("min")]
+    return KernelTables(
+        gpu=gpu,
+        products={key: _curve(rows, "m") for key, rows in products.groupby(["n", "k"])},
+        widths=[int(one) for one in sorted(products["n"].unique())],
+        decode_attention={
+            key: {int(n): _curve(some, "context") for n, some in rows.groupby("batch_size")}
+            for key, rows in decode.groupby(shapes)
+        },
+        prefill_attention={
+            key: {int(n): _curve(some, "isl") for n, some in rows.groupby("batch_size")}
+            for key, rows in prefill.groupby(shapes)
+        },
+        all_reduce={int(n): _curve(rows, "bytes") for n, rows in custom.groupby("num_gpus")},
+        collectives={
+            (str(name), int(n)): _curve(rows, "bytes")
+            for (name, n), rows in nccl.groupby(["op_name", "num_gpus"])
+        },
+    )
+
+
+def decode_step_s(
+    tables: KernelTables,
+    model: ModelShape,
+    tensor_parallel: int,
+    sequences: int,
+    context_tokens: int,
+) -> float | None:
+    """Kernels of one decode step of so many sequences with so long a context each."""
+    attention = _attention_s(
+        tables.decode_attention, model, tensor_parallel, sequences, context_tokens
+    )
+    if attention is None:
+        return None
+    products = linear_layers_s(tables, model, tensor_parallel, sequences, sequences)
+    others = _others_s(tables, model, tensor_parallel, sequences)
+    return products + model.layers * attention + others
+
+
+def prefill_s(
+    tables: KernelTables, model: ModelShape, tensor_parallel: int, sequences: int, length: int
+) -> float | None:
+    """Kernels of a prefill of so many sequences of a length; only the last token has a head."""
+    attention = _attention_s(tables.prefill_attention, model, tensor_parallel, sequences, length)
+    if attention is None:
+        return None
+    tokens = sequences * length
+    products = linear_layers_s(tables, model, tensor_parallel, tokens, sequences)
+    return products + model.layers * attention + _others_s(tables, model, tensor_parallel, tokens)
+
+
+def linear_layers_s(
+    tables: KernelTables, model: ModelShape, tensor_parallel: int, rows: int, head_rows: int
+) -> float:
+    """All matrix products of a forward pass over `rows` tokens, `head_rows` of them to the end."""
+    split = tensor_parallel
+    heads = model.heads * model.head_dim // split
+    cached = 2 * max(1, model.kv_heads // split) * model.head_dim
+    layer = (
+        _product_s(tables, rows, heads + cached, model.hidden)
+        + _product_s(tables, rows, model.hidden, heads)
+        + _product_s(tables, rows, 2 * model.intermediate // split, model.hidden)
+        + _product_s(tables, rows, model.hidden, model.intermediate // split)
+    )
+    head = _product_s(tables, head_rows, model.vocabulary // split, model.hidden)
+    return model.layers * layer + head
+
+
+def _others_s(tables: KernelTables, model: ModelShape, split: int, tokens: int) -> float:
+    """Norms, activations and all-reduces."""
+    inner = model.intermediate // split
+    per_layer = 2 * _elementwise_s(tables.gpu, tokens * 4 * model.hidden)
+    per_layer += _elementwise_s(tables.gpu, tokens * 3 * inner)
+    if split == 1:
+        return model.layers * per_layer
+    curve = tables.all_reduce[split]
+    message = tokens * model.hidden * 2
+    # After attention, after the MLP, and once after the embedding.
+    return model.layers * per_layer + (2 * model.layers + 1) * curve.at(message)
+
+
+def _elementwise_s(gpu: GPU, numbers: int) -> float:
+    rate = gpu.memory_bytes_per_s * ELEMENTWISE_EFFICIENCY
+    return ELEMENTWISE_LATENCY_S + 2 * numbers / rate
+
+
+def _product_s(tables: KernelTables, rows: int, columns: int, inner: int) -> float:
+    """[rows, inner] x [inner, columns], between the four nearest measured shapes."""
+    widths = tables.widths
+    # The head is wider than any measured product, which by then grow in proportion.
+    factor = max(1.0, columns / widths[-1])
+    logs = 0.0
+    for width, width_share in _neighbors(widths, min(columns, widths[-1])):
+        for depth, depth_share in _neighbors(widths, inner):
+            seconds = tables.products[width, depth].at(rows)
+            logs += width_share * depth_share * math.log(seconds)
+    return factor * math.exp(logs)
+
+
+def _attention_s(
+    tables: Mapping[tuple[int, int], Mapping[int, Curve]],
+    model: ModelShape,
+    split: int,
+    sequences: int,
+    tokens: int,
+) -> float | None:
+    """One layer's attention; for a number of heads that was not measured between its neighbors."""
+    heads, kv_heads = model.heads // split, max(1, model.kv_heads // split)
+    known = sorted(
+        one
+        for one, cached in tables
+        if cached == kv_heads
+        and sequences in tables[one, cached]
+        and tables[one, cached][sequences].covers(tokens)
+        # With as many heads for keys as for queries another kernel runs.
+        and (one > cached or heads == kv_heads)
+    )
+    if not known or not known[0] <= heads <= known[-1]:
+        return None
+    logs = 0.0
+    for one, share in _neighbors(known, heads):
+        logs += share * math.log(tables[one, kv_heads][sequences].at(tokens))
+    return math.exp(logs)
+
+
+def _neighbors(known: Sequence[int], wanted: int) -> list[tuple[int, float]]:
+    """The known numbers around one, with shares that interpolate its logarithm."""
+    place = bisect.bisect_left(known, wanted)
+    if known[place] == wanted:
+        return [(wanted, 1.0)]
+    below, above = known[place - 1], known[place]
+    share = math.log(wanted / below) / math.log(above / below)
+    return [(below, 1 - share), (above, share)]
+
+
+def _curve(rows: Any, by: str) -> Curve:
+    mean = rows.groupby(by)["latency"].mean()  # milliseconds
+    return Curve(np.log(mean.index.to_numpy(np.float64)), np.log(mean.to_numpy(np.float64) / 1e3))
+
+
+def _read(system: Path, pattern: str, **wanted: object) -> Any:
+    """The newest table of one kind, its rows that are wanted."""
+    import pandas
+
+    paths = sorted(system.rglob(pattern))
+    if not paths:
+        raise ValueError(
+            f"{system} has no {pattern}; give AIConfigurator's folder systems/data, with "
+            f"{', '.join(SYSTEMS.values())} inside"
+        )
+    rows = pandas.read_parquet(paths[-1])
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    if "window_size" in rows:
+        rows = rows[rows["window_size"] == 0]
+    return rows.copy()

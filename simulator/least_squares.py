@@ -1,0 +1,91 @@
+"""Fit positive parameters to measured values by least squares of the relative error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """Fitted parameters, and how well they do."""
+
+    values: tuple[float, ...]
+    relative_error: Values
+    """Of each point: predicted / measured - 1."""
+
+    @property
+    def error(self) -> float:
+        """Mean absolute relative error."""
+        return float(np.abs(self.relative_error).mean())
+
+
+def fit_positive(
+    predict: Callable[[Sequence[float]], Sequence[float] | Values],
+    start: Sequence[float],
+    measured: Sequence[float] | Values,
+    *,
+    tolerance: float = 1e-7,
+    max_steps: int = 200,
+) -> Fit:
+    """Parameters whose predictions have the least squared relative error (Levenberg-Marquardt).
+
+    The search is over logarithms: parameters stay positive, and their units do not matter. One
+    that the points would have negative goes to almost zero.
+
+    Args:
+        predict: parameters to one prediction per point.
+        start: first guess, > 0.
+        measured: what is to be predicted, > 0.
+        tolerance: stop when no parameter changes by more than this share.
+        max_steps: stop after so many steps at the latest.
+
+    Raises:
+        ValueError: nothing to fit to, fewer points than parameters, or a value that is not
+            positive and finite.
+    """
+    wanted = np.asarray(measured, np.float64)
+    logs = np.log(_positive("start", start))
+    _positive("measured", wanted)
+    if wanted.size < logs.size:
+        raise ValueError(
+            f"{wanted.size} points cannot determine {logs.size} parameters; give at least as many"
+        )
+
+    def errors(at: Values) -> Values:
+        return np.asarray(predict([float(one) for one in np.exp(at)]), np.float64) / wanted - 1
+
+    now, damping, nudge = errors(logs), 1e-2, 1e-6
+    for _ in range(max_steps):
+        slopes = np.stack(
+            [(errors(logs + nudge * one) - now) / nudge for one in np.eye(logs.size)], axis=1
+        )
+        curvature, downhill = slopes.T @ slopes, -slopes.T @ now
+        while True:
+            # The smallest number keeps a parameter without influence from dividing by zero.
+            brake = np.diag(damping * np.diag(curvature) + 1e-14)
+            step = np.clip(np.linalg.solve(curvature + brake, downhill), -1, 1)
+            then = errors(logs + step)
+            if then @ then <= now @ now or damping > 1e12:
+                break
+            damping *= 4
+        if then @ then > now @ now:
+            break
+        logs, now, damping = logs + step, then, max(damping / 3, 1e-9)
+        if np.abs(step).max() < tolerance:
+            break
+    return Fit(tuple(float(one) for one in np.exp(logs)), now)
+
+
+def _positive(name: str, values: Sequence[float] | Values) -> Values:
+    array = np.asarray(values, np.float64)
+    if array.size == 0:
+        raise ValueError(f"{name} is empty; there is nothing to fit")
+    bad = array[~(np.isfinite(array) & (array > 0))]
+    if bad.size:
+        raise ValueError(f"{name} holds {bad[0]}, but every value must be finite and > 0")
+    return array

@@ -1,0 +1,120 @@
+"""What fits into an engine's memory: the weights, and how many tokens of keys and values.
+
+    memory of a GPU * utilization = weights / tensor_parallel + cache
+    the rest                      = activations, CUDA graphs, communication buffers
+
+The utilization is SGLang's `mem_fraction_static`; vLLM's `gpu_memory_utilization` counts
+activations as well, so take some percent less for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from simulator.gpu import GPU
+from simulator.hardware import GPUS
+from simulator.transformer import ModelShape
+
+
+def cache_tokens(
+    model: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int = 1,
+    utilization: float = 0.85,
+    *,
+    longest_tokens: int = 1,
+) -> int:
+    """Tokens of context that an engine holds, over all its sequences.
+
+    Args:
+        model: its shape; weights and cache in 16 bits.
+        gpu: type of the engine's GPUs.
+        tensor_parallel: GPUs of the engine.
+        utilization: share of each GPU's memory for weights and cache.
+        longest_tokens: prompt and answer of the longest sequence, which must fit.
+
+    Raises:
+        ValueError: in one line, with what would help: the model or its longest sequence does not
+            fit, it cannot be split over so many GPUs, or the utilization is no share.
+    """
+    if not 0 < utilization <= 1:
+        raise ValueError(
+            f"memory_utilization is {utilization}, but must be in (0, 1]: a share of a GPU's memory"
+        )
+    if longest_tokens < 1:
+        raise ValueError(f"longest_tokens is {longest_tokens}, but must be >= 1")
+    check_tensor_parallel(model, gpu, tensor_parallel)
+    tokens = _tokens(model, gpu, tensor_parallel, utilization)
+    if tokens >= longest_tokens:
+        return tokens
+    gib = 2**30
+    room = gpu.memory_bytes * utilization / gib
+    weights = model.weight_bytes() / tensor_parallel / gib
+    if weights > room:
+        problem = (
+            f"{model.name} does not fit on {gpu.name} with tensor_parallel={tensor_parallel}: its "
+            f"weights take {weights:.1f} GiB of the {room:.1f} GiB per GPU that "
+            f"memory_utilization={utilization:g} allows"
+        )
+    else:
+        problem = (
+            f"not one sequence of {longest_tokens} tokens fits: {model.name} on {gpu.name} with "
+            f"tensor_parallel={tensor_parallel} and memory_utilization={utilization:g} has room "
+            f"for {max(0, tokens)} tokens beside its weights"
+        )
+    raise ValueError(
+        f"{problem}; {_mend(model, gpu, tensor_parallel, utilization, longest_tokens)}"
+    )
+
+
+def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> None:
+    """Refuse a split that no engine can do.
+
+    Raises:
+        ValueError: attention heads cannot be shared out evenly over so many GPUs; names the
+            numbers that work.
+    """
+    if _splits(model, tensor_parallel):
+        return
+    possible = [one for one in range(1, gpu.node_gpus + 1) if _splits(model, one)]
+    cached = f" and {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
+    raise ValueError(
+        f"tensor_parallel is {tensor_parallel}, but must share out the {model.heads} heads{cached} "
+        f"of {model.name} evenly; within a node of {gpu.name}: {', '.join(map(str, possible))}"
+    )
+
+
+def _splits(model: ModelShape, gpus: int) -> bool:
+    if gpus < 1 or model.heads % gpus:
+        return False
+    # Fewer key-value heads than GPUs are copied, evenly.
+    return model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0
+
+
+def _tokens(model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
+    """Negative if the weights alone are too much."""
+    room = gpu.memory_bytes * utilization - model.weight_bytes() / tensor_parallel
+    per_token = model.cache_bytes_per_token() / model.cache_shards(tensor_parallel)
+    return math.floor(room / per_token)
+
+
+def _mend(
+    model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float, longest: int
+) -> str:
+    """The nearest change that makes it fit."""
+    for split in range(tensor_parallel + 1, gpu.node_gpus + 1):
+        if _splits(model, split) and _tokens(model, gpu, split, utilization) >= longest:
+            return f"use tensor_parallel={split}"
+    if _tokens(model, gpu, tensor_parallel, 0.9) >= longest:
+        return "use memory_utilization=0.9"
+    larger = sorted(
+        (other for other in GPUS.values() if other.memory_bytes > gpu.memory_bytes),
+        key=lambda other: other.memory_bytes,
+    )
+    for split in range(tensor_parallel, 9):
+        for other in larger:
+            if _splits(model, split) and _tokens(model, other, split, utilization) >= longest:
+                return (
+                    f"no split within a node helps; use {other.name} with tensor_parallel={split}"
+                )
+    return "no GPU of the catalogue holds it within a node; take a smaller model or shorter answers"

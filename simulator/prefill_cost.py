@@ -1,0 +1,157 @@
+"""How long an engine takes to read prompts, or to read again what an interruption threw away.
+
+n      new tokens of the pass, over all its sequences
+pairs  (query, key) pairs of attention: n (n + 1) / 2 for one new sequence of n tokens
+
+pass = smooth_max(reading the weights, 2 P n / (F e_c)) + activations + all-reduces + e_L layers
+all  = passes of at most `chunk_tokens` + attention FLOPs of the pairs / (F e_attention)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from simulator.coefficients import KernelCoefficients
+from simulator.communication import engine_all_reduce_s
+from simulator.gpu import GPU
+from simulator.memory import check_tensor_parallel
+from simulator.roofline import smooth_max
+from simulator.transformer import ModelShape
+from simulator.typical_coefficients import kernel_coefficients
+
+CHUNK_TOKENS = 8192
+"""Most tokens of one pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""
+
+
+def causal_pairs(new_tokens: int, cached_tokens: int = 0) -> int:
+    """Pairs of attention of one sequence: every new token sees the cached, the earlier and itself.
+
+    Args:
+        new_tokens: that are computed.
+        cached_tokens: before them, whose keys and values are there already.
+    """
+    return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCost:
+    """Prefill of one engine: a model on the GPUs of one tensor-parallel group."""
+
+    model: ModelShape
+    gpu: GPU
+    tensor_parallel: int
+    coefficients: KernelCoefficients
+    slowdown: float = 1.0
+    chunk_tokens: int = CHUNK_TOKENS
+    pair_s: float = field(init=False)
+    """Seconds per pair of attention."""
+    _pass_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.slowdown) or self.slowdown <= 0:
+            raise ValueError(f"slowdown is {self.slowdown}, but must be a number > 0")
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens is {self.chunk_tokens}, but must be >= 1")
+        check_tensor_parallel(self.model, self.gpu, self.tensor_parallel)
+        rate = self.gpu.flops_per_s * self.coefficients.attention_efficiency * self.tensor_parallel
+        pair_s = self.model.attention_flops(1) / rate
+        object.__setattr__(self, "pair_s", pair_s * self.slowdown)
+
+    @property
+    def provenance(self) -> str:
+        """Where the numbers come from, in words."""
+        return self.coefficients.provenance
+
+    @property
+    def error(self) -> float:
+        """Mean absolute relative error on what the coefficients were fitted to.
+
+        For mixtures of experts and latent attention no kernels were at hand: 0.3 at least.
+        """
+        dense = self.model.experts == 0 and self.model.latent is None
+        known = self.coefficients.prefill_error
+        return known if dense else max(known, 0.3)
+
+    def seconds(self, new_tokens: int, pairs: float) -> float:
+        """Seconds of a prefill, cut into chunks if it is long.
+
+        Args:
+            new_tokens: over all sequences; 0 takes no time.
+            pairs: of attention, over all sequences (`causal_pairs`).
+        """
+        if new_tokens <= 0:
+            return 0.0
+        chunks, rest = divmod(new_tokens, self.chunk_tokens)
+        linear_s = self.pass_s(rest) if rest else 0.0
+        if chunks:
+            linear_s += chunks * self.pass_s(self.chunk_tokens)
+        return linear_s + self.pair_s * pairs
+
+    def pass_s(self, tokens: int) -> float:
+        """Seconds of one forward pass without the pairs of its attention."""
+        try:
+            return self._pass_s[tokens]
+        except KeyError:
+            # At most one entry per length of a chunk.
+            return self._pass_s.setdefault(tokens, self._one_pass_s(tokens))
+
+    def _one_pass_s(self, tokens: int) -> float:
+        model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
+        weights = model.decode_weight_bytes(sequences=tokens) / split
+        reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
+        # Of each sequence only the last token goes through the head.
+        flops = (model.linear_flops_per_token() - 2.0 * model.embedding_parameters) / split
+        computing_s = flops * tokens / (gpu.flops_per_s * at.matrix_efficiency)
+        moved = at.activation_traffic * activation_bytes(model, split) * tokens
+        message = tokens * model.hidden * 2
+        seconds = (
+            smooth_max(reading_s, computing_s, at.knee)
+            + moved / gpu.memory_bytes_per_s
+            + at.prefill_layer_s * model.layers
+            + (2 * model.layers + 1) * engine_all_reduce_s(message, split, gpu, links=at.links)
+        )
+        return seconds * self.slowdown
+
+
+def prefill_cost(
+    model: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int = 1,
+    *,
+    slowdown: float = 1.0,
+    chunk_tokens: int = CHUNK_TOKENS,
+    coefficients: KernelCoefficients | None = None,
+) -> PrefillCost:
+    """Prefill of a model on a GPU.
+
+    Args:
+        model: its shape.
+        gpu: type of the engine's GPUs.
+        tensor_parallel: GPUs of the engine.
+        slowdown: how many times longer everything takes: a straggler.
+        chunk_tokens: most tokens of one pass.
+        coefficients: of one's own; None takes the GPU's.
+
+    Raises:
+        ValueError: the model cannot be split over so many GPUs.
+    """
+    return PrefillCost(
+        model=model,
+        gpu=gpu,
+        tensor_parallel=tensor_parallel,
+        coefficients=coefficients or kernel_coefficients(gpu),
+        slowdown=slowdown,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def activation_bytes(model: ModelShape, tensor_parallel: int) -> float:
+    """Activations that norms and the MLP's gate read and write for one token, in 16 bits.
+
+    Two norms with their residual move 4 hidden widths each, the gate 3 widths of the MLP.
+    """
+    dense_layers = model.layers - model.moe_layers
+    mixture = model.active_experts * model.moe_intermediate + model.shared_intermediate
+    inner = dense_layers * model.intermediate + model.moe_layers * mixture
+    return 2.0 * (8 * model.layers * model.hidden + 3 * inner / tensor_parallel)

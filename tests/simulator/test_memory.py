@@ -1,0 +1,114 @@
+"""What fits into an engine: by hand, and errors that say what would help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.hardware import GPUS, find_gpu
+from simulator.memory import cache_tokens, check_tensor_parallel
+from simulator.model_shape import MODELS, find_model
+
+
+def test_the_cache_takes_what_the_weights_leave() -> None:
+    # 0.85 * 80 GiB - 15.23 GB of weights, at 57,344 bytes per token
+    expected = int((0.85 * 80 * 2**30 - 2 * find_model("Qwen2.5-7B").parameters) / 57_344)
+    assert cache_tokens(find_model("Qwen2.5-7B"), find_gpu("H100")) == expected
+    assert 1_000_000 < expected < 1_010_000
+
+
+def test_four_gpus_hold_more_than_four_times_as_much() -> None:
+    model, gpu = find_model("Qwen2.5-32B"), find_gpu("H200")
+    alone, four = cache_tokens(model, gpu, 1), cache_tokens(model, gpu, 4)
+    assert four > 4 * alone  # the weights are there once
+    # Together they have room for four GPUs' shares minus the weights.
+    room = 4 * 0.85 * gpu.memory_bytes - model.weight_bytes()
+    assert four == pytest.approx(room / model.cache_bytes_per_token(), abs=1)
+
+
+def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
+    """Qwen2.5-3B has two of them: four GPUs hold each twice."""
+    model, gpu = find_model("Qwen2.5-3B"), find_gpu("H100")
+    assert cache_tokens(model, gpu, 4) < 1.1 * cache_tokens(model, gpu, 2)
+
+
+def test_models_of_the_paper_fit_as_the_paper_ran_them() -> None:
+    for name, split in (("1.5B", 1), ("7B", 1), ("14B", 1), ("32B", 8)):
+        model = find_model(f"R1-Distill-Qwen-{name}")
+        assert cache_tokens(model, find_gpu("H800"), split, longest_tokens=28_672) > 28_672
+
+
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(sorted(GPUS)),
+    st.integers(1, 16),
+    st.floats(0.1, 1),
+    st.integers(1, 200_000),
+)
+def test_either_it_fits_or_one_line_says_what_would_help(
+    name: str, gpu: str, split: int, utilization: float, longest: int
+) -> None:
+    try:
+        tokens = cache_tokens(
+            find_model(name), find_gpu(gpu), split, utilization, longest_tokens=longest
+        )
+        assert tokens >= longest
+    except ValueError as error:
+        text = str(error)
+        assert "\n" not in text
+        assert "tensor_parallel" in text
+        mend = re.search(r"use (?:(\S+) with )?(?:tensor_parallel=(\d+)|memory_util\S+=0.9)$", text)
+        if mend is None:
+            assert "evenly" in text or "no GPU of the catalogue" in text
+        else:  # and it does help
+            share = utilization if mend.group(2) else 0.9
+            wider = int(mend.group(2) or split)
+            other = find_gpu(mend.group(1) or gpu)
+            assert (
+                cache_tokens(find_model(name), other, wider, share, longest_tokens=longest)
+                >= longest
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "split", "longest", "words"),
+    [
+        (
+            "Qwen2.5-72B",
+            "A100",
+            1,
+            28_672,
+            "weights take 135.4 GiB of the 68.0 GiB.*tensor_parallel=4",
+        ),
+        ("DeepSeek-V3", "H100", 8, 1, "no split within a node helps; use GB200 with"),
+        ("Qwen2.5-14B", "A100-40", 1, 40_000, "not one sequence of 40000 .*use tensor_parallel=2"),
+        ("Llama-3.1-405B", "RTX-4090", 8, 1, "no split within a node helps; use H200 with"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_mend(
+    name: str, gpu: str, split: int, longest: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        cache_tokens(find_model(name), find_gpu(gpu), split, longest_tokens=longest)
+
+
+def test_heads_that_cannot_be_shared_out_are_told_with_the_numbers_that_work() -> None:
+    with pytest.raises(ValueError, match=r"28 heads and 4 key-value heads.*: 1, 2, 4$"):
+        check_tensor_parallel(find_model("Qwen2.5-7B"), find_gpu("H100"), 8)
+    for zero in (0, -1):
+        with pytest.raises(ValueError, match=f"tensor_parallel is {zero}, but must"):
+            check_tensor_parallel(find_model("Qwen2.5-7B"), find_gpu("H100"), zero)
+
+
+@pytest.mark.parametrize("utilization", [0.0, -0.5, 1.01, float("nan")])
+def test_a_utilization_that_is_no_share_is_refused(utilization: float) -> None:
+    with pytest.raises(ValueError, match=r"memory_utilization is .*must be in"):
+        cache_tokens(find_model("Qwen2.5-7B"), find_gpu("H100"), 1, utilization)
+
+
+def test_an_empty_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="longest_tokens is 0, but must be >= 1"):
+        cache_tokens(find_model("Qwen2.5-7B"), find_gpu("H100"), longest_tokens=0)
