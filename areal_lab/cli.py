@@ -1,4 +1,4 @@
-"""The command `areal-lab`: train, look at runs, check the installation.
+"""The command `areal-lab`: train, simulate, look at runs, check the installation.
 
 Exit codes: 0 done, 1 a run failed, 2 the settings or the command line are wrong, 130 Ctrl-C.
 What a command needs is imported when it runs, so that `--help` answers at once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -72,6 +73,79 @@ def train(
     raise typer.Exit(code)
 
 
+class _SimulateCommand(TyperCommand):
+    """Shows every setting and every preset below its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from areal_lab.settings_help import format_settings
+        from simulator.config import SimulationConfig
+        from simulator.load import ALIASES
+
+        super().format_help(ctx, formatter)
+        formatter.write("\nSettings, with their defaults:\n\n")
+        formatter.write(format_settings(SimulationConfig, ALIASES) + "\n")
+
+
+@app.command(cls=_SimulateCommand)
+def simulate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE.yaml] [a.b=c]...",
+            help="What to simulate, and settings that replace the file's: eta=0 cluster.gpus=64",
+        ),
+    ] = None,
+    *,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A shipped file instead of one's own.")
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Two files or presets, side by side."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions that the intervals are over.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here (JSON).")
+    ] = None,
+    gantt: Annotated[
+        Path | None, typer.Option(help="Draw what each process did, when (PNG).")
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw utilization, lags and steps into a folder."),
+    ] = None,
+    list_presets: Annotated[
+        bool, typer.Option("--list-presets", help="List the shipped files and end.")
+    ] = False,
+) -> None:
+    """Say what a cluster does under asynchronous training: step time, idle time, lags, cost."""
+    from simulator.command import Wanted, print_presets, run_command
+
+    if list_presets:
+        print_presets()
+        return
+    try:
+        sources, overrides = _sources(arguments or [], preset, compare)
+        run_command(
+            Wanted(
+                sources=sources,
+                overrides=overrides,
+                seeds=seeds,
+                as_json=as_json,
+                trace=trace,
+                gantt=gantt,
+                plots=plots,
+            )
+        )
+    except ValueError as error:  # of several mistakes, each has a line
+        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
+    except OSError as error:
+        raise _stop(_failure(error), FAILED) from error
+
+
 @app.command()
 def trace(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -120,6 +194,28 @@ def main() -> None:
     except BrokenPipeError:  # as in `areal-lab config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+
+
+def _sources(
+    arguments: Sequence[str], preset: str | None, compare: tuple[str, str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to simulate, and the overrides.
+
+    Raises:
+        ValueError: nothing to simulate, or more than one thing.
+    """
+    overrides = tuple(one for one in arguments if "=" in one and not Path(one).is_file())
+    files = tuple(one for one in arguments if one not in overrides)
+    named = (*files, *([preset] if preset else ()), *(compare or ()))
+    if compare and (files or preset):
+        raise ValueError(f"--compare names what to simulate; leave out {(*files, preset)[0]!r}")
+    if not named:
+        raise ValueError("nothing to simulate; name a FILE.yaml, or --preset NAME (--list-presets)")
+    if len(named) > 1 and not compare:
+        raise ValueError(
+            f"{' and '.join(map(repr, named))} are two things to simulate; --compare takes two"
+        )
+    return named, overrides
 
 
 def _stop(message: str, code: int) -> typer.Exit:

@@ -1,8 +1,9 @@
-"""From a YAML file and `a.b=c` overrides to a `TrainConfig`, with errors that name the mistake.
+"""From YAML and `a.b=c` overrides to a configuration record, with errors that name the mistake.
 
-    defaults (areal_lab.config) <- YAML file <- overrides, the last one wins
+    defaults (the record's) <- YAML file <- overrides, the last one wins
 
-Paths in a YAML file are relative to the current folder, not to the file.
+`load_config` fills a `TrainConfig`; `load_record` any record of records, as the simulator's. Paths
+in a YAML file are relative to the current folder, not to the file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import importlib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from areal_lab.config import TrainConfig
 
@@ -30,6 +32,8 @@ ALIASES = {
     "valid_dataset.path": "dataset.eval_path",
 }
 """Other spellings of a setting: short ones, AReaL's, and those of texts about it."""
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_Record = TypeVar("_Record")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,11 +54,31 @@ class Setting:
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Merge a YAML file and overrides onto the defaults.
+    """Merge a YAML file and overrides onto the defaults of a training run.
 
     Args:
         path: YAML file; None takes the defaults.
         overrides: `a.b=c` each, the value in YAML: `gconfig.stop=["\\n"]`, `eta=inf`.
+
+    Raises:
+        ValueError: as `load_record` does.
+    """
+    return load_record(TrainConfig, path, overrides, ALIASES)
+
+
+def load_record(
+    record: type[_Record],
+    path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    aliases: Mapping[str, str] = _NO_ALIASES,
+) -> _Record:
+    """Merge a YAML file and overrides onto the defaults of a configuration record.
+
+    Args:
+        record: a dataclass whose fields are settings, or dataclasses of settings.
+        path: YAML file; None takes the defaults.
+        overrides: `a.b=c` each, the value in YAML.
+        aliases: other spellings of settings, by dotted path.
 
     Raises:
         ValueError: in one line: missing or broken file, unknown key (with the nearest name), wrong
@@ -64,22 +88,23 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    schema = _Schema(record, aliases)
     values: dict[str, Any] = {}
     if path is not None:
-        _take(values, _flat(_read_yaml(Path(path))), str(path))
+        schema.take(values, _flat(_read_yaml(Path(path))), str(path))
     for override in overrides:
-        _take(values, dict([_override(override)]), "the overrides")
-    config = OmegaConf.structured(TrainConfig)
+        schema.take(values, dict([schema.read_override(override)]), "the overrides")
+    config = OmegaConf.structured(record)
     for name, value in values.items():
         try:
             OmegaConf.update(config, name, value)
         except OmegaConfBaseException as error:
-            raise ValueError(_wrong_type(name, value, error)) from error
+            raise ValueError(schema.wrong_type(name, value, error)) from error
     try:
         loaded = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:  # a ${reference} that leads nowhere
         raise ValueError(str(error).split("\n", 1)[0]) from error
-    assert isinstance(loaded, TrainConfig)
+    assert isinstance(loaded, record)
     return loaded
 
 
@@ -110,25 +135,62 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def _take(values: dict[str, Any], new: Mapping[str, Any], source: str) -> None:
-    """Check names, translate aliases, and overwrite what was there."""
-    known = {setting.name for setting in settings()}
-    groups = {
-        name.rsplit(".", depth)[0] for name in known for depth in range(1, name.count(".") + 1)
-    }
-    spelled: dict[str, str] = {}
-    for name, value in new.items():
-        target = ALIASES.get(name, name)
-        if target in groups:
-            below = next(full for full in sorted(known) if full.startswith(f"{target}."))
-            raise ValueError(f"{target!r} in {source} is a group of settings, such as {below!r}")
-        if target not in known:
-            hint = nearest(name, [*sorted(known), *ALIASES])
-            raise ValueError(f"unknown setting {name!r} in {source}{hint}")
-        if target in spelled:
-            raise ValueError(f"{source} sets {target!r} twice: as {spelled[target]!r} and {name!r}")
-        spelled[target] = name
-        values[target] = value
+class _Schema:
+    """The settings of a record and their spellings."""
+
+    def __init__(self, record: type, aliases: Mapping[str, str]) -> None:
+        self._settings = {setting.name: setting for setting in settings(record)}
+        self._aliases = aliases
+        self._groups = {
+            name.rsplit(".", depth)[0]
+            for name in self._settings
+            for depth in range(1, name.count(".") + 1)
+        }
+
+    def take(self, values: dict[str, Any], new: Mapping[str, Any], source: str) -> None:
+        """Check names, translate aliases, and overwrite what was there."""
+        spelled: dict[str, str] = {}
+        for name, value in new.items():
+            target = self._aliases.get(name, name)
+            if target in self._groups:
+                below = next(f for f in sorted(self._settings) if f.startswith(f"{target}."))
+                raise ValueError(
+                    f"{target!r} in {source} is a group of settings, such as {below!r}"
+                )
+            if target not in self._settings:
+                hint = nearest(name, [*sorted(self._settings), *self._aliases])
+                raise ValueError(f"unknown setting {name!r} in {source}{hint}")
+            if target in spelled:
+                raise ValueError(
+                    f"{source} sets {target!r} twice: as {spelled[target]!r} and {name!r}"
+                )
+            spelled[target] = name
+            values[target] = value
+
+    def read_override(self, override: str) -> tuple[str, Any]:
+        """`a.b=c` as name and value; a text is taken as it stands unless it is quoted."""
+        yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
+        from omegaconf import OmegaConf
+
+        key, equals, text = override.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ValueError(f"override {override!r} is not of the form a.b=c")
+        setting = self._settings.get(self._aliases.get(key, key))
+        if setting is not None and setting.type is str and not text.startswith(("'", '"')):
+            return key, text
+        try:
+            parsed = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
+        except yaml.YAMLError as error:
+            raise ValueError(f"the value in override {override!r} is not YAML") from error
+        assert isinstance(parsed, dict)
+        return key, parsed["value"]
+
+    def wrong_type(self, name: str, value: Any, error: Exception) -> str:
+        """What to say of a value that does not fit."""
+        if name in self._settings:
+            return f"{name} is {value!r}, but must be of type {self._settings[name].type_name}"
+        return str(error).split("\n", 1)[0]
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -162,31 +224,3 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     if not isinstance(tree, Mapping):
         raise ValueError(f"{path} holds a {type(tree).__name__}, but must hold settings (`a: b`)")
     return tree
-
-
-def _override(override: str) -> tuple[str, Any]:
-    """`a.b=c` as name and value; a text is taken as it stands unless it is quoted."""
-    yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
-    from omegaconf import OmegaConf
-
-    key, equals, text = override.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ValueError(f"override {override!r} is not of the form a.b=c")
-    target = ALIASES.get(key, key)
-    is_text = any(setting.name == target and setting.type is str for setting in settings())
-    if is_text and not text.startswith(("'", '"')):
-        return key, text
-    try:
-        parsed = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
-    except yaml.YAMLError as error:
-        raise ValueError(f"the value in override {override!r} is not YAML") from error
-    assert isinstance(parsed, dict)
-    return key, parsed["value"]
-
-
-def _wrong_type(name: str, value: Any, error: Exception) -> str:
-    for setting in settings():
-        if setting.name == name:
-            return f"{name} is {value!r}, but must be of type {setting.type_name}"
-    return str(error).split("\n", 1)[0]

@@ -1,15 +1,17 @@
-"""The reference of all settings, made from the records and docstrings in `areal_lab.config`."""
+"""The reference of all settings, made from configuration records and the docstrings in them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_lab import config
-from areal_lab.load import ALIASES, settings
+from areal_lab.config import TrainConfig
+from areal_lab.load import ALIASES, Setting, settings
 
 _INDENT = "      "
 
@@ -26,47 +28,76 @@ class Documented:
     """What the settings of its record are about."""
 
 
-def documented_settings() -> list[Documented]:
+def documented_settings(record: type = TrainConfig) -> list[Documented]:
     """Every setting with the docstring below its field, in the order of definition."""
-    docs = _field_docs()
+    docs = _Docstrings()
     return [
         Documented(
             name=setting.name,
             type=setting.type_name,
             default=setting.default,
-            doc=docs[setting.record.__name__, setting.name.rsplit(".", 1)[-1]],
+            doc=docs.of(setting),
             group=inspect.cleandoc(setting.record.__doc__ or "").split("\n", 1)[0],
         )
-        for setting in settings()
+        for setting in settings(record)
     ]
 
 
-def format_settings(width: int = 100) -> str:
+def format_settings(
+    record: type = TrainConfig, aliases: Mapping[str, str] = ALIASES, *, width: int = 100
+) -> str:
     """The reference as text: name, default, docstring."""
     lines: list[str] = []
     group = ""
-    for setting in documented_settings():
+    for setting in documented_settings(record):
         if setting.group != group:
             group = setting.group
             lines += ["", group]
-        lines.append(f"  {setting.name} = {_shown(setting.default)}  ({setting.type})")
+        lines.append(f"  {setting.name} = {shown_default(setting.default)}  ({setting.type})")
         lines += textwrap.wrap(
             setting.doc, width, initial_indent=_INDENT, subsequent_indent=_INDENT
         )
-    others: dict[str, list[str]] = {}
-    for alias, name in ALIASES.items():
-        others.setdefault(name, []).append(alias)
     lines += ["", "Other spellings that are understood"]
-    for name, aliases in others.items():
-        text = f"{name}: {', '.join(aliases)}"
+    for name, spellings in spellings_by_setting(aliases):
+        text = f"{name}: {', '.join(spellings)}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=_INDENT)
     return "\n".join(lines).lstrip("\n")
 
 
-def _field_docs() -> dict[tuple[str, str], str]:
+def spellings_by_setting(aliases: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Each setting that has other spellings, with these."""
+    others: dict[str, list[str]] = {}
+    for alias, name in aliases.items():
+        others.setdefault(name, []).append(alias)
+    yield from others.items()
+
+
+def shown_default(default: Any) -> str:
+    """A default as one would write it in YAML."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if default is None:
+        return "null"
+    return '""' if default == "" else str(default)
+
+
+class _Docstrings:
     """The string below each field, by record and field; Python itself does not keep it."""
+
+    def __init__(self) -> None:
+        self._of_module: dict[str, dict[tuple[str, str], str]] = {}
+
+    def of(self, setting: Setting) -> str:
+        """The string below the setting's field; empty if there is none."""
+        module = setting.record.__module__
+        if module not in self._of_module:
+            self._of_module[module] = _field_docs(inspect.getsource(sys.modules[module]))
+        return self._of_module[module][setting.record.__name__, setting.name.rsplit(".", 1)[-1]]
+
+
+def _field_docs(source: str) -> dict[tuple[str, str], str]:
     docs = {}
-    for record in ast.parse(inspect.getsource(config)).body:
+    for record in ast.parse(source).body:
         if not isinstance(record, ast.ClassDef):
             continue
         for field, below in zip(record.body, [*record.body[1:], None], strict=True):
@@ -77,9 +108,3 @@ def _field_docs() -> dict[tuple[str, str], str]:
                 doc = " ".join(str(below.value.value).split())
             docs[record.name, field.target.id] = doc
     return docs
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    return '""' if default == "" else str(default)

@@ -1,0 +1,220 @@
+"""What `areal-lab simulate` does: load, simulate with progress, print, write files.
+
+FILE or preset, a.b=c --load--> config --seeds--> Replicated --> tables, JSON, pictures
+                                       --first seed, logged--> trace, gantt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_lab.control.eventlog import Log, Record, RunHeader
+from simulator.check import check_config
+from simulator.config import SimulationConfig
+from simulator.load import load_simulation, presets
+from simulator.report import comparison, report
+from simulator.result import Replicated, SimulationResult
+from simulator.simulation import simulate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH: Final = 100
+_SMALL_SEQUENCES: Final = 50_000
+"""Below, all seeds take less time than starting processes for them."""
+_LOGGED_GROUPS: Final = 6_000
+"""Most groups of a logged run: what viewers of traces open without trouble."""
+_DRAWN_ENGINES: Final = 8
+"""Rows of a gantt."""
+_DRAWN_STEPS: Final = 2.5
+"""Length of the stretch that the gantt enlarges."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Everything that one call of the command asks for."""
+
+    sources: tuple[str | None, ...]
+    """One file or preset, or two to compare; None takes the defaults."""
+    overrides: tuple[str, ...] = ()
+    seeds: int | None = None
+    as_json: bool = False
+    trace: Path | None = None
+    gantt: Path | None = None
+    plots: Path | None = None
+
+
+def run_command(wanted: Wanted) -> None:
+    """Do it.
+
+    Raises:
+        ValueError: if something about the settings is wrong; one line each.
+    """
+    configs = [_load(wanted, source) for source in wanted.sources]
+    for config in configs:
+        check_config(config)
+    notes = _console(sys.stderr)
+    runs = [replicate_with_progress(config, notes) for config in configs]
+    reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
+    if wanted.as_json:
+        print(json.dumps(_json(runs, reports), indent=2, allow_nan=False))
+    else:
+        _print(runs, reports)
+    for path in _write_files(wanted, configs, runs, notes):
+        notes.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def replicate_with_progress(config: SimulationConfig, notes: Console) -> Replicated:
+    """Simulate all seeds, telling a terminal how many are done."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    results: dict[int, SimulationResult] = {}
+    with _progress(notes, config.name, len(seeds)) as advance:
+        for result in _results(config, seeds):
+            results[result.seed] = result
+            advance()
+    return Replicated(results=tuple(results[seed] for seed in seeds))
+
+
+def list_presets(console: Console) -> None:
+    """A line for each."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, title in presets().items():
+        table.add_row(name, title)
+    console.print(table, highlight=False)
+
+
+def print_presets() -> None:
+    """A line for each, on stdout."""
+    list_presets(_console(sys.stdout))
+
+
+def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
+    overrides = list(wanted.overrides)
+    if wanted.seeds is not None:
+        overrides.append(f"seeds={wanted.seeds}")
+    return load_simulation(source, overrides)
+
+
+def _results(config: SimulationConfig, seeds: Sequence[int]) -> Iterator[SimulationResult]:
+    """Results in the order in which they are ready."""
+    workload = config.workload
+    sequences = workload.steps * workload.prompts_per_batch * workload.samples_per_prompt
+    workers = min(len(seeds), os.cpu_count() or 1)
+    if workers == 1 or sequences * len(seeds) < _SMALL_SEQUENCES:
+        for seed in seeds:
+            yield simulate(config, seed=seed)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(simulate, config, seed=seed) for seed in seeds]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+@contextmanager
+def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("simulating {task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("seeds"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task(name, total=seeds)
+        yield lambda: bar.advance(task)
+
+
+def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(runs) == 1:
+        return reports[0]
+    return {"a": reports[0], "b": reports[1], "ratio": comparison(*runs)}
+
+
+def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> None:
+    from simulator.tables import show_comparison, show_report
+
+    console = _console(sys.stdout)
+    if len(runs) == 1:
+        show_report(console, reports[0])
+    else:
+        show_comparison(console, *reports, comparison(*runs))
+
+
+def _write_files(
+    wanted: Wanted,
+    configs: Sequence[SimulationConfig],
+    runs: Sequence[Replicated],
+    notes: Console,
+) -> Iterator[Path]:
+    title = " and ".join(config.name for config in configs)
+    if wanted.trace or wanted.gantt:
+        log = _logged_run(configs[0], notes)
+        if wanted.trace:
+            yield _write_trace(log, wanted.trace)
+        if wanted.gantt:
+            zoom_s = _DRAWN_STEPS * runs[0].step_s.mean
+            yield _draw_gantt(log, wanted.gantt, configs[0], zoom_s)
+    if wanted.plots:
+        from simulator.plots import write_plots
+
+        yield from write_plots(runs, wanted.plots, title)
+
+
+def _logged_run(config: SimulationConfig, notes: Console) -> Log:
+    """The log of the first seed; of a long run, of its beginning."""
+    workload = config.workload
+    most = max(workload.warmup_steps + 3, _LOGGED_GROUPS // workload.prompts_per_batch)
+    if workload.steps > most:
+        notes.print(
+            f"trace and gantt show the first {most} of {workload.steps} steps, of seed "
+            f"{config.seed}",
+            highlight=False,
+        )
+        config = dataclasses.replace(config, workload=dataclasses.replace(workload, steps=most))
+    records: list[Record] = []
+    simulate(config, log=records.append)
+    header = records[0]
+    assert isinstance(header, RunHeader)
+    return Log(header, tuple(records[1:]))
+
+
+def _write_trace(log: Log, path: Path) -> Path:
+    from areal_lab.control.chrome_trace import chrome_trace
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(chrome_trace(log), allow_nan=False, separators=(",", ":")))
+    return path
+
+
+def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -> Path:
+    from areal_lab.plots.style import save_picture
+    from areal_lab.plots.timeline import draw_timeline
+    from simulator.picked_log import engines_of, only_engines
+
+    engines = engines_of(log)
+    drawn = only_engines(log, engines[:_DRAWN_ENGINES], rewards=config.workload.reward.mean_s > 0)
+    title = f"{config.name}, simulated"
+    if len(engines) > _DRAWN_ENGINES:
+        title += f"; {_DRAWN_ENGINES} of {len(engines)} engines"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return save_picture(lambda: draw_timeline(drawn, zoom_s=zoom_s), path, title)
+
+
+def _console(file: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=file)
+    # What is piped is as wide as the tables want to be; a terminal is as wide as it is.
+    return console if console.is_terminal else Console(file=file, width=WIDTH, soft_wrap=False)

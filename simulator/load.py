@@ -1,0 +1,85 @@
+"""From a preset or a YAML file, and `a.b=c` overrides, to a `SimulationConfig`.
+
+    defaults (simulator.config) <- preset or YAML file <- overrides, the last one wins
+
+A preset is a YAML file that is shipped; its first line says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from areal_lab.load import load_record
+from simulator.config import SimulationConfig
+from simulator.nearest import did_you_mean, plain
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "eta": "schedule.eta",
+        "max_staleness": "schedule.eta",
+        "staleness_limit": "schedule.eta",
+        "max_head_offpolicyness": "schedule.eta",
+        "rollout.max_head_offpolicyness": "schedule.eta",
+        "gpu": "cluster.gpu",
+        "gpus": "cluster.gpus",
+        "rollout_gpus": "cluster.rollout_gpus",
+        "steps": "workload.steps",
+        "warmup_steps": "workload.warmup_steps",
+    }
+)
+"""Other spellings of a setting: short ones, and AReaL's."""
+
+_PRESETS: Final = Path(__file__).parent / "presets"
+
+
+def load_simulation(
+    source: str | Path | None = None, overrides: Sequence[str] = ()
+) -> SimulationConfig:
+    """Merge a YAML file or a preset, and overrides, onto the defaults.
+
+    Args:
+        source: a YAML file, or the name of a preset; None takes the defaults.
+        overrides: `a.b=c` each, the value in YAML: `schedule.eta=inf`, `gpus=64`.
+
+    Raises:
+        ValueError: in one line: no such file or preset, broken file, unknown key (with the nearest
+            name), wrong type. Whether the numbers fit together is `simulator.check`'s business.
+    """
+    path = None if source is None else _resolve(source)
+    config = load_record(SimulationConfig, path, overrides, ALIASES)
+    if path is not None and config.name == SimulationConfig.name:
+        config.name = path.stem
+    return config
+
+
+def presets() -> dict[str, str]:
+    """Names of the presets and what they are, smallest first and then by name."""
+    titles = {path.stem: _title(path) for path in sorted(_PRESETS.glob("*.yaml"))}
+    return dict(sorted(titles.items(), key=lambda item: item[0] != "small"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset, whatever the case and punctuation of its name.
+
+    Raises:
+        ValueError: in one line, with the nearest names.
+    """
+    known = {plain(one): one for one in presets()}
+    if plain(name) not in known:
+        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, known.values())}")
+    return _PRESETS / f"{known[plain(name)]}.yaml"
+
+
+def _resolve(source: str | Path) -> Path:
+    """A path as it is; a word that is no file is the name of a preset."""
+    text = str(source)
+    is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
+    return Path(source) if is_path or Path(text).is_file() else preset_path(text)
+
+
+def _title(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").rstrip()

@@ -1,0 +1,281 @@
+"""Pictures of simulations: where GPU time goes, how old tokens were, step after step.
+
+    utilization.png   a bar per pool, of what was done and of what was waited for
+    lags.png          shares of trained tokens and samples by lag
+    steps.png         seconds and throughput of every step, all seeds; warm-up is grey
+
+Each draws one simulation, or several beside one another. Colors are those of
+`areal_lab.plots.timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from areal_lab.control.activity import (
+    LOST,
+    NOTHING_ADMITTED,
+    NOTHING_LEFT,
+    ON_ITS_WAY,
+    PAUSED,
+    PAUSED_FOR_TRAINING,
+    WAIT_BATCH,
+    WAIT_REWARDS,
+    WAIT_WEIGHTS,
+)
+from areal_lab.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    new_figure,
+    save_picture,
+    whole_numbers,
+)
+from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
+from simulator.quantities import number, shown_name
+from simulator.result import Replicated, mean_lag
+from simulator.statistics import estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BUSY_COLORS: Final[Mapping[str, str]] = {
+    "decode": BLUE,
+    GENERATE: BLUE,
+    "prefill": SKY,
+    "recompute": "#44AA99",
+    LOAD: BLACK,
+    "forward/backward": ORANGE,
+    "train": ORANGE,
+    "measured": ORANGE,
+    "proximal log-probs": YELLOW,
+    "optimizer": VERMILION,
+    EXPORT: PURPLE,
+    TO_TRAINING: "#882255",
+}
+_OTHER_COLORS: Final = ("#999933", "#882255", "#117733", "#AA4499", "#661100", "#332288")
+_IDLE_LOOKS: Final[Mapping[str, tuple[str, str]]] = {  # face, pattern
+    WAIT_BATCH: ("#DDDDDD", ""),
+    NOTHING_ADMITTED: ("#FFFFFF", "...."),
+    WAIT_WEIGHTS: ("#FFFFFF", "////"),
+    PAUSED: ("#FFFFFF", "xxxx"),
+    PAUSED_FOR_TRAINING: ("#DDDDDD", "xx"),
+    WAIT_REWARDS: ("#FFFFFF", "\\\\\\\\"),
+    ON_ITS_WAY: ("#AAAAAA", ""),
+    NOTHING_LEFT: ("#FFFFFF", "----"),
+    LOST: ("#FFFFFF", "||||"),
+}
+_OTHER_IDLE: Final = ("#FFFFFF", "++")
+_LEAST_SHARE: Final = 0.001
+"""Of a pool's time: what took less is not drawn."""
+_RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+
+
+def write_plots(runs: Sequence[Replicated], folder: Path, title: str) -> list[Path]:
+    """Draw all pictures into a folder, which is made; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, Callable[[], Figure]] = {
+        "utilization.png": lambda: draw_utilization(runs),
+        "lags.png": lambda: draw_lags(runs),
+        "steps.png": lambda: draw_steps(runs),
+    }
+    return [save_picture(draw, folder / name, title) for name, draw in pictures.items()]
+
+
+def draw_utilization(runs: Sequence[Replicated]) -> Figure:
+    """A bar for each pool: what its GPUs did, then what they waited for; mean over the seeds."""
+    bars = [(run, pool) for run in runs for pool in run.results[0].pools]
+    figure = new_figure(10, 1.6 + 0.62 * len(bars))
+    axes: Axes = figure.subplots()
+    looks = _Looks(
+        [(kind, _shares(run, pool, kind)) for run, pool in bars for kind in ("busy", "idle")]
+    )
+    for row, (run, pool) in enumerate(bars):
+        start = 0.0
+        for kind in ("busy", "idle"):
+            for name, share in looks.ordered(kind, _shares(run, pool, kind)):
+                axes.barh(row, 100 * share, 0.72, left=100 * start, **looks.of[kind, name])
+                if share >= 0.06:
+                    _write_share(axes, row, start, share, dark=looks.is_dark(kind, name))
+                start += share
+    axes.set_yticks(range(len(bars)), [_bar_name(run, pool, len(runs)) for run, pool in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set(xlim=(0, 100), xlabel="share of the pool's GPU time (%), after warm-up")
+    axes.grid(visible=False)
+    handles, labels = looks.legend()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return figure
+
+
+def draw_lags(runs: Sequence[Replicated]) -> Figure:
+    """Shares by lag of trained tokens, and of samples by their first and their last token."""
+    figure = new_figure(11, 3.6)
+    panels = figure.subplots(1, 3, sharey=True)
+    kinds = (
+        ("token", "trained tokens"),
+        ("head", "samples, by their first token"),
+        ("tail", "samples, by their last token"),
+    )
+    highest = 0
+    width = 0.8 / len(runs)
+    for axes, (kind, title) in zip(panels, kinds, strict=True):
+        for place, run in enumerate(runs):
+            shares, errors = _lag_shares(run, kind)
+            highest = max(highest, *shares)
+            mean = estimate([mean_lag(result.lags(kind)) for result in run.results]).mean
+            places = [lag + (place - (len(runs) - 1) / 2) * width for lag in shares]
+            axes.bar(
+                places,
+                [100 * share for share in shares.values()],
+                width,
+                yerr=errors,
+                error_kw={"linewidth": 0.8, "capsize": 2},
+                color=_RUN_COLORS[place % len(_RUN_COLORS)],
+                label=f"{_run_name(run, place, len(runs))}mean {mean:.2f}, max {max(shares)}",
+            )
+        axes.set(xlabel="lag (versions)", title=title)
+        whole_numbers(axes)
+        axes.set_ylim(0, 100 * 1.05)
+        axes.legend(loc="upper right")
+    for axes in panels:
+        axes.set_xlim(-0.6, max(highest, 1) + 0.6)
+    panels[0].set_ylabel("share (%)")
+    return figure
+
+
+def draw_steps(runs: Sequence[Replicated]) -> Figure:
+    """Seconds and effective throughput of every step; thin lines are seeds, thick ones means."""
+    figure = new_figure(10, 5.2)
+    panels = figure.subplots(2, 1, sharex=True)
+    for place, run in enumerate(runs):
+        color = _RUN_COLORS[place % len(_RUN_COLORS)]
+        seconds = np.array([result.columns["step_s"] for result in run.results])
+        tokens = np.array([result.columns["tokens"] for result in run.results])
+        for axes, values in zip(panels, (seconds, tokens / seconds), strict=True):
+            steps = np.arange(1, values.shape[1] + 1)
+            warmup = run.results[0].warmup_steps
+            if len(run.results) > 1:
+                for one in values:
+                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35)
+            average = float(values[:, warmup:].mean())
+            if axes is panels[1]:  # tokens over seconds, not the mean of their quotients
+                average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
+            label = f"{_run_name(run, place, len(runs))}{number(average)} after warm-up"
+            axes.plot(steps, values.mean(axis=0), color=color, linewidth=1.6, label=label)
+            axes.plot(
+                [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
+            )
+    warmup = max(run.results[0].warmup_steps for run in runs)
+    for axes, name in zip(panels, ("seconds per step", "trained tokens per second"), strict=True):
+        if warmup:
+            axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, left out")
+        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+        axes.set_ylabel(name)
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.legend(loc="upper right", ncols=len(runs) + 1)
+    panels[1].set_xlabel("training step")
+    panels[1].set_xlim(0.5, None)
+    whole_numbers(panels[1])
+    return figure
+
+
+class _Looks:
+    """A color for everything done, a pattern for every cause of idleness, largest first."""
+
+    def __init__(self, shares: Iterable[tuple[str, Mapping[str, float]]]) -> None:
+        """Take busy and idle shares by name, each with its kind."""
+        self._largest: dict[tuple[str, str], float] = {}
+        for kind, one in shares:
+            for name, share in one.items():
+                key = (kind, name)
+                self._largest[key] = max(self._largest.get(key, 0.0), share)
+        self.of: dict[tuple[str, str], dict[str, Any]] = {}
+        others = iter(_OTHER_COLORS * (1 + len(self._largest)))
+        for kind, name in self._in_order():
+            if kind == "busy":
+                color = _BUSY_COLORS.get(name) or next(others)
+                self.of[kind, name] = {"facecolor": color, "linewidth": 0}
+            else:
+                face, pattern = _IDLE_LOOKS.get(name, _OTHER_IDLE)
+                look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
+                self.of[kind, name] = look
+
+    def ordered(self, kind: str, shares: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+        """The shares of one bar in the order of the legend."""
+        return [(n, shares[n]) for k, n in self._in_order() if k == kind and n in shares]
+
+    def is_dark(self, kind: str, name: str) -> bool:
+        """Whether text on it must be white."""
+        return self.of[kind, name]["facecolor"] in (BLUE, BLACK, PURPLE, VERMILION, "#882255")
+
+    def legend(self) -> tuple[list[Any], list[str]]:
+        """Handles and labels."""
+        from matplotlib.patches import Patch
+
+        keys = self._in_order()
+        labels = [shown_name(name) if kind == "busy" else f"idle: {name}" for kind, name in keys]
+        return [Patch(**self.of[key]) for key in keys], labels
+
+    def _in_order(self) -> list[tuple[str, str]]:
+        shown = [key for key, share in self._largest.items() if share >= _LEAST_SHARE]
+        return sorted(shown, key=lambda key: (key[0] == "idle", -self._largest[key]))
+
+
+def _shares(run: Replicated, pool: str, kind: str) -> dict[str, float]:
+    """Mean share over the seeds, by name."""
+    uses = [getattr(result.pools[pool], kind) for result in run.results]
+    names = dict.fromkeys(name for use in uses for name in use)
+    return {name: sum(use.get(name, 0.0) for use in uses) / len(uses) for name in names}
+
+
+def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool) -> None:
+    text = axes.text(
+        100 * (start + share / 2),
+        row,
+        f"{100 * share:.0f} %",
+        ha="center",
+        va="center",
+        fontsize=8,
+        color="#FFFFFF" if dark else BLACK,
+    )
+    if not dark:  # readable on a pattern
+        text.set_bbox({"facecolor": "#FFFFFF", "alpha": 0.75, "linewidth": 0, "pad": 1})
+
+
+def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:
+    """Shares by lag, mean over the seeds, and how far the intervals reach below and above."""
+    lags = sorted({lag for result in run.results for lag in result.lags(kind)})
+    shares: dict[int, float] = {}
+    below: list[float] = []
+    above: list[float] = []
+    for lag in lags or [0]:
+        values = []
+        for result in run.results:
+            counts = result.lags(kind)
+            values.append(counts.get(lag, 0) / max(1, sum(counts.values())))
+        found = estimate(values)
+        shares[lag] = found.mean
+        if len(values) > 1:
+            below.append(100 * min(found.mean, found.half_width))
+            above.append(100 * found.half_width)
+    return shares, [below, above] if below else None
+
+
+def _bar_name(run: Replicated, pool: str, runs: int) -> str:
+    use = run.results[0].pools[pool]
+    name = f"{pool}, {use.gpus} GPUs"
+    return f"{run.results[0].name}\n{name}" if runs > 1 else name
+
+
+def _run_name(run: Replicated, place: int, runs: int) -> str:
+    return f"{'ABCDEF'[place % 6]} {run.results[0].name}: " if runs > 1 else ""

@@ -1,0 +1,51 @@
+"""Numbers as people read them: as many digits as an interval leaves meaning to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+_NAMES: Final = {"measured": "train", "generate": "decode and prefill"}
+_LEAST_HALF: Final = 1e-6
+"""Of the mean: intervals below are rounding errors of numbers that do not scatter."""
+
+
+def quantity(value: Mapping[str, Any], unit: str = "") -> str:
+    """A mean with its interval, as in `213.1 ± 1.2 s`."""
+    mean, low, high = value["mean"], value["low"], value["high"]
+    half = 0.0 if low is None else (high - low) / 2
+    if half <= _LEAST_HALF * abs(mean):
+        half = 0.0
+    text = number(mean, half)
+    if half:
+        text += f" ± {number(half, half)}"
+    return f"{text} {unit}".rstrip()
+
+
+def number(value: float, half: float = 0.0) -> str:
+    """Four digits, or as many as an interval leaves meaning to."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    places = 3 - math.floor(math.log10(abs(value)))
+    if half > 0:
+        # Two digits of the half-width; more would be noise.
+        places = min(max(1 - math.floor(math.log10(half)), 0), places + 2)
+    rounded = round(value, places)
+    if places <= 0:
+        return f"{rounded:,.0f}"
+    text = f"{rounded:,.{min(places, 6)}f}"
+    return text if half > 0 else text.rstrip("0").rstrip(".")
+
+
+def duration(seconds: float) -> str:
+    """In the unit that one would say it in."""
+    for unit, length, most in (("s", 1.0, 180.0), ("min", 60.0, 180.0), ("h", 3600.0, 96.0)):
+        if seconds < most * length:
+            return f"{number(seconds / length)} {unit}"
+    return f"{number(seconds / 86400)} days"
+
+
+def shown_name(activity: str) -> str:
+    """What an activity of the cost model is called in tables and pictures."""
+    return _NAMES.get(activity, activity)

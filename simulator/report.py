@@ -1,0 +1,65 @@
+"""What a simulation says, as one JSON object: results, what they rest on, what to beware of.
+
+    Replicated --report--> JSON object --simulator.tables--> text
+    two of them --comparison--> ratios, seed by seed
+
+Every number is `{mean, low, high}`; the bounds are those of a 95 % interval over the seeds, and
+null where there is a single seed. Shares are of a pool's time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from areal_lab.control.eventlog import finite_json
+from simulator.config import SimulationConfig
+from simulator.result import Replicated, SimulationResult
+from simulator.sources import cost_parts, warnings
+
+COMPARED: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProxyType(
+    {
+        "step_s": lambda result: result.step_s,
+        "tokens_per_s": lambda result: result.tokens_per_s,
+        "tokens_per_s_per_gpu": lambda result: result.tokens_per_s / result.gpus,
+    }
+)
+"""What two simulations are compared by."""
+
+
+def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
+    """The object that `areal-lab simulate --json` prints."""
+    told = _known_bounds(results.to_json())
+    return {
+        **told,
+        "tokens_per_s_per_gpu": _divided(told["tokens_per_s"], told["gpus"]),
+        "sources": [part._asdict() for part in cost_parts(config)],
+        "warnings": warnings(config),
+        "config": finite_json(dataclasses.asdict(config)),
+    }
+
+
+def comparison(first: Replicated, second: Replicated) -> dict[str, Any]:
+    """Second over first, seed by seed; null bounds for a single seed."""
+    return {name: _bounds(second.ratio(first, value).to_json()) for name, value in COMPARED.items()}
+
+
+def _divided(value: Mapping[str, Any], by: float) -> dict[str, Any]:
+    return {name: None if number is None else number / by for name, number in value.items()}
+
+
+def _known_bounds(value: Any) -> Any:
+    """`value` with null for bounds that a single seed leaves open."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"mean", "low", "high"}:
+            return _bounds(value)
+        return {name: _known_bounds(inner) for name, inner in value.items()}
+    return value
+
+
+def _bounds(value: Mapping[str, Any]) -> dict[str, Any]:
+    known = isinstance(value["low"], int | float) and math.isfinite(value["low"])
+    return dict(value) if known else {**value, "low": None, "high": None}

@@ -1,0 +1,131 @@
+"""Where the numbers behind a simulation come from, how far they are off, and what to beware of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from simulator.config import SimulationConfig
+from simulator.decode_cost import decode_cost
+from simulator.gpu import GPU
+from simulator.hardware import find_gpu
+from simulator.lengths import TraceLengths, lengths_from
+from simulator.model_shape import ModelShape, find_model
+from simulator.prefill_cost import prefill_cost
+from simulator.switch_cost import switch_cost
+from simulator.trainer_speeds import AREAL
+from simulator.weight_sync import weight_sync
+
+UNCERTAIN: Final = 0.15
+"""Mean relative error from which a part is warned of."""
+_UNVERIFIED: Final = "unverified"
+
+
+class Part(NamedTuple):
+    """One part of the cost model."""
+
+    name: str
+    source: str
+    error: float | None
+    """Mean absolute relative error on what it was fitted to; 0 is measured, None is not known."""
+
+
+def cost_parts(config: SimulationConfig) -> list[Part]:
+    """What a configuration's times rest on. It must be one that `simulator.check` lets pass."""
+    model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
+    rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
+    return [
+        *_engine_parts(config, model, rollout_gpu),
+        _training_part(config),
+        *_weights_parts(config, model, gpu),
+        _lengths_part(config),
+    ]
+
+
+def warnings(config: SimulationConfig) -> list[str]:
+    """What a reader of the results has to know: uncertain parts, unverified numbers, no price."""
+    found = [
+        f"{part.name}: {part.source}"
+        for part in cost_parts(config)
+        if part.error is not None and part.error >= UNCERTAIN
+    ]
+    gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
+    for gpu in gpus.values():
+        found.extend(_gpu_warnings(gpu, config.cluster.price_per_gpu_h))
+    if config.seeds < 3:
+        found.append(
+            f"{config.seeds} seed{'s' * (config.seeds > 1)}: "
+            + ("no intervals" if config.seeds == 1 else "wide intervals")
+            + "; 3 or more tell how far results scatter"
+        )
+    return found
+
+
+def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:
+    return tuple(name for name in (config.cluster.gpu, config.cluster.rollout_gpu) if name)
+
+
+def _gpu_warnings(gpu: GPU, own_price: float | None) -> Iterator[str]:
+    names = [name for name, source in gpu.sources.items() if source.lower().startswith(_UNVERIFIED)]
+    if names:
+        yield f"{gpu.name}: not checked in a primary source: {', '.join(names)}"
+    if own_price is None and gpu.price.typical is None:
+        yield f"{gpu.name}: nobody publishes a price; cluster.price_per_gpu_h takes one"
+    elif own_price is None and gpu.price.source.lower().startswith(_UNVERIFIED):
+        yield f"{gpu.name}: its price is {gpu.price.source}; cluster.price_per_gpu_h replaces it"
+
+
+def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
+    rollout = config.rollout
+    decode = decode_cost(
+        model,
+        gpu,
+        rollout.tensor_parallel,
+        overhead_s=rollout.engine_overhead_s,
+        overlap=rollout.engine_overlap,
+        step_s=rollout.decode_step_s,
+    )
+    yield Part("decode", decode.provenance, decode.error)
+    prefill = prefill_cost(model, gpu, rollout.tensor_parallel)
+    yield Part("prefill", prefill.provenance, prefill.error)
+    if rollout.decode_step_s is None:
+        if rollout.engine_overhead_s is None:
+            source = (
+                f"{1e3 * decode.overhead_s:.1f} ms a decode step: what published speeds of one "
+                "sequence have over the kernels"
+            )
+            yield Part("engine CPU", source, None)
+        else:
+            yield Part("engine CPU", "rollout.engine_overhead_s, given", 0.0)
+
+
+def _training_part(config: SimulationConfig) -> Part:
+    if config.trainer.step_s is not None:
+        return Part("training", f"a step of {config.trainer.step_s:g} s, given", 0.0)
+    if config.trainer.mfu is not None:
+        return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
+    return Part("training", AREAL.provenance, AREAL.error)
+
+
+def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
+    if config.cluster.placement == "colocated":
+        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
+        given = config.weights.switch_s is not None
+        yield Part("switching", switch.provenance, 0.0 if given else None)
+        return
+    sync = weight_sync(config.weights, model, gpu)
+    yield Part("weight update", sync.provenance, sync.error)
+
+
+def _lengths_part(config: SimulationConfig) -> Part:
+    answers = config.workload.answers
+    lengths = lengths_from(answers)
+    text = (
+        f"{lengths.mean_tokens():,.0f} tokens on average, {lengths.capped_share():.1%} cut off at "
+        f"{answers.max_tokens:,}"
+    )
+    if isinstance(lengths, TraceLengths):
+        scaled = "" if math.isclose(lengths.scale, 1) else f" times {lengths.scale:.3g}"
+        return Part("lengths", f"{answers.trace}{scaled}: {text}", None)
+    return Part("lengths", f"{answers.kind}: {text}", None)
