@@ -1,0 +1,585 @@
+"""One rollout server as a state machine: continuous batching, a bounded KV cache, interruptions.
+
+    submit --> queue --admission--> prefill --> decode --> GroupDone
+                 ^                                |
+                 +---- preempted: cache full -----+      pause / resume: kept, and read again
+
+    when                                        then
+    a decode step, or a prefill, is over        what waits is admitted first, then decode goes on
+    the cache is full                           sequences with the fewest tokens go back
+    pause, drop, fail, work for a free place    the step that runs comes to its end first
+    pause or fail during a prefill              it stops at once
+    resume after new weights                    every context is read again (recompute), or not
+
+Time is an argument: the owner asks `next_s`, and calls `advance` then. A step of the batch costs no
+event, only a change of its composition does (`simulator.decode_batch`).
+
+As SGLang 0.5 schedules: first come, first served; prefill before decode; room is kept for sequences
+that run and for those that are admitted; those with the fewest generated tokens are retracted until
+there is room for 20 steps, and queue up behind the others; a step that is interrupted ends, and its
+tokens count. Three things are simpler. A prefill generates no token, it only fills the cache. A
+prefill that is interrupted stops within its chunk, not after it (under 0.1 s). What ran when the
+engine was paused goes on before what waited; SGLang puts it behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from areal_lab.control.events import GroupId, Version
+from simulator.decode_batch import Cohort, DecodeBatch, Group, StepCost
+from simulator.prefill_cost import causal_pairs
+from simulator.timesheet import RecordSpan, Timesheet
+from simulator.versions import Epoch, Segments, segments
+
+IDLE = "idle"
+DECODE = "decode"
+PREFILL = "prefill"
+RECOMPUTE = "recompute"
+PAUSED = "paused"
+ACTIVITIES = (IDLE, DECODE, PREFILL, RECOMPUTE, PAUSED)
+
+RESERVE_RUNNING_TOKENS = 401
+"""Room of the cache kept for a sequence that runs, when others are admitted.
+
+SGLang keeps `new_token_ratio` times what it may still generate, at most 4,096 tokens; the ratio
+falls from 0.7 to 0.7 * 0.14 within 600 steps (SGLang 0.5, `schedule_policy.py`, `environ.py`).
+"""
+RESERVE_NEW_TOKENS = 4096
+"""The same for each sequence that is admitted now: SGLang's clip of `max_new_tokens`."""
+RETRACT_STEPS = 20
+"""Steps that there must be room for after sequences were retracted (SGLang 0.5, `environ.py`)."""
+
+_CLOCK_ROUNDING = 1e-9
+"""Share by which the clock may seem to go back: timers are set by differences of times."""
+
+
+class PrefillSeconds(Protocol):
+    """What a prefill costs; `simulator.prefill_cost.PrefillCost` is the real one."""
+
+    def seconds(self, new_tokens: int, pairs: float, /) -> float:
+        """Of so many new tokens and (query, key) pairs of attention, over all sequences."""
+        ...
+
+
+class GroupDone(NamedTuple):
+    """A group whose answers all ended."""
+
+    group: GroupId
+    time_s: float
+    segments: tuple[Segments, ...]
+    """(version, tokens) of each answer, in the order of the lengths."""
+
+
+class _Queued:
+    """Answers of one group that wait for a place: new ones, or one that was preempted."""
+
+    __slots__ = ("done", "group", "members", "past")
+
+    def __init__(self, group: Group, members: list[int], done: int, past: Segments) -> None:
+        self.group = group
+        self.members = members
+        self.done = done  # tokens generated before
+        self.past = past  # their versions
+
+
+class _Prefill:
+    """What is read at a time: it begins with the first that is admitted then."""
+
+    __slots__ = ("again_tokens", "began_s", "pairs", "sequences", "tokens")
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.sequences = 0
+        self.tokens = 0
+        self.pairs = 0
+        self.again_tokens = 0  # of these, for sequences that were preempted
+
+
+_NO_PREFILL = _Prefill(-math.inf)
+
+
+class Replica:
+    """See the module's text.
+
+    Args:
+        decode: cost of decode steps.
+        prefill: cost of reading prompts, and of reading again what an interruption threw away.
+        max_running: sequences that decode at a time.
+        cache_tokens: of the KV cache.
+        prefix_sharing: the answers to a prompt share its prefill and its place in the cache, from
+            the first that is admitted until none is running.
+        record_spans: told `name, start_s, end_s` of everything the engine did.
+        reserve_running_tokens: room kept for each running sequence when others are admitted.
+        reserve_new_tokens: room that each sequence needs beside its context to be admitted.
+    """
+
+    def __init__(
+        self,
+        *,
+        decode: StepCost,
+        prefill: PrefillSeconds,
+        max_running: int,
+        cache_tokens: int,
+        prefix_sharing: bool = True,
+        record_spans: RecordSpan | None = None,
+        reserve_running_tokens: int = RESERVE_RUNNING_TOKENS,
+        reserve_new_tokens: int = RESERVE_NEW_TOKENS,
+    ) -> None:
+        for name, value in (
+            ("max_running", max_running),
+            ("cache_tokens", cache_tokens),
+            ("reserve_running_tokens", reserve_running_tokens),
+            ("reserve_new_tokens", reserve_new_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but must be >= 1")
+        self.max_running = max_running
+        self.cache_tokens = cache_tokens
+        self.recomputed_tokens = 0
+        """Read again after an interruption or a preemption."""
+        self.preemptions = 0
+        """Sequences that were sent back to the queue because the cache was full."""
+        self._cost = prefill
+        self._sharing = prefix_sharing
+        self._reserve_running = reserve_running_tokens
+        self._reserve_new = reserve_new_tokens
+        self._batch = DecodeBatch(
+            decode,
+            max_running=max_running,
+            cache_tokens=cache_tokens,
+            prefix_sharing=prefix_sharing,
+        )
+        self._timesheet = Timesheet(ACTIVITIES, record_spans)
+        self._now_s = 0.0
+        self._groups: dict[GroupId, Group] = {}
+        self._serial = 0
+        self._queue: deque[_Queued] = deque()
+        self._epoch = Epoch(-1, 0)
+        self._done: list[GroupDone] = []
+        self._ended_tokens = 0  # of groups that are done, dropped or lost
+        self._admission_due = False  # at the batch's time: something has changed
+        self._reading = False  # a prefill lasts until the batch's time
+        self._prefill = _NO_PREFILL
+        self._paused = False
+        self._stopped: tuple[str, float] | None = None  # what is left of a prefill, while paused
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place, those of a prefill included."""
+        return self._look()[1]
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return sum([len(queued.members) for queued in self._queue])
+
+    @property
+    def cache_used_tokens(self) -> int:
+        """Of the KV cache."""
+        return self._look()[2]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Since the start, those of dropped and lost groups included."""
+        return self._ended_tokens + self._unfinished_tokens(self._look()[0])
+
+    @property
+    def activity_s(self) -> dict[str, float]:
+        """Seconds by activity until the latest call, or until the step ends that runs then."""
+        self._run(self._now_s)
+        return self._timesheet.until(self._now_s)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def next_s(self) -> float:
+        """When there is something to do for `advance`; infinite if nothing goes on."""
+        batch = self._batch
+        if batch.time_s <= self._now_s:
+            self._run(self._now_s)
+        if self._done:
+            return max(self._done[0].time_s, self._now_s)
+        if self._paused:
+            return math.inf
+        if self._admission_due:
+            return batch.time_s
+        return batch.next_change_s(any_end=bool(self._queue))
+
+    def advance(self, now_s: float) -> list[GroupDone]:
+        """Let the time become `now_s`; returns the groups that ended until then."""
+        now_s = self._clock(now_s)
+        self._run(now_s)
+        done = self._done
+        if not done:
+            return []
+        if done[-1].time_s <= now_s:
+            self._done = []
+            return done
+        self._done = [one for one in done if one.time_s > now_s]
+        return [one for one in done if one.time_s <= now_s]
+
+    # --- what the owner asks for -----------------------------------------------------------------
+
+    def submit(
+        self,
+        now_s: float,
+        group: GroupId,
+        prompt_tokens: int,
+        lengths: Sequence[int],
+        version: Version,
+    ) -> None:
+        """Generate answers of so many tokens to a prompt; also while paused, for later.
+
+        Args:
+            now_s: the time.
+            group: any number that is not in use here.
+            prompt_tokens: of the prompt that all answers share.
+            lengths: tokens of each answer. The engine makes no use of them but to end it.
+            version: the weights that the engine holds at least. It takes them to be these if it has
+                nothing else to do.
+        """
+        now_s = self._clock(now_s)
+        self._check(group, prompt_tokens, lengths)
+        self._run(now_s, more_to_come=True)
+        epoch = self._epoch
+        if version > epoch.version:
+            if self._groups:
+                raise ValueError(
+                    f"version is {version}, but the engine is at work with {epoch.version}; new "
+                    "weights come by pause and resume"
+                )
+            self._epoch = epoch.change(version, self._batch.step)
+        one = self._groups[group] = Group(group, self._serial, prompt_tokens, lengths)
+        self._serial += 1
+        # Behind others that wait it changes nothing.
+        if not self._queue and not self._paused:
+            batch = self._batch
+            if self._prefill.began_s == now_s:
+                # It comes in time for the prefill that begins now.
+                batch.time_s = now_s
+                self._reading = False
+                self._admission_due = True
+            else:
+                batch.settle(now_s)
+                if batch.sequences < self.max_running:
+                    self._end_step(now_s)
+                    self._admission_due = True
+            batch.forget_change()
+        self._queue.append(_Queued(one, list(range(len(lengths))), 0, ()))
+
+    def pause(self, now_s: float) -> None:
+        """Stop after the step that runs, and keep what is unfinished. Twice is as good as once."""
+        now_s = self._clock(now_s)
+        self._run(now_s, more_to_come=True)
+        if self._paused:
+            return
+        batch, timesheet = self._batch, self._timesheet
+        if self._reading:
+            # It begins later, where a step has to end first.
+            stops_s = max(now_s, timesheet.since_s)
+            self._stopped = (timesheet.activity, batch.time_s - stops_s)
+            batch.time_s = stops_s
+            self._reading = False
+        else:
+            self._end_step(now_s)
+        self._paused = True
+        timesheet.begin(PAUSED, batch.time_s)
+
+    def resume(self, now_s: float, version: Version, *, recompute: bool = True) -> None:
+        """Go on under the weights of `version`.
+
+        Args:
+            now_s: the time.
+            version: of the weights that the engine now holds.
+            recompute: drop the cache, and read every context again under the new weights (SGLang:
+                pause mode `retract`, then a flush). False goes on with the old cache (`in_place`).
+        """
+        now_s = self._clock(now_s)
+        if not self._paused:
+            raise ValueError("the engine is not paused; resume comes after pause")
+        batch = self._batch
+        if version != self._epoch.version:
+            self._epoch = self._epoch.change(version, batch.step)
+        stopped, self._stopped = self._stopped, None
+        if recompute:
+            stopped = None
+            if batch.sequences:
+                tokens, pairs = self._contexts()
+                self.recomputed_tokens += tokens
+                stopped = (RECOMPUTE, self._cost.seconds(tokens, pairs))
+        batch.time_s = max(now_s, batch.time_s)
+        activity, left_s = stopped or (DECODE if batch.sequences else IDLE, 0.0)
+        self._timesheet.begin(activity, batch.time_s)
+        batch.time_s += left_s
+        self._reading = stopped is not None
+        self._paused = False
+        self._admission_due = bool(self._queue)
+        self._prefill = _NO_PREFILL
+        batch.forget_change()
+
+    def drop(self, now_s: float, group: GroupId) -> int:
+        """Give a group up; returns the tokens it had, 0 if it is not here (any more)."""
+        now_s = self._clock(now_s)
+        self._run(now_s, more_to_come=True)
+        if group in self._groups and not self._paused:
+            self._end_step(now_s)
+        for done in self._done:
+            if done.group == group:
+                self._done.remove(done)
+                return sum([tokens for answer in done.segments for _, tokens in answer])
+        one = self._groups.pop(group, None)
+        if one is None:
+            return 0
+        batch, queue = self._batch, self._queue
+        tokens = _tokens(one, batch.step)
+        tokens += sum([item.done for item in queue if item.group is one])
+        self._ended_tokens += tokens
+        self._queue = deque([item for item in queue if item.group is not one])
+        batch.remove(one.cohorts)
+        if not self._paused:
+            self._after_change()
+        return tokens
+
+    def fail(self, now_s: float) -> list[GroupId]:
+        """Lose everything; returns the groups that were lost. Work may be submitted again.
+
+        The step that runs counts as done, and what it ends is lost as well. What is not lost are
+        groups that ended before; `advance` returns them still.
+        """
+        now_s = self._clock(now_s)
+        self._run(now_s, more_to_come=True)
+        batch = self._batch
+        if self._reading:
+            batch.time_s = max(now_s, self._timesheet.since_s)
+        elif not self._paused:
+            self._end_step(now_s)
+        lost = [done.group for done in self._done if done.time_s > now_s]
+        self._done = [done for done in self._done if done.time_s <= now_s]
+        self._ended_tokens += self._unfinished_tokens(batch.step)
+        batch.remove([cohort for cohort, _ in batch.cohorts()])
+        batch.time_s = max(now_s, batch.time_s)
+        lost += self._groups
+        self._groups.clear()
+        self._queue.clear()
+        self._paused = self._reading = self._admission_due = False
+        self._stopped = None
+        self._prefill = _NO_PREFILL
+        self._timesheet.begin(IDLE, batch.time_s)
+        return sorted(lost)
+
+    # --- what happens by itself ------------------------------------------------------------------
+
+    def _clock(self, now_s: float) -> float:
+        if now_s >= self._now_s:
+            self._now_s = now_s
+        elif not self._now_s - now_s <= _CLOCK_ROUNDING * self._now_s:
+            raise ValueError(f"the time is {now_s} s, but it was {self._now_s} s already")
+        return self._now_s
+
+    def _run(self, now_s: float, *, more_to_come: bool = False) -> None:
+        """Let everything happen that happens until then.
+
+        Args:
+            now_s: the time.
+            more_to_come: the owner wants something else at this very time, so admission waits.
+        """
+        batch = self._batch
+        while batch.time_s <= now_s and not self._paused:
+            if self._reading:
+                self._reading = False
+                self._timesheet.begin(DECODE if batch.sequences else IDLE, batch.time_s)
+                if self._queue:
+                    self._admission_due = True
+                    self._prefill = _NO_PREFILL
+            if self._admission_due:
+                if more_to_come and batch.time_s == now_s != self._prefill.began_s:
+                    return
+                self._admit()
+            elif batch.next_change_s(any_end=bool(self._queue)) > now_s:
+                return
+            else:
+                ended, full = batch.go_to_change()
+                for cohort in ended:
+                    self._finish(cohort)
+                if full:
+                    self._retract()
+                else:
+                    self._after_change()
+                    if batch.time_s == now_s and not (self._admission_due or batch.ends_now):
+                        return  # Work may come at this very time; it is too early to look ahead.
+
+    def _end_step(self, now_s: float) -> None:
+        """The batch is to change: the step that runs comes to its end first."""
+        batch = self._batch
+        if batch.ends:
+            for cohort in batch.end_step(now_s):
+                self._finish(cohort)
+            self._after_change()
+        elif batch.time_s < now_s:
+            batch.time_s = now_s
+
+    def _after_change(self) -> None:
+        """Sequences have left the batch."""
+        if self._queue:
+            self._admission_due = True
+        elif not self._batch.sequences and not self._reading:
+            self._timesheet.begin(IDLE, self._batch.time_s)
+
+    def _admit(self) -> None:
+        """Let those in the queue join, first come first served, and begin to read their prompts."""
+        batch, queue, sharing, reserve = self._batch, self._queue, self._sharing, self._reserve_new
+        reading = self._prefill
+        if reading.began_s != batch.time_s:
+            reading = self._prefill = _Prefill(batch.time_s)
+        free = self.cache_tokens - batch.cached_tokens
+        free -= self._reserve_running * (batch.sequences - reading.sequences)
+        free -= reserve * reading.sequences
+        while queue:
+            item = queue[0]
+            group, members, done = item.group, item.members, item.done
+            prompt = group.prompt_tokens
+            # Tokens to read once for the group, and for each of them.
+            once, each = (0 if group.cohorts else prompt, done) if sharing else (0, prompt + done)
+            places = self.max_running - batch.sequences
+            count = min(len(members), places, (free - once) // (each + reserve))
+            if count < 1:
+                if batch.sequences:
+                    break
+                count = 1  # Alone it fits: `submit` has seen to it.
+            if count == len(members):
+                queue.popleft()
+            else:
+                item.members = members[count:]
+                members = members[:count]
+            batch.join(Cohort(group, members, batch.step - done, self._epoch, item.past))
+            free -= once + count * (each + reserve)
+            tokens = once + count * each
+            reading.sequences += count
+            reading.tokens += tokens
+            reading.pairs += causal_pairs(once)
+            if each:
+                reading.pairs += count * causal_pairs(each, prompt if sharing else 0)
+            if done:
+                reading.again_tokens += tokens
+                self.recomputed_tokens += tokens
+        self._admission_due = False
+        if reading.tokens:
+            again = reading.again_tokens == reading.tokens
+            self._timesheet.begin(RECOMPUTE if again else PREFILL, batch.time_s)
+            batch.time_s += self._cost.seconds(reading.tokens, reading.pairs)
+            self._reading = True
+        elif batch.sequences:
+            self._timesheet.begin(DECODE, batch.time_s)
+
+    def _contexts(self) -> tuple[int, int]:
+        """Tokens and pairs of attention of everything that runs."""
+        batch, sharing = self._batch, self._sharing
+        pairs, prompts = 0, {}
+        for cohort, running in batch.cohorts():
+            group, done = cohort.group, batch.step - cohort.start_step
+            prompt = group.prompt_tokens
+            if sharing:
+                prompts[group.number] = causal_pairs(prompt)
+                pairs += running * causal_pairs(done, prompt)
+            else:
+                pairs += running * causal_pairs(prompt + done)
+        return batch.cached_tokens, pairs + sum(prompts.values())
+
+    def _finish(self, cohort: Cohort) -> None:
+        """Nothing of it runs any more."""
+        group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
+        whole = len(members) == len(lengths)
+        mine = lengths if whole else [lengths[member] for member in members]
+        answers = segments(
+            cohort.epoch, start_step=cohort.start_step, past=cohort.past, lengths=mine
+        )
+        if not whole:
+            results = group.results
+            results.update(zip(members, answers, strict=True))
+            if len(results) < len(lengths):
+                return
+            answers = [results[member] for member in range(len(lengths))]
+        del self._groups[group.number]
+        self._ended_tokens += sum(lengths)
+        self._done.append(GroupDone(group.number, self._batch.time_s, tuple(answers)))
+
+    def _retract(self) -> None:
+        """Make room: those with the fewest tokens go back to the queue, behind the others."""
+        batch = self._batch
+        while True:
+            cohort, member, closed = batch.retract()
+            done = batch.step - cohort.start_step
+            (past,) = segments(
+                cohort.epoch, start_step=cohort.start_step, past=cohort.past, lengths=[done]
+            )
+            self._queue.append(_Queued(cohort.group, [member], done, past))
+            self.preemptions += 1
+            if closed and cohort.members:
+                self._finish(cohort)
+            free = self.cache_tokens - batch.cached_tokens
+            if batch.sequences == 1 or free >= RETRACT_STEPS * batch.sequences:
+                return
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert what must always hold; for tests."""
+        self._batch.check()
+        waiting: dict[GroupId, list[int]] = {}
+        for item in self._queue:
+            waiting.setdefault(item.group.number, []).extend(item.members)
+        for group in self._groups.values():
+            places = [*group.results, *waiting.pop(group.number, [])]
+            places += [member for cohort in group.cohorts for member in cohort.members]
+            assert sorted(places) == list(range(len(group.lengths))), "an answer got lost"
+        assert not waiting, "a group that is not here waits"
+        assert self.running <= self.max_running
+        assert 0 <= self.cache_used_tokens <= self.cache_tokens
+        at_work = self._paused or self._batch.sequences or self._reading or self._admission_due
+        assert at_work or not self._queue, "idle, while answers wait"
+        assert math.isclose(
+            sum(self.activity_s.values()), max(self._now_s, self._timesheet.since_s)
+        )
+
+    def _look(self) -> tuple[int, int, int]:
+        """Step, running sequences and cached tokens at the latest call."""
+        self._run(self._now_s)
+        batch = self._batch
+        return batch.at(batch.time_s if self._paused else self._now_s)
+
+    def _unfinished_tokens(self, step: int) -> int:
+        running = sum([_tokens(group, step) for group in self._groups.values()])
+        return running + sum([item.done for item in self._queue])
+
+    def _check(self, group: GroupId, prompt_tokens: int, lengths: Sequence[int]) -> None:
+        if group in self._groups:
+            raise ValueError(f"group {group} is here already; a new number was expected")
+        if not lengths or min(lengths) < 1 or prompt_tokens < 0:
+            raise ValueError(
+                f"group {group} has prompt_tokens={prompt_tokens} and lengths={list(lengths)}; "
+                "need prompt_tokens >= 0, and lengths that are >= 1, at least one"
+            )
+        longest = prompt_tokens + max(lengths)
+        if longest > self.cache_tokens:
+            raise ValueError(
+                f"group {group} has a sequence of {longest} tokens, but the cache holds "
+                f"{self.cache_tokens}; use GPUs with more memory, more of them per engine "
+                "(tensor_parallel), or cut answers earlier (max_tokens)"
+            )
+
+
+def _tokens(group: Group, step: int) -> int:
+    """Generated for the group until `step`, without what waits in the queue."""
+    ended = sum([tokens for answer in group.results.values() for _, tokens in answer])
+    return ended + sum(
+        [
+            min(group.lengths[member], step - cohort.start_step)
+            for cohort in group.cohorts
+            for member in cohort.members
+        ]
+    )

@@ -1,0 +1,39 @@
+"""What one process does at a time, and for how long so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+RecordSpan: TypeAlias = Callable[[str, float, float], None]
+"""Told `name, start_s, end_s` of everything that was done, when it ends."""
+
+
+class Timesheet:
+    """Seconds by activity: they add up to the time that has passed since 0."""
+
+    __slots__ = ("_record", "activity", "seconds", "since_s")
+
+    def __init__(self, activities: tuple[str, ...], record: RecordSpan | None = None) -> None:
+        """Begin at 0 s with the first of the activities."""
+        self.seconds = dict.fromkeys(activities, 0.0)
+        self.activity = activities[0]
+        self.since_s = 0.0
+        self._record = record
+
+    def begin(self, activity: str, time_s: float) -> None:
+        """From `time_s` on it does this, which may be what it does already."""
+        if activity == self.activity:
+            return
+        since_s = self.since_s
+        if time_s > since_s:
+            self.seconds[self.activity] += time_s - since_s
+            if self._record is not None:
+                self._record(self.activity, since_s, time_s)
+        self.activity, self.since_s = activity, time_s
+
+    def until(self, time_s: float) -> dict[str, float]:
+        """Seconds by activity until `time_s`, or the latest beginning if that is later."""
+        seconds = dict(self.seconds)
+        seconds[self.activity] += max(0.0, time_s - self.since_s)
+        return seconds
