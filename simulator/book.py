@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -202,25 +202,35 @@ class Book:
         """The trainer of `version` begins with these groups; their tokens have their lags now."""
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
-        heads: dict[Version, int] = {}
-        tails: dict[Version, int] = {}
-        tokens: dict[Version, int] = {}
+        heads: dict[Version, int] = defaultdict(int)
+        tails: dict[Version, int] = defaultdict(int)
+        tokens: dict[Version, int] = defaultdict(int)
         several = samples = 0
+        # Most samples of a batch have one segment, and the same version as the one before.
+        current, run, run_tokens = -1, 0, 0
         for group in groups:
             samples += len(group)
             for segments in group:
-                head, count = segments[0]
-                heads[head] = heads.get(head, 0) + 1
-                tokens[head] = tokens.get(head, 0) + count
-                if len(segments) > 1:
-                    for tail, count in segments[1:]:
-                        tokens[tail] = tokens.get(tail, 0) + count
-                    tails[tail] = tails.get(tail, 0) + 1
-                    several += tail != head
+                if len(segments) == 1:
+                    version_of, count = segments[0]
+                    if version_of != current:
+                        heads[current] += run
+                        tails[current] += run
+                        tokens[current] += run_tokens
+                        current, run, run_tokens = version_of, 0, 0
+                    run += 1
+                    run_tokens += count
                 else:
-                    tails[head] = tails.get(head, 0) + 1
+                    heads[segments[0][0]] += 1
+                    tails[segments[-1][0]] += 1
+                    several += segments[-1][0] != segments[0][0]
+                    for version_of, count in segments:
+                        tokens[version_of] += count
+        heads[current] += run
+        tails[current] += run
+        tokens[current] += run_tokens
         head_lags, tail_lags, token_lags = (
-            {version - of: count for of, count in counts.items()}
+            {version - of: count for of, count in counts.items() if count}
             for counts in (heads, tails, tokens)
         )
         row = self._row

@@ -235,8 +235,6 @@ class Drive:
             self.book.engine_changed(now_s, slot)
         if slot.dead:
             return  # Nobody knows yet; it begins again elsewhere when it is known.
-        if slot.engine.next_s() <= now_s:
-            self._advance(now_s, slot)
         slot.engine.submit(
             now_s, flight.group, self.system.prompt_tokens, flight.draws.lengths, version
         )

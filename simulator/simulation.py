@@ -43,8 +43,8 @@ from simulator.prefill_cost import prefill_cost
 from simulator.replica import Replica
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
-from simulator.system import MakeEngine, System, UpdateSeconds
 from simulator.switch_cost import switch_cost
+from simulator.system import MakeEngine, System, UpdateSeconds
 from simulator.timesheet import RecordSpan
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync

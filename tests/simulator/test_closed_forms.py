@@ -101,7 +101,7 @@ def test_a_batch_without_waiting_takes_its_longest_answer(samples: int) -> None:
         synchronous(),
         batch=1,
         samples=samples,
-        steps=3000,
+        steps=800,
         train_s=0.0,
         lengths=Drawn(lambda g, shape: np.ceil(g.exponential(mean, shape))),
     )
@@ -116,7 +116,7 @@ def test_uniform_lengths_have_the_longest_that_order_statistics_say() -> None:
         synchronous(),
         batch=1,
         samples=9,
-        steps=3000,
+        steps=2000,
         train_s=0.0,
         lengths=Drawn(lambda g, shape: g.integers(1, 10_001, shape)),
     )
@@ -197,23 +197,23 @@ def mean_wait_s(
 
 
 def test_one_judge_with_a_constant_time_is_the_queue_m_d_1() -> None:
-    rho, n = 0.6, 200_000
+    rho, n = 0.6, 100_000
     wait_s = mean_wait_s(rho, np.ones(n), 1, np.random.default_rng(1))
-    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.02)
+    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.03)
 
 
 def test_one_judge_with_any_time_is_the_queue_m_g_1() -> None:
     """Pollaczek and Khinchine: lambda E[S^2] / (2 (1 - rho))."""
-    generator, rho, n = np.random.default_rng(2), 0.5, 400_000
+    generator, rho, n = np.random.default_rng(2), 0.5, 100_000
     times_s = generator.uniform(0, 2, n)
     wait_s = mean_wait_s(rho, times_s, 1, generator)
-    assert wait_s == pytest.approx(rho * (4 / 3) / (2 * (1 - rho)), rel=0.02)
+    assert wait_s == pytest.approx(rho * (4 / 3) / (2 * (1 - rho)), rel=0.03)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
     """Erlang's C formula."""
-    generator, n = np.random.default_rng(3), 300_000
+    generator, n = np.random.default_rng(3), 100_000
     load = 0.7 * workers
     wait_s = mean_wait_s(load, generator.exponential(1.0, n), workers, generator)
     terms = [load**k / math.factorial(k) for k in range(workers)]
