@@ -230,7 +230,7 @@ from areal_lab.functional.agent_advantages import (
     AgentAdvantages,
     rae_advantages,
 )
-from areal_lab.functional.whiten import (
+from areal_lab.functional.whitening import (
     Moments,
     token_moments,
     add_moments,
@@ -253,13 +253,13 @@ from areal_lab.functional.returns import (
     reinforce_plus_plus_returns,
     turn_returns,
 )
-from areal_lab.functional.gae import (
+from areal_lab.functional.generalized_advantages import (
     AdvantagesAndReturns,
     gae,
     lambda_returns,
     length_adaptive_lambda,
 )
-from areal_lab.functional.vtrace import (
+from areal_lab.functional.v_trace import (
     vtrace,
 )
 from areal_lab.functional.token_baseline import (

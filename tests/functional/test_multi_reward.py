@@ -13,7 +13,7 @@ from areal_lab.functional.multi_reward import (
     sum_then_normalize,
 )
 from areal_lab.functional.named_advantages import dr_grpo_advantages, grpo_advantages
-from areal_lab.functional.whiten import spread_to_tokens, whiten
+from areal_lab.functional.whitening import spread_to_tokens, whiten
 from tests.reference import advantages as reference
 
 REWARDS = torch.tensor(

@@ -31,7 +31,7 @@ from areal_lab.functional.named_advantages import (
     remax_advantages,
     rloo_advantages,
 )
-from areal_lab.functional.whiten import (
+from areal_lab.functional.whitening import (
     Moments,
     reinforce_plus_plus_baseline_advantages,
     spread_to_tokens,

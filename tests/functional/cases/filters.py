@@ -19,7 +19,7 @@ from areal_lab.functional.reward_shaping import (
     overlong_penalty,
     shape_rewards,
 )
-from areal_lab.functional.whiten import Moments
+from areal_lab.functional.whitening import Moments
 from tests.functional.case import Case, Ragged
 
 PER_SAMPLE = {"packed = padded": "one number per sample: there is no token layout"}

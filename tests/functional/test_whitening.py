@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal_lab.functional.named_advantages import dr_grpo_advantages
 from areal_lab.functional.segments import packed_sequences
-from areal_lab.functional.whiten import (
+from areal_lab.functional.whitening import (
     Moments,
     add_moments,
     reinforce_plus_plus_baseline_advantages,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.gae import AdvantagesAndReturns
+from areal_lab.functional.generalized_advantages import AdvantagesAndReturns
 from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.returns import (
