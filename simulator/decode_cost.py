@@ -156,12 +156,9 @@ class DecodeCost:
         root = math.sqrt(half_s * half_s + 2 * growth_s * left_s)
         guess = 2 * left_s / (half_s + root) if half_s > 0 else (root - half_s) / growth_s
         done = waiting + int(guess)
-        # The formulas round, so look one step to each side.
-        enough_s = seconds + _ROUNDING * first_s
-        while self.steps_s(sequences, context_tokens, done + 1) <= enough_s:
+        # The end of a step may lie a rounding error behind.
+        while self.steps_s(sequences, context_tokens, done + 1) <= seconds + _ROUNDING * first_s:
             done += 1
-        while done > 0 and self.steps_s(sequences, context_tokens, done) > enough_s:
-            done -= 1
         return done
 
     def parts(self, sequences: int, context_tokens: float) -> Mapping[str, float]:

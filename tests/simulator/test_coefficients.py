@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from simulator.coefficients import (
 from simulator.fit_kernels import coefficients_table, main, write_all_points
 from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import fit_gpu
+from simulator.kernel_page import kernel_page
 from simulator.kernel_points import (
     TABLES,
     DecodePoint,
@@ -372,3 +375,25 @@ def test_the_knee_is_a_maximum_far_from_it_and_more_at_it() -> None:
     assert smooth_max(2.0, 7.0, math.inf) == 7.0
     assert smooth_max(0.0, 2.0, 3) == smooth_max(2.0, 0.0, 3) == 2.0
     assert smooth_max(1e-200, 2e-200, 3) == pytest.approx(1e-200 * 9 ** (1 / 3))
+
+
+# --- the page, and what is loaded ----------------------------------------------------------------
+
+
+def test_the_page_about_kernels_is_what_the_coefficients_say() -> None:
+    page = Path(__file__).parents[2] / "docs" / "simulator_kernels.md"
+    command = "python -m simulator.kernel_page > docs/simulator_kernels.md"
+    assert page.read_text(encoding="utf-8") == kernel_page(), f"write it anew: {command}"
+    for gpu in GPUS:
+        assert f"| {gpu} |" in kernel_page()
+
+
+def test_costs_and_their_fit_load_neither_pandas_nor_torch() -> None:
+    script = (
+        "import sys, simulator.fit_kernels; "
+        "print(sorted({'matplotlib', 'pandas', 'pyarrow', 'torch'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
