@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from simulator.versions import Epoch, Segments
@@ -72,29 +72,36 @@ class Group:
         self.serial = serial  # in order of submission
         self.prompt_tokens = prompt_tokens
         self.lengths = lengths
-        self.cohorts: list[Cohort] = []  # that decode; while there are any the prompt is cached
+        self.cohorts = 0  # that decode; while there are any the prompt is cached
         self.results: dict[int, Segments] = {}  # by place, of answers that ended
 
 
 class Cohort:
-    """Sequences of one group that decode in step: equal prompts, equal numbers of tokens so far."""
+    """Sequences of one group that decode in step: equal prompts, equal numbers of tokens so far.
+
+    A slot of the batch has one record, for one cohort after another: making records takes time.
+    """
 
     __slots__ = ("epoch", "group", "members", "past", "slot", "start_step")
 
-    def __init__(
-        self, group: Group, members: list[int], start_step: int, epoch: Epoch, past: Segments
-    ) -> None:
-        self.group = group
-        self.members = members  # places in group.lengths, ascending; those that ended stay
-        self.start_step = start_step  # before its first token, as if it had never been interrupted
-        self.epoch = epoch
-        self.past = past  # what it generated before it last began
-        self.slot = -1
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.group = _NOBODY
+        self.members: list[int] = []  # places in group.lengths, ascending; those that ended stay
+        self.start_step = _FREE  # before its first token, as if it had never been interrupted
+        self.epoch = _NO_EPOCH
+        self.past: Segments = ()  # what it generated before it last began
 
 
-_Ahead: TypeAlias = tuple[float, int, int, int, int, int, bool]
+_NOBODY = Group(-1, -1, 0, ())
+_NO_EPOCH = Epoch(-1, 0)
+_FREE = -(1 << 62)
+"""Start of a slot that is free: before any other."""
+
+_Ahead: TypeAlias = tuple[float, int, int, int, int, int, int]
 """The batch at a later time: time, step, sequences and both sums; how many entries of `ends` are
-behind; whether another step would not fit into the cache. No record: there is one per event."""
+behind; what happens then. No record: there is one per event."""
+_NOTHING, _COHORT_ENDS, _ANY_ENDS, _FULL = range(4)
 
 
 class DecodeBatch:
@@ -118,7 +125,6 @@ class DecodeBatch:
         self.time_s = 0.0
         self.sequences = 0
         self.ends: list[int] = []
-        self._starts: list[int] = []  # like `ends`, of cohorts
         self._origins = 0  # sum of s - prompt
         self._owned = 0  # sum of s, or of s - prompt where prompts are not shared
         self._prefixes = 0  # prompts that are cached for a whole group
@@ -128,11 +134,12 @@ class DecodeBatch:
         self._token_s = decode.context_token_s
         self._floor_s = decode.engine_s if decode.overlap else 0.0
         self._base_s = _StepBase(decode)
-        # By slot of a cohort; a cohort has at least one running sequence.
+        # By slot; a cohort has at least one running sequence.
         self._bits = max_running.bit_length()
         self._mask = (1 << self._bits) - 1
         self._free = list(range(max_running - 1, -1, -1))
-        self._cohorts: list[Cohort | None] = [None] * max_running
+        self._cohorts = [Cohort(slot) for slot in range(max_running)]
+        self._starts = [_FREE] * max_running
         self._origin = [0] * max_running
         self._own = [0] * max_running
         self._last = [0] * max_running  # of its entries in `ends`
@@ -150,89 +157,89 @@ class DecodeBatch:
         return self.sequences * self.step - self._owned + self._prefixes
 
     @property
-    def ends_now(self) -> bool:
-        """Whether a sequence that has ended has not left yet."""
-        return bool(self.ends) and self.ends[0] >> self._bits == self.step
+    def nothing_known(self) -> bool:
+        """Nobody has looked ahead, and no sequence that has ended is still to leave."""
+        ends = self.ends
+        return self._ahead is None and not (ends and ends[0] >> self._bits == self.step)
 
-    def cohorts(self) -> Iterator[tuple[Cohort, int]]:
-        """Each with how many of its sequences have not ended."""
-        slots = Counter([code & self._mask for code in self.ends])
-        for slot, running in slots.items():
-            yield self._cohort(slot), running
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """Of which some sequence has not ended."""
+        return [cohort for cohort in self._cohorts if self._starts[cohort.slot] != _FREE]
+
+    def running(self) -> Counter[int]:
+        """Sequences that have not ended, by slot."""
+        return Counter([code & self._mask for code in self.ends])
 
     def check(self) -> None:
         """Assert that the sums are those of the sequences; for tests."""
         origins = owned = prefixes = 0
-        groups = set()
-        for cohort, running in self.cohorts():
-            group, origin = cohort.group, cohort.start_step - cohort.group.prompt_tokens
-            origins += running * origin
-            owned += running * (cohort.start_step if self._sharing else origin)
+        groups: Counter[Group] = Counter()
+        running = self.running()
+        for cohort in self.cohorts:
+            group, start = cohort.group, cohort.start_step
+            origins += running[cohort.slot] * (start - group.prompt_tokens)
+            owned += running[cohort.slot] * (start - (0 if self._sharing else group.prompt_tokens))
+            assert self._starts[cohort.slot] == start
             codes = [code for code in self.ends if code & self._mask == cohort.slot]
             assert self._last[cohort.slot] == max(codes)
-            assert cohort in group.cohorts
-            if group not in groups:
-                groups.add(group)
-                prefixes += group.prompt_tokens if self._sharing else 0
+            if self._sharing and not groups[group]:
+                prefixes += group.prompt_tokens
+            groups[group] += 1
+        assert all(group.cohorts == count for group, count in groups.items())
         assert (origins, owned, prefixes) == (self._origins, self._owned, self._prefixes)
-        assert self.sequences == len(self.ends) <= len(self._last)
+        assert self.sequences == len(self.ends) <= len(self._cohorts)
         assert self.ends == sorted(self.ends)
         assert not self.ends or self.ends[0] >> self._bits >= self.step
-        assert self._starts == sorted(self._starts)
-        assert len(self._starts) + len(self._free) == len(self._last)
+        assert len(self.cohorts) + len(self._free) == len(self._cohorts)
         assert 0 <= self.cached_tokens <= self.cache_tokens
-
-    def _cohort(self, slot: int) -> Cohort:
-        cohort = self._cohorts[slot]
-        assert cohort is not None
-        return cohort
 
     # --- joining and leaving ---------------------------------------------------------------------
 
-    def join(self, cohort: Cohort) -> None:
-        """Let a cohort decode from now on. It has tokens left to generate."""
-        group, start, bits = cohort.group, cohort.start_step, self._bits
-        cohort.slot = slot = self._free.pop()
-        self._cohorts[slot] = cohort
-        origin = self._origin[slot] = start - group.prompt_tokens
-        if self._sharing:
-            self._own[slot] = own = start
-            if not group.cohorts:
-                self._prefixes += group.prompt_tokens
-        else:
-            self._own[slot] = own = origin
-        group.cohorts.append(cohort)
-        first = start << bits | slot
-        insort(self._starts, first)
-        lengths, members, ends = group.lengths, cohort.members, self.ends
-        if len(members) == 1:
-            self._last[slot] = code = first + (lengths[members[0]] << bits)
+    def join(
+        self, group: Group, members: list[int], start: int, epoch: Epoch, past: Segments
+    ) -> None:
+        """Let a cohort decode from now on; see `Cohort`. It has tokens left to generate."""
+        slot = self._free.pop()
+        cohort = self._cohorts[slot]
+        cohort.group, cohort.members, cohort.start_step = group, members, start
+        cohort.epoch, cohort.past = epoch, past
+        self._starts[slot] = start
+        self._origin[slot] = origin = start - group.prompt_tokens
+        own = start if self._sharing else origin
+        self._own[slot] = own
+        if self._sharing and not group.cohorts:
+            self._prefixes += group.prompt_tokens
+        group.cohorts += 1
+        lengths, bits, ends = group.lengths, self._bits, self.ends
+        count = len(members)
+        if count == 1:
+            code = start + lengths[members[0]] << bits | slot
+            self._last[slot] = code
             insort(ends, code)
-            self.sequences += 1
-            self._origins += origin
-            self._owned += own
         else:
-            if len(members) == len(lengths):
+            first = start << bits | slot
+            if count == len(lengths):
                 codes = [first + (length << bits) for length in lengths]
             else:
                 codes = [first + (lengths[member] << bits) for member in members]
-            count = len(codes)
             self._last[slot] = max(codes)
             ends += codes
             ends.sort()
-            self.sequences += count
-            self._origins += count * origin
-            self._owned += count * own
+        self.sequences += count
+        self._origins += count * origin
+        self._owned += count * own
         self._ahead = None
 
-    def remove(self, cohorts: Iterable[Cohort]) -> None:
-        """Take out what still runs of these cohorts."""
+    def remove(self, group: Group) -> None:
+        """Take out what still runs of a group."""
+        cohorts = [cohort for cohort in self.cohorts if cohort.group is group]
         slots = {cohort.slot for cohort in cohorts}
         gone = [code for code in self.ends if code & self._mask in slots]
         self.ends = [code for code in self.ends if code & self._mask not in slots]
         self._subtract(gone)
-        for slot in slots:
-            self._close(slot)
+        for cohort in cohorts:
+            self._close(cohort)
 
     def retract(self) -> tuple[Cohort, int, bool]:
         """Take out the running sequence that loses the fewest tokens.
@@ -242,27 +249,28 @@ class DecodeBatch:
         Returns:
             Its cohort, its place in the group, and whether nothing of its cohort runs any more.
         """
-        bits, mask, starts = self._bits, self._mask, self._starts
-        slot = starts[-1] & mask
-        equals = starts[bisect_left(starts, starts[-1] >> bits << bits) :]
-        if len(equals) > 1:
-            slot = max([code & mask for code in equals], key=self._retracts_after)
-        cohort = self._cohort(slot)
+        starts = self._starts
+        latest_start = max(starts)
+        cohort = self._cohorts[starts.index(latest_start)]
+        if starts.count(latest_start) > 1:
+            cohort = max(
+                [self._cohorts[slot] for slot, at in enumerate(starts) if at == latest_start],
+                key=self._retracts_after,
+            )
+        slot, lengths = cohort.slot, cohort.group.lengths
         member = self._latest(cohort)
         cohort.members.remove(member)
-        code = cohort.start_step + cohort.group.lengths[member] << bits | slot
+        code = latest_start + lengths[member] << self._bits | slot
         del self.ends[bisect_left(self.ends, code)]
         self._subtract([code])
-        latest = self._latest(cohort)
-        if latest < 0:
-            self._close(slot)
-        else:
-            longest = max([cohort.group.lengths[other] for other in cohort.members])
-            self._last[slot] = cohort.start_step + longest << bits | slot
-        return cohort, member, latest < 0
+        if self._latest(cohort) < 0:
+            self._close(cohort)
+            return cohort, member, True
+        longest = max([lengths[other] for other in cohort.members])
+        self._last[slot] = latest_start + longest << self._bits | slot
+        return cohort, member, False
 
-    def _retracts_after(self, slot: int) -> tuple[int, int, int]:
-        cohort = self._cohort(slot)
+    def _retracts_after(self, cohort: Cohort) -> tuple[int, int, int]:
         return (cohort.group.prompt_tokens, cohort.group.serial, self._latest(cohort))
 
     def _latest(self, cohort: Cohort) -> int:
@@ -277,17 +285,14 @@ class DecodeBatch:
             self._origins -= self._origin[code & self._mask]
             self._owned -= self._own[code & self._mask]
 
-    def _close(self, slot: int) -> Cohort:
-        """Give the cohort's slot back, and its prompt if nobody needs it any more."""
-        cohort = self._cohort(slot)
-        self._cohorts[slot] = None
+    def _close(self, cohort: Cohort) -> None:
+        """Give the slot back, and the prompt's place if nobody needs it any more."""
+        slot, group = cohort.slot, cohort.group
+        self._starts[slot] = _FREE
         self._free.append(slot)
-        del self._starts[bisect_left(self._starts, cohort.start_step << self._bits | slot)]
-        group = cohort.group
-        group.cohorts.remove(cohort)
+        group.cohorts -= 1
         if self._sharing and not group.cohorts:
             self._prefixes -= group.prompt_tokens
-        return cohort
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -311,7 +316,19 @@ class DecodeBatch:
         """
         ahead = self._ahead
         assert ahead is not None
-        return self._ended_cohorts(self._arrive(ahead)), ahead[6]
+        event = ahead[6]
+        if event == _FULL:
+            self._arrive(ahead)
+            return [], True
+        if event == _COHORT_ENDS:
+            # Nothing but the last entry was looked for.
+            cohort = self._cohorts[self.ends[ahead[5] - 1] & self._mask]
+            self._arrive(ahead)
+            self._close(cohort)
+            return [cohort], False
+        ended = self.ends[: ahead[5]]
+        self._arrive(ahead)
+        return self._ended_cohorts(ended), False
 
     def end_step(self, now_s: float) -> list[Cohort]:
         """Let the step that runs at `now_s`, before the next change, come to its end.
@@ -352,25 +369,21 @@ class DecodeBatch:
         step += self._decode.steps_within(sequences, context, left_s)
         return step, sequences, sequences * step - owned + self._prefixes
 
-    def _arrive(self, ahead: _Ahead) -> list[int]:
-        """The batch is now as `ahead` says; returns the entries of `ends` that are behind."""
+    def _arrive(self, ahead: _Ahead) -> None:
+        """The batch is now as `ahead` says."""
         self.time_s, self.step, self.sequences, self._origins, self._owned, behind, _ = ahead
-        ended = self.ends[:behind]
         del self.ends[:behind]
         self._ahead = None
-        return ended
 
     def _ended_cohorts(self, codes: Sequence[int]) -> list[Cohort]:
         """Close the cohorts whose last entry is among these."""
+        # Two members that end together have the same entry.
         last, mask = self._last, self._mask
-        closed: list[Cohort] = []
-        previous = -1
-        for code in codes:
-            # Two members that end together have the same entry.
-            if code == last[code & mask] and code != previous:
-                closed.append(self._close(code & mask))
-            previous = code
-        return closed
+        slots = dict.fromkeys([code & mask for code in codes if code == last[code & mask]])
+        ended = [self._cohorts[slot] for slot in slots]
+        for cohort in ended:
+            self._close(cohort)
+        return ended
 
     def _walk(self, until_s: float, any_end: bool) -> _Ahead:
         """The batch at its next change, or after the last end until `until_s`.
@@ -397,22 +410,22 @@ class DecodeBatch:
                     context = sequences * step - origins
                     spent_s = self._decode.steps_s(sequences, context, end - step)
                 else:
-                    twice = sequences * (step + end - 1) - 2 * origins
+                    twice = sequences * (step + end - 1) - origins - origins
                     spent_s = (end - step) * (step_s + half_token_s * twice)
                 if time_s + spent_s > until_s:
-                    break
+                    return (time_s, step, sequences, origins, owned, behind, _NOTHING)
                 time_s += spent_s
                 step = end
                 if full:
-                    return (time_s, step, sequences, origins, owned, behind, True)
+                    return (time_s, step, sequences, origins, owned, behind, _FULL)
             behind += 1
             sequences -= 1
             slot = code & mask
             origins -= origin[slot]
             owned -= own[slot]
             if code == last[slot] and not any_end and ends[behind : behind + 1] != [code]:
-                break
-        return (time_s, step, sequences, origins, owned, behind, False)
+                return (time_s, step, sequences, origins, owned, behind, _COHORT_ENDS)
+        return (time_s, step, sequences, origins, owned, behind, _ANY_ENDS)
 
 
 class _StepBase(dict[int, float]):

@@ -86,22 +86,6 @@ class _Queued:
         self.past = past  # their versions
 
 
-class _Prefill:
-    """What is read at a time: it begins with the first that is admitted then."""
-
-    __slots__ = ("again_tokens", "began_s", "pairs", "sequences", "tokens")
-
-    def __init__(self, began_s: float) -> None:
-        self.began_s = began_s
-        self.sequences = 0
-        self.tokens = 0
-        self.pairs = 0
-        self.again_tokens = 0  # of these, for sequences that were preempted
-
-
-_NO_PREFILL = _Prefill(-math.inf)
-
-
 class Replica:
     """See the module's text.
 
@@ -163,7 +147,12 @@ class Replica:
         self._ended_tokens = 0  # of groups that are done, dropped or lost
         self._admission_due = False  # at the batch's time: something has changed
         self._reading = False  # a prefill lasts until the batch's time
-        self._prefill = _NO_PREFILL
+        # Who joined last, when, and what is read for them; others may join at the same time.
+        self._joined_s = -math.inf
+        self._joined = 0
+        self._read_tokens = 0
+        self._read_pairs = 0
+        self._read_again = 0  # tokens, for sequences that were preempted
         self._paused = False
         self._stopped: tuple[str, float] | None = None  # what is left of a prefill, while paused
 
@@ -259,7 +248,7 @@ class Replica:
         # Behind others that wait it changes nothing.
         if not self._queue and not self._paused:
             batch = self._batch
-            if self._prefill.began_s == now_s:
+            if self._joined_s == now_s:
                 # It comes in time for the prefill that begins now.
                 batch.time_s = now_s
                 self._reading = False
@@ -267,7 +256,8 @@ class Replica:
             else:
                 batch.settle(now_s)
                 if batch.sequences < self.max_running:
-                    self._end_step(now_s)
+                    if batch.time_s < now_s:
+                        self._end_step(now_s)
                     self._admission_due = True
             batch.forget_change()
         self._queue.append(_Queued(one, list(range(len(lengths))), 0, ()))
@@ -319,7 +309,7 @@ class Replica:
         self._reading = stopped is not None
         self._paused = False
         self._admission_due = bool(self._queue)
-        self._prefill = _NO_PREFILL
+        self._joined_s = -math.inf
         batch.forget_change()
 
     def drop(self, now_s: float, group: GroupId) -> int:
@@ -332,15 +322,15 @@ class Replica:
             if done.group == group:
                 self._done.remove(done)
                 return sum([tokens for answer in done.segments for _, tokens in answer])
-        one = self._groups.pop(group, None)
-        if one is None:
+        if group not in self._groups:
             return 0
         batch, queue = self._batch, self._queue
-        tokens = _tokens(one, batch.step)
-        tokens += sum([item.done for item in queue if item.group is one])
-        self._ended_tokens += tokens
+        before = self._unfinished_tokens(batch.step)
+        one = self._groups.pop(group)
         self._queue = deque([item for item in queue if item.group is not one])
-        batch.remove(one.cohorts)
+        batch.remove(one)
+        tokens = before - self._unfinished_tokens(batch.step)
+        self._ended_tokens += tokens
         if not self._paused:
             self._after_change()
         return tokens
@@ -361,14 +351,15 @@ class Replica:
         lost = [done.group for done in self._done if done.time_s > now_s]
         self._done = [done for done in self._done if done.time_s <= now_s]
         self._ended_tokens += self._unfinished_tokens(batch.step)
-        batch.remove([cohort for cohort, _ in batch.cohorts()])
+        for one in self._groups.values():
+            batch.remove(one)
         batch.time_s = max(now_s, batch.time_s)
         lost += self._groups
         self._groups.clear()
         self._queue.clear()
         self._paused = self._reading = self._admission_due = False
         self._stopped = None
-        self._prefill = _NO_PREFILL
+        self._joined_s = -math.inf
         self._timesheet.begin(IDLE, batch.time_s)
         return sorted(lost)
 
@@ -395,11 +386,13 @@ class Replica:
                 self._timesheet.begin(DECODE if batch.sequences else IDLE, batch.time_s)
                 if self._queue:
                     self._admission_due = True
-                    self._prefill = _NO_PREFILL
+                    self._joined_s = -math.inf
             if self._admission_due:
-                if more_to_come and batch.time_s == now_s != self._prefill.began_s:
+                if more_to_come and batch.time_s == now_s != self._joined_s:
                     return
                 self._admit()
+            elif batch.time_s == now_s and batch.nothing_known:
+                return  # Work may come at this very time: it is too early to look ahead.
             elif batch.next_change_s(any_end=bool(self._queue)) > now_s:
                 return
             else:
@@ -410,8 +403,6 @@ class Replica:
                     self._retract()
                 else:
                     self._after_change()
-                    if batch.time_s == now_s and not (self._admission_due or batch.ends_now):
-                        return  # Work may come at this very time; it is too early to look ahead.
 
     def _end_step(self, now_s: float) -> None:
         """The batch is to change: the step that runs comes to its end first."""
@@ -432,57 +423,62 @@ class Replica:
 
     def _admit(self) -> None:
         """Let those in the queue join, first come first served, and begin to read their prompts."""
-        batch, queue, sharing, reserve = self._batch, self._queue, self._sharing, self._reserve_new
-        reading = self._prefill
-        if reading.began_s != batch.time_s:
-            reading = self._prefill = _Prefill(batch.time_s)
+        batch, queue, reserve = self._batch, self._queue, self._reserve_new
+        time_s, sequences = batch.time_s, batch.sequences
+        if time_s != self._joined_s:
+            self._joined_s = time_s
+            self._joined = self._read_tokens = self._read_pairs = self._read_again = 0
+        joined = self._joined
         free = self.cache_tokens - batch.cached_tokens
-        free -= self._reserve_running * (batch.sequences - reading.sequences)
-        free -= reserve * reading.sequences
+        free -= self._reserve_running * (sequences - joined) + reserve * joined
         while queue:
             item = queue[0]
             group, members, done = item.group, item.members, item.done
-            prompt = group.prompt_tokens
             # Tokens to read once for the group, and for each of them.
-            once, each = (0 if group.cohorts else prompt, done) if sharing else (0, prompt + done)
-            places = self.max_running - batch.sequences
-            count = min(len(members), places, (free - once) // (each + reserve))
-            if count < 1:
-                if batch.sequences:
-                    break
+            once, each, cached = group.prompt_tokens, done, group.prompt_tokens
+            if not self._sharing:
+                once, each, cached = 0, once + done, 0
+            elif group.cohorts:
+                once = 0
+            count = (free - once) // (each + reserve)
+            if count < 1 and not sequences:
                 count = 1  # Alone it fits: `submit` has seen to it.
+            count = min(count, len(members), self.max_running - sequences)
+            if count < 1:
+                break
             if count == len(members):
                 queue.popleft()
             else:
                 item.members = members[count:]
                 members = members[:count]
-            batch.join(Cohort(group, members, batch.step - done, self._epoch, item.past))
+            batch.join(group, members, batch.step - done, self._epoch, item.past)
             free -= once + count * (each + reserve)
+            sequences += count
+            self._joined += count
             tokens = once + count * each
-            reading.sequences += count
-            reading.tokens += tokens
-            reading.pairs += causal_pairs(once)
-            if each:
-                reading.pairs += count * causal_pairs(each, prompt if sharing else 0)
+            if tokens:
+                self._read_tokens += tokens
+                self._read_pairs += causal_pairs(once) + count * causal_pairs(each, cached)
             if done:
-                reading.again_tokens += tokens
+                self._read_again += tokens
                 self.recomputed_tokens += tokens
         self._admission_due = False
-        if reading.tokens:
-            again = reading.again_tokens == reading.tokens
-            self._timesheet.begin(RECOMPUTE if again else PREFILL, batch.time_s)
-            batch.time_s += self._cost.seconds(reading.tokens, reading.pairs)
+        if self._read_tokens:
+            again = self._read_again == self._read_tokens
+            self._timesheet.begin(RECOMPUTE if again else PREFILL, time_s)
+            batch.time_s = time_s + self._cost.seconds(self._read_tokens, self._read_pairs)
             self._reading = True
-        elif batch.sequences:
-            self._timesheet.begin(DECODE, batch.time_s)
+        elif sequences:
+            self._timesheet.begin(DECODE, time_s)
 
     def _contexts(self) -> tuple[int, int]:
         """Tokens and pairs of attention of everything that runs."""
         batch, sharing = self._batch, self._sharing
         pairs, prompts = 0, {}
-        for cohort, running in batch.cohorts():
+        counts = batch.running()
+        for cohort in batch.cohorts:
             group, done = cohort.group, batch.step - cohort.start_step
-            prompt = group.prompt_tokens
+            prompt, running = group.prompt_tokens, counts[cohort.slot]
             if sharing:
                 prompts[group.number] = causal_pairs(prompt)
                 pairs += running * causal_pairs(done, prompt)
@@ -493,14 +489,13 @@ class Replica:
     def _finish(self, cohort: Cohort) -> None:
         """Nothing of it runs any more."""
         group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
-        whole = len(members) == len(lengths)
-        mine = lengths if whole else [lengths[member] for member in members]
-        answers = segments(
-            cohort.epoch, start_step=cohort.start_step, past=cohort.past, lengths=mine
-        )
-        if not whole:
+        start, epoch, past = cohort.start_step, cohort.epoch, cohort.past
+        if len(members) == len(lengths):
+            answers = segments(epoch, start, past, lengths)
+        else:
+            mine = segments(epoch, start, past, [lengths[member] for member in members])
             results = group.results
-            results.update(zip(members, answers, strict=True))
+            results.update(zip(members, mine, strict=True))
             if len(results) < len(lengths):
                 return
             answers = [results[member] for member in range(len(lengths))]
@@ -514,9 +509,7 @@ class Replica:
         while True:
             cohort, member, closed = batch.retract()
             done = batch.step - cohort.start_step
-            (past,) = segments(
-                cohort.epoch, start_step=cohort.start_step, past=cohort.past, lengths=[done]
-            )
+            (past,) = segments(cohort.epoch, cohort.start_step, cohort.past, [done])
             self._queue.append(_Queued(cohort.group, [member], done, past))
             self.preemptions += 1
             if closed and cohort.members:
@@ -535,7 +528,8 @@ class Replica:
             waiting.setdefault(item.group.number, []).extend(item.members)
         for group in self._groups.values():
             places = [*group.results, *waiting.pop(group.number, [])]
-            places += [member for cohort in group.cohorts for member in cohort.members]
+            mine = [cohort for cohort in self._batch.cohorts if cohort.group is group]
+            places += [member for cohort in mine for member in cohort.members]
             assert sorted(places) == list(range(len(group.lengths))), "an answer got lost"
         assert not waiting, "a group that is not here waits"
         assert self.running <= self.max_running
@@ -553,8 +547,15 @@ class Replica:
         return batch.at(batch.time_s if self._paused else self._now_s)
 
     def _unfinished_tokens(self, step: int) -> int:
-        running = sum([_tokens(group, step) for group in self._groups.values()])
-        return running + sum([item.done for item in self._queue])
+        """Generated until `step` for groups that are not done."""
+        ended = [one for group in self._groups.values() for one in group.results.values()]
+        running = [
+            min(cohort.group.lengths[member], step - cohort.start_step)
+            for cohort in self._batch.cohorts
+            for member in cohort.members
+        ]
+        waiting = [item.done for item in self._queue]
+        return sum(tokens for one in ended for _, tokens in one) + sum(running) + sum(waiting)
 
     def _check(self, group: GroupId, prompt_tokens: int, lengths: Sequence[int]) -> None:
         if group in self._groups:
@@ -571,15 +572,3 @@ class Replica:
                 f"{self.cache_tokens}; use GPUs with more memory, more of them per engine "
                 "(tensor_parallel), or cut answers earlier (max_tokens)"
             )
-
-
-def _tokens(group: Group, step: int) -> int:
-    """Generated for the group until `step`, without what waits in the queue."""
-    ended = sum([tokens for answer in group.results.values() for _, tokens in answer])
-    return ended + sum(
-        [
-            min(group.lengths[member], step - cohort.start_step)
-            for cohort in group.cohorts
-            for member in cohort.members
-        ]
-    )

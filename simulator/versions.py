@@ -38,7 +38,7 @@ class Epoch:
 
 
 def segments(
-    epoch: Epoch, *, start_step: int, past: Segments, lengths: Iterable[int]
+    epoch: Epoch, start_step: int, past: Segments, lengths: Iterable[int]
 ) -> list[Segments]:
     """The segments of answers that decode together, one per length.
 
