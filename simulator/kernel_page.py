@@ -37,10 +37,10 @@ and Llama-3.1-8B and -70B, which the fit has not seen (the fit: Qwen2.5-1.5B, 7B
 
 ## What is not in them
 
-- **The engine's CPU**: {engine:.1f} ms per step by default (`rollout.engine_overhead_s`). It is what
-  published speeds of one sequence have over the kernels of small models, and it is the input that
-  differs most between engines and hosts: measure it. The step waits for it while the GPU's part is
-  shorter, which happens to models of a few billion parameters with few sequences.
+- **The engine's CPU**: {engine:.1f} ms per step by default (`rollout.engine_overhead_s`). It is
+  what published speeds of one sequence have over the kernels of small models, and it is the input
+  that differs most between engines and hosts: measure it. The step waits for it while the GPU's
+  part is shorter, which happens to models of a few billion parameters with few sequences.
 - **Kernels without a table**: mixtures of experts and latent attention are predicted from the same
   coefficients, and say +-30 %.
 - **Batches beyond CUDA graphs**, sampling over many candidates, structured output, speculative
@@ -58,7 +58,7 @@ come with the simulator. For an engine of your own, `areal-lab calibrate` fits a
 
 def kernel_page() -> str:
     """The page as Markdown."""
-    rows = [
+    rows: list[Sequence[str]] = [
         ("GPU", "e_w", "e_kv", "e_L us", "e_B us", "e_c", "p", "e_a", "e_x", "decode", "prefill"),
         ("---", *("--:",) * 10),
     ]
