@@ -223,7 +223,7 @@ class Book:
                 else:
                     heads[segments[0][0]] += 1
                     tails[segments[-1][0]] += 1
-                    several += segments[-1][0] != segments[0][0]
+                    several += 1
                     for version_of, count in segments:
                         tokens[version_of] += count
         heads[current] += run

@@ -177,8 +177,28 @@ def test_littles_law_holds_for_groups_in_generation_and_in_the_buffer() -> None:
     assert area_running == pytest.approx(sum(r.end_s - r.t_s for r in made.values()), rel=EXACT)
     stays_s = sum(trained_at_s[g] - made[g].end_s for g in made)
     assert area_waiting == pytest.approx(stays_s, rel=EXACT)
-    # The shell's own account of the same: engines generate while a group is on them.
     assert area_running / result.makespan_s <= 12
+
+
+def test_littles_law_holds_for_the_slots_that_engines_are_said_to_use() -> None:
+    """Busy slots are tokens per second times seconds per token."""
+    system = toy_system(
+        asynchronous(2),
+        batch=5,
+        in_flight=4,
+        engines=3,
+        slots=1,
+        samples=1,
+        steps=60,
+        complete=True,
+        token_s=0.25,
+        train_s=40.0,
+        lengths=lognormal(100),
+    )
+    result = run_system(system, 1)
+    tokens_per_s = result.columns["tokens"].sum() / result.makespan_s
+    busy = 3 * result.pools["rollout"].busy["decode"]
+    assert busy == pytest.approx(tokens_per_s * 0.25, rel=EXACT)
 
 
 # --- rewards as a queue --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from simulator.run import run_system
 from simulator.system import Seconds, System, UpdateSeconds
 from simulator.trainer import Trainer
 from tests.simulator.toy_engine import ToyEngine
-from tests.simulator.toy_system import constant, lognormal, run_with_log, toy_system
+from tests.simulator.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,25 @@ def test_a_trainer_that_takes_part_in_the_transfer_trains_on_after_it() -> None:
     assert second_step_s(holds=True) == pytest.approx(180)
 
 
+def test_weights_are_exported_when_the_engines_have_those_before() -> None:
+    """Training takes 1 s, so that version 2 is ready while version 1 is still being loaded."""
+    system = toy_system(
+        asynchronous(math.inf),
+        batch=1,
+        in_flight=8,
+        samples=1,
+        steps=4,
+        train_s=1.0,
+        weights=UpdateSeconds(export_s=2.0, delay_s=6.0, load_s=4.0),
+    )
+    result, log = run_with_log(system)
+    assert times(log, WeightsPushed)[0] == 100 + 1 + 2 + 6 + 4
+    assert times(log, TrainStepDone) == [103, 113 + 2, 125 + 2, 137 + 2]
+    assert result.columns["update_s"].tolist() == [0, 10, 10, 10]
+    assert result.columns["export_s"].tolist() == [2] * 4
+    assert result.pools["training"].idle["waiting for weights"] == pytest.approx(3 * 9 / 139)
+
+
 def test_colocated_gpus_switch_over_and_back() -> None:
     system = toy_system(synchronous(), switch=Switching(11.0, 17.0), gpus_per_engine=3)
     result, log = run_with_log(system)
@@ -175,6 +194,25 @@ def test_the_last_engine_is_mended_in_place_and_its_groups_begin_again() -> None
     assert times(log, GroupFinished)[:3] == [150.0, 150.0, 150.0]
     assert result.columns["step_s"].tolist() == [160.0, 110.0]
     assert result.counts.engine_losses == 0
+
+
+def test_a_group_that_was_being_judged_when_its_engine_was_lost_is_judged_anew() -> None:
+    """Generated at 100 s, judged for 60 s; its engine fails at 120 s, which is known at 127 s."""
+    system = toy_system(
+        synchronous(),
+        batch=2,
+        engines=2,
+        engines_per_node=1,
+        failures=Fails([120.0, 10**9]),
+        reward=Latencies(lambda _, size: np.full(size, 60.0)),
+        steps=1,
+    )
+    _, log = run_with_log(system)
+    assert times(log, EngineLost) == [127]
+    groups = {record.group: (record.t_s, record.generated_s, record.end_s) for record in log.groups}
+    # Group 0 begins again on the other engine, which is mended in place by 140 s.
+    assert groups == {0: (127, 240, 300), 1: (0, 100, 160)}
+    assert times(log, GroupFinished) == [160, 300]
 
 
 def test_a_failing_trainer_does_its_step_again() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
-from simulator.draws import Draws
+from simulator.draws import LENGTHS, Draws, stream
 from simulator.pools import GENERATE
 from simulator.result import SimulationResult
 from simulator.run import run_system
@@ -355,6 +356,23 @@ def test_draws_do_not_depend_on_schedule_and_cluster() -> None:
     both = one.keys() & other.keys()
     assert len(both) >= 40
     assert all(one[group] == other[group] for group in both)
+
+
+def test_a_block_of_draws_is_a_batch_and_a_group_its_row() -> None:
+    steps: list[float] = []
+
+    class Watched:
+        def draw(
+            self, generator: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
+        ) -> np.ndarray:
+            steps.append(step)
+            return generator.integers(1, 10**6, (groups, samples))
+
+    draws = Draws(toy_system(synchronous(), batch=4, samples=3, lengths=Watched()), 9)
+    block = stream(9, LENGTHS, 2).integers(1, 10**6, (4, 3))
+    assert [draws.of(group).lengths for group in range(8, 12)] == block.tolist()
+    assert draws.of(1).lengths == stream(9, LENGTHS, 0).integers(1, 10**6, (4, 3))[1].tolist()
+    assert steps == [2.0, 0.0]
 
 
 def test_engines_are_idle_only_while_nothing_may_start() -> None:
