@@ -91,7 +91,7 @@ def simulate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE.yaml] [a.b=c]...",
+            metavar="FILE.yaml a.b=c",
             help="What to simulate, and settings that replace the file's: eta=0 cluster.gpus=64",
         ),
     ] = None,
@@ -101,7 +101,9 @@ def simulate(
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Two files or presets, side by side."),
+        typer.Option(
+            metavar="A B", help="Two files or presets, side by side: small 'small eta=0'."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions that the intervals are over.")

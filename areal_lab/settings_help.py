@@ -57,7 +57,8 @@ def format_settings(
         lines += textwrap.wrap(
             setting.doc, width, initial_indent=_INDENT, subsequent_indent=_INDENT
         )
-    lines += ["", "Other spellings that are understood"]
+    if aliases:
+        lines += ["", "Other spellings that are understood"]
     for name, spellings in spellings_by_setting(aliases):
         text = f"{name}: {', '.join(spellings)}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=_INDENT)

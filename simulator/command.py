@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -43,7 +44,8 @@ class Wanted:
     """Everything that one call of the command asks for."""
 
     sources: tuple[str | None, ...]
-    """One file or preset, or two to compare; None takes the defaults."""
+    """One file or preset, or two to compare, each with overrides of its own behind it if wanted;
+    None takes the defaults."""
     overrides: tuple[str, ...] = ()
     seeds: int | None = None
     as_json: bool = False
@@ -102,7 +104,13 @@ def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
     overrides = list(wanted.overrides)
     if wanted.seeds is not None:
         overrides.append(f"seeds={wanted.seeds}")
-    return load_simulation(source, overrides)
+    own: list[str] = []
+    if source is not None and not Path(source).is_file():  # "FILE a.b=c": its own overrides
+        source, *own = shlex.split(source) or [source]
+    config = load_simulation(source, [*overrides, *own])
+    if own:
+        config.name = " ".join([config.name, *own])
+    return config
 
 
 def _results(config: SimulationConfig, seeds: Sequence[int]) -> Iterator[SimulationResult]:
@@ -139,7 +147,7 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
 def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(runs) == 1:
         return reports[0]
-    return {"a": reports[0], "b": reports[1], "ratio": comparison(*runs)}
+    return {"a": reports[0], "b": reports[1], "ratio": comparison(runs[0], runs[1])}
 
 
 def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> None:
@@ -149,7 +157,7 @@ def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> Non
     if len(runs) == 1:
         show_report(console, reports[0])
     else:
-        show_comparison(console, *reports, comparison(*runs))
+        show_comparison(console, reports[0], reports[1], comparison(runs[0], runs[1]))
 
 
 def _write_files(
@@ -158,7 +166,6 @@ def _write_files(
     runs: Sequence[Replicated],
     notes: Console,
 ) -> Iterator[Path]:
-    title = " and ".join(config.name for config in configs)
     if wanted.trace or wanted.gantt:
         log = _logged_run(configs[0], notes)
         if wanted.trace:
@@ -169,7 +176,7 @@ def _write_files(
     if wanted.plots:
         from simulator.plots import write_plots
 
-        yield from write_plots(runs, wanted.plots, title)
+        yield from write_plots(runs, wanted.plots)
 
 
 def _logged_run(config: SimulationConfig, notes: Console) -> Log:

@@ -67,7 +67,7 @@ def lengths_from(config: LengthConfig) -> Lengths:
             max_tokens=config.max_tokens,
             drift_per_step=config.drift_per_step,
         )
-    raise ValueError(f"answers.kind is {config.kind!r}; {did_you_mean(config.kind, made)}")
+    raise ValueError(f"workload.answers.kind is {config.kind!r}; {did_you_mean(config.kind, made)}")
 
 
 class LogNormalLengths:
@@ -91,7 +91,7 @@ class LogNormalLengths:
         _check_bounds(max_tokens, group_correlation, drift_per_step)
         if not 0 < sigma <= _LARGEST_SIGMA:
             raise ValueError(
-                f"answers.sigma is {sigma}, but must be > 0 and <= {_LARGEST_SIGMA:g}; "
+                f"workload.answers.sigma is {sigma}, but must be > 0 and <= {_LARGEST_SIGMA:g}; "
                 "for no spread, kind: constant"
             )
         _check_mean(wanted_mean_tokens, max_tokens)
@@ -141,7 +141,7 @@ class ConstantLengths:
         _check_bounds(self.max_tokens, 0.0, self.drift_per_step)
         if not 1 <= self.tokens <= self.max_tokens:
             raise ValueError(
-                f"answers.mean_tokens is {self.tokens}, but must be from 1 to max_tokens "
+                f"workload.answers.mean_tokens is {self.tokens}, but must be from 1 to max_tokens "
                 f"({self.max_tokens})"
             )
 
@@ -327,19 +327,21 @@ def _increasing_root(
 
 def _check_bounds(max_tokens: int, group_correlation: float, drift_per_step: float) -> None:
     if max_tokens < 1:
-        raise ValueError(f"answers.max_tokens is {max_tokens}, but must be >= 1")
+        raise ValueError(f"workload.answers.max_tokens is {max_tokens}, but must be >= 1")
     if not 0 <= group_correlation <= 1:
-        raise ValueError(f"answers.group_correlation is {group_correlation}, but must be 0 to 1")
+        raise ValueError(
+            f"workload.answers.group_correlation is {group_correlation}, but must be 0 to 1"
+        )
     if not -1 < drift_per_step < math.inf:
         raise ValueError(
-            f"answers.drift_per_step is {drift_per_step}, but must be > -1 and finite; 0.001 is "
-            "0.1 % a step"
+            f"workload.answers.drift_per_step is {drift_per_step}, but must be > -1 and finite; "
+            "0.001 is 0.1 % a step"
         )
 
 
 def _check_mean(mean_tokens: float, max_tokens: int) -> None:
     if not 1 < mean_tokens < max_tokens:
         raise ValueError(
-            f"answers.mean_tokens is {mean_tokens}, but can only be between 1 and max_tokens "
-            f"({max_tokens}), as it is the mean after the cap; change one of them"
+            f"workload.answers.mean_tokens is {mean_tokens}, but can only be between 1 and "
+            f"max_tokens ({max_tokens}), as it is the mean after the cap; change one of them"
         )

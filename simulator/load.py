@@ -69,7 +69,11 @@ def preset_path(name: str) -> Path:
     """
     known = {plain(one): one for one in presets()}
     if plain(name) not in known:
-        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, known.values())}")
+        hint = did_you_mean(name, known.values())
+        longer = [one for one in known.values() if plain(one).startswith(plain(name))]
+        if len(longer) > 1:
+            hint = f"did you mean {', '.join(longer)}?"
+        raise ValueError(f"unknown preset {name!r}; {hint}")
     return _PRESETS / f"{known[plain(name)]}.yaml"
 
 

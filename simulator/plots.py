@@ -78,29 +78,34 @@ _IDLE_LOOKS: Final[Mapping[str, tuple[str, str]]] = {  # face, pattern
 _OTHER_IDLE: Final = ("#FFFFFF", "++")
 _LEAST_SHARE: Final = 0.001
 """Of a pool's time: what took less is not drawn."""
+_LETTERS: Final = "ABCDEF"
 _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
-def write_plots(runs: Sequence[Replicated], folder: Path, title: str) -> list[Path]:
-    """Draw all pictures into a folder, which is made; returns their paths."""
+def write_plots(runs: Sequence[Replicated], folder: Path) -> list[Path]:
+    """Draw all pictures of up to six simulations into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[], Figure]] = {
         "utilization.png": lambda: draw_utilization(runs),
         "lags.png": lambda: draw_lags(runs),
         "steps.png": lambda: draw_steps(runs),
     }
-    return [save_picture(draw, folder / name, title) for name, draw in pictures.items()]
+    return [save_picture(draw, folder / name, _title(runs)) for name, draw in pictures.items()]
 
 
 def draw_utilization(runs: Sequence[Replicated]) -> Figure:
     """A bar for each pool: what its GPUs did, then what they waited for; mean over the seeds."""
-    bars = [(run, pool) for run in runs for pool in run.results[0].pools]
+    bars = [
+        (run, pool, mark)
+        for run, mark in zip(runs, _marks(runs), strict=True)
+        for pool in run.results[0].pools
+    ]
     figure = new_figure(10, 1.6 + 0.62 * len(bars))
     axes: Axes = figure.subplots()
     looks = _Looks(
-        [(kind, _shares(run, pool, kind)) for run, pool in bars for kind in ("busy", "idle")]
+        [(kind, _shares(run, pool, kind)) for run, pool, _ in bars for kind in ("busy", "idle")]
     )
-    for row, (run, pool) in enumerate(bars):
+    for row, (run, pool, _) in enumerate(bars):
         start = 0.0
         for kind in ("busy", "idle"):
             for name, share in looks.ordered(kind, _shares(run, pool, kind)):
@@ -108,7 +113,7 @@ def draw_utilization(runs: Sequence[Replicated]) -> Figure:
                 if share >= 0.06:
                     _write_share(axes, row, start, share, dark=looks.is_dark(kind, name))
                 start += share
-    axes.set_yticks(range(len(bars)), [_bar_name(run, pool, len(runs)) for run, pool in bars])
+    axes.set_yticks(range(len(bars)), [_bar_name(*bar) for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set(xlim=(0, 100), xlabel="share of the pool's GPU time (%), after warm-up")
     axes.grid(visible=False)
@@ -141,11 +146,12 @@ def draw_lags(runs: Sequence[Replicated]) -> Figure:
                 yerr=errors,
                 error_kw={"linewidth": 0.8, "capsize": 2},
                 color=_RUN_COLORS[place % len(_RUN_COLORS)],
-                label=f"{_run_name(run, place, len(runs))}mean {mean:.2f}, max {max(shares)}",
+                label=f"{_marks(runs)[place]}mean {mean:.2f}, max {max(shares)}",
             )
         axes.set(xlabel="lag (versions)", title=title)
         whole_numbers(axes)
-        axes.set_ylim(0, 100 * 1.05)
+        axes.set_ylim(0, 108 + 8 * len(runs))  # room for the legend
+        axes.set_yticks(range(0, 101, 20))
         axes.legend(loc="upper right")
     for axes in panels:
         axes.set_xlim(-0.6, max(highest, 1) + 0.6)
@@ -170,7 +176,7 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
             average = float(values[:, warmup:].mean())
             if axes is panels[1]:  # tokens over seconds, not the mean of their quotients
                 average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
-            label = f"{_run_name(run, place, len(runs))}{number(average)} after warm-up"
+            label = f"{_marks(runs)[place]}{number(average)} after warm-up"
             axes.plot(steps, values.mean(axis=0), color=color, linewidth=1.6, label=label)
             axes.plot(
                 [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
@@ -271,11 +277,17 @@ def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list
     return shares, [below, above] if below else None
 
 
-def _bar_name(run: Replicated, pool: str, runs: int) -> str:
-    use = run.results[0].pools[pool]
-    name = f"{pool}, {use.gpus} GPUs"
-    return f"{run.results[0].name}\n{name}" if runs > 1 else name
+def _bar_name(run: Replicated, pool: str, mark: str) -> str:
+    return f"{mark}{pool}, {run.results[0].pools[pool].gpus} GPUs"
 
 
-def _run_name(run: Replicated, place: int, runs: int) -> str:
-    return f"{'ABCDEF'[place % 6]} {run.results[0].name}: " if runs > 1 else ""
+def _marks(runs: Sequence[Replicated]) -> list[str]:
+    """`A: `, `B: `, ... for two or more, nothing for one."""
+    return [""] if len(runs) == 1 else [f"{letter}: " for letter in _LETTERS[: len(runs)]]
+
+
+def _title(runs: Sequence[Replicated]) -> str:
+    names = [run.results[0].name for run in runs]
+    if len(runs) == 1:
+        return names[0]
+    return "    ".join(f"{mark}{name}" for mark, name in zip(_marks(runs), names, strict=True))

@@ -1,12 +1,15 @@
-"""The tables of settings in `docs/simulator.md`: `python -m simulator.schema_page` rewrites them.
+"""What is made by machine in `docs/simulator.md`: `python -m simulator.schema_page` rewrites it.
 
-They are made from the records and docstrings of `simulator.config`; a test compares.
+Tables of settings from the records and docstrings of `simulator.config`, the list of presets, and
+the output of the two examples, of which one is a YAML file in the page itself. A test compares.
 """
 
 from __future__ import annotations
 
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from areal_lab.settings_help import (
@@ -15,11 +18,15 @@ from areal_lab.settings_help import (
     shown_default,
     spellings_by_setting,
 )
+from simulator.command import WIDTH, Wanted, run_command
 from simulator.config import SimulationConfig
-from simulator.load import ALIASES, presets
+from simulator.load import ALIASES, load_simulation, presets
+from simulator.report import report
+from simulator.simulation import replicate
+from simulator.tables import show_report
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "simulator.md"
-SECTIONS: Final = ("settings", "presets")
+PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"
 
 
 def settings_tables() -> str:
@@ -52,21 +59,60 @@ def presets_table() -> str:
     return "\n".join(["| preset | |", "|---|---|", *rows])
 
 
+def own_file(page: str) -> str:
+    """The YAML file that the page shows as an example."""
+    _, inside, _ = _around(page, "own-file")
+    return inside.strip().removeprefix("```yaml\n").removesuffix("```")
+
+
+def example_output(source: str | Path) -> str:
+    """What `areal-lab simulate` prints, as Markdown."""
+    from rich.console import Console
+
+    config = load_simulation(source)
+    text = StringIO()
+    console = Console(file=text, width=WIDTH, color_system=None)
+    show_report(console, report(replicate(config), config))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "\n".join(["```", *lines, "```"])
+
+
 def rewritten(page: str) -> str:
-    """The page with fresh tables between its marks.
+    """The page with everything that is made by machine made anew.
 
     Raises:
         ValueError: if a mark is missing.
     """
-    for section, made in zip(SECTIONS, (settings_tables(), presets_table()), strict=True):
-        begin, end = (f"<!-- {word} {section} -->" for word in ("begin", "end"))
-        before, found, rest = page.partition(begin)
-        _, found_end, after = rest.partition(end)
-        if not found or not found_end:
-            raise ValueError(f"the page has no {begin} .. {end}")
-        page = f"{before}{begin}\n\n{made}\n\n{end}{after}"
+    with TemporaryDirectory() as folder:
+        own = Path(folder) / "my_cluster.yaml"
+        own.write_text(own_file(page), encoding="utf-8")
+        made = {
+            "settings": settings_tables(),
+            "presets": presets_table(),
+            "small": example_output("small"),
+            "own": example_output(own),
+        }
+    for section, text in made.items():
+        before, _, after = _around(page, section)
+        page = f"{before}\n\n{text}\n\n{after}"
     return page
+
+
+def draw_picture() -> None:
+    """The gantt of the first example."""
+    run_command(Wanted(sources=("small",), gantt=PICTURE, as_json=True))
+
+
+def _around(page: str, section: str) -> tuple[str, str, str]:
+    """What is before, between and after the marks of a section."""
+    begin, end = (f"<!-- {word} {section} -->" for word in ("begin", "end"))
+    before, found, rest = page.partition(begin)
+    inside, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the page has no {begin} .. {end}")
+    return before + begin, inside, end + after
 
 
 if __name__ == "__main__":
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw_picture()

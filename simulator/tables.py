@@ -102,7 +102,7 @@ def show_comparison(
     console.print()
     console.print(_time_table([first, second]))
     console.print()
-    console.print(_verdict(ratio["tokens_per_s"]), highlight=False)
+    console.print(_verdict(ratio), highlight=False)
     show_warnings(console, dict.fromkeys([*first["warnings"], *second["warnings"]]))
 
 
@@ -127,8 +127,6 @@ def _comparison_table(
         ("GPU-hours a step", ("cost", "gpu_hours_per_step"), ""),
         ("dollars a step", ("cost", "dollars_per_step", "typical"), ""),
         ("kWh a step", ("energy", "kwh_per_step"), ""),
-        ("mean lag of a trained token", ("lag", "token", "mean"), "versions"),
-        ("oldest token, mean over seeds", ("lag", "head", "max"), "versions"),
     ):
         values = [_at(told, path) for told in (first, second)]
         if None in values:
@@ -139,23 +137,34 @@ def _comparison_table(
             *(quantity(value, unit_name) for value in values),
             number(means[1] / means[0]) if means[0] else "",
         )
+    for title, kind, which in (
+        ("lag of a trained token", "token", "mean"),
+        ("lag of the oldest token", "head", "max"),
+    ):
+        lags = [_mean(told["lag"][kind][which]) for told in (first, second)]
+        table.add_row(f"{title}, {which}", *(f"{lag:.2f} versions" for lag in lags), "")
     return table
 
 
 def _verdict(ratio: Mapping[str, Any]) -> str:
-    mean, low, high = ratio["mean"], ratio["low"], ratio["high"]
-    if low is not None and low <= 1 <= high:
-        return "B trains as fast as A, as far as these seeds can tell."
-    better, times = ("B", mean) if mean >= 1 else ("A", 1 / mean)
-    other = "A" if better == "B" else "B"
-    bounds = ""
-    if low is not None:
-        least, most = (low, high) if mean >= 1 else (1 / high, 1 / low)
-        bounds = f" ({least:.3g} to {most:.3g})"
-    return (
-        f"{better} trains [bold]{times:.3g} times[/] as fast as {other}{bounds}, "
-        "in tokens per second."
-    )
+    """Which trains faster, and which for less."""
+    mean, low, high = (ratio["tokens_per_s"][name] for name in ("mean", "low", "high"))
+    if (low is not None and low <= 1 <= high) or mean == 1:
+        speed = "B trains as fast as A, as far as these seeds can tell."
+    else:
+        better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
+        bounds = ""
+        if low is not None:
+            least, most = (low, high) if mean >= 1 else (1 / high, 1 / low)
+            bounds = f" ({least:.3g} to {most:.3g})"
+        speed = (
+            f"{better} trains [bold]{times:.3g} times[/] as fast as {other}{bounds}, "
+            "in tokens per second."
+        )
+    per_gpu = ratio["tokens_per_s_per_gpu"]["mean"]
+    if abs(per_gpu / mean - 1) < 0.001:  # the same GPUs: that was said
+        return speed
+    return f"{speed} For the same tokens, B takes [bold]{1 / per_gpu:.3g} times[/] the GPU-hours."
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -361,9 +370,11 @@ def _share_cell(value: Mapping[str, Any] | None, *, bar: bool) -> str:
         return ""
     mean, low, high = value["mean"], value["low"], value["high"]
     text = f"{100 * mean:5.1f} %"
+    if not bar:
+        return text
     if low is not None:
         text += f" ± {50 * (high - low):<4.1f}"
-    return f"{text} {'█' * round(_BAR * mean):<{_BAR}}" if bar else text.rstrip()
+    return f"{text} {'█' * round(_BAR * mean):<{_BAR}}"
 
 
 def _million(count: float) -> str:

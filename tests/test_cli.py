@@ -109,7 +109,7 @@ def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:
 
 def test_without_a_command_the_help_is_shown() -> None:
     shown = call().output
-    for command in ("train", "trace", "config", "doctor"):
+    for command in ("train", "simulate", "trace", "config", "doctor"):
         assert re.search(rf"^  {command} ", shown, re.MULTILINE)
 
 

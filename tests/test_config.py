@@ -5,15 +5,36 @@ from __future__ import annotations
 import math
 import re
 import typing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from areal_lab.config import DatasetConfig, TrainConfig
-from areal_lab.load import ALIASES, load_config, settings
-from areal_lab.settings_help import documented_settings, format_settings
+from areal_lab.load import ALIASES, load_config, load_record, settings
+from areal_lab.settings_help import documented_settings, format_settings, shown_default
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass(kw_only=True)
+class Oven:
+    """What bakes."""
+
+    degrees: float = 200.0
+    """Celsius."""
+    measured_s: float | None = None
+    """Baking time; None is by the recipe."""
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """A cake."""
+
+    name: str = "cake"
+    """What it is called."""
+    oven: Oven = field(default_factory=Oven)
+    second_oven: Oven = field(default_factory=Oven)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -171,3 +192,44 @@ def test_defaults_have_the_types_they_promise() -> None:
     for setting in settings():
         kind = typing.get_origin(setting.type) or setting.type
         assert type(setting.default) is kind, setting.name
+
+
+# --- records other than a training run's ---------------------------------------------------------
+
+
+def test_any_record_of_records_is_loaded_the_same_way(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: pie\nsecond_oven: {degrees: 180}\nheat: 150\n")
+    recipe = load_record(Recipe, path, ["oven.measured_s=90"], {"heat": "oven.degrees"})
+    assert recipe == Recipe(
+        name="pie", oven=Oven(degrees=150, measured_s=90), second_oven=Oven(degrees=180)
+    )
+
+
+def test_a_setting_that_may_be_none_takes_null_and_numbers() -> None:
+    assert load_record(Recipe, None, ["oven.measured_s=null"]).oven.measured_s is None
+    assert load_record(Recipe, None, ["oven.measured_s=3"]).oven.measured_s == 3.0
+    with pytest.raises(ValueError, match=r"oven.measured_s is 'long', but must be of type float"):
+        load_record(Recipe, None, ["oven.measured_s=long"])
+
+
+def test_spellings_of_another_record_are_not_understood() -> None:
+    with pytest.raises(ValueError, match=r"unknown setting 'eta' in the overrides"):
+        load_record(Recipe, None, ["eta=1"])
+    with pytest.raises(ValueError, match=r"did you mean 'heat'\?"):
+        load_record(Recipe, None, ["haet=1"], {"heat": "oven.degrees"})
+
+
+def test_settings_of_any_record_are_documented_from_where_it_is_written() -> None:
+    documented = {setting.name: setting for setting in documented_settings(Recipe)}
+    assert documented["second_oven.degrees"].doc == "Celsius."
+    assert documented["second_oven.degrees"].group == "What bakes."
+    assert documented["oven.measured_s"].type == "float | None"
+    text = format_settings(Recipe, {"heat": "oven.degrees"})
+    assert "oven.measured_s = null  (float | None)" in text
+    assert "oven.degrees: heat" in text
+    assert "Other spellings" not in format_settings(Recipe, {})
+
+
+def test_defaults_are_shown_as_one_writes_them() -> None:
+    shown = [shown_default(value) for value in (True, None, "", 1e-5, [1], "text")]
+    assert shown == ["true", "null", '""', "1e-05", "[1]", "text"]

@@ -1,0 +1,157 @@
+"""`areal-lab simulate`, called as a user does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from areal_lab import cli
+from areal_lab.load import settings
+from simulator.config import SimulationConfig
+from simulator.schema_page import PAGE, own_file, rewritten
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["simulate", *arguments])
+
+
+def test_a_preset_prints_a_report() -> None:
+    result = call("--preset", "small")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("small\nQwen2.5-0.5B on 4 H100")
+    assert result.stderr == ""
+
+
+def test_json_is_one_object_and_nothing_else() -> None:
+    result = call("--preset", "small", "--json", "--seeds", "2", "eta=2")
+    found = json.loads(result.stdout)
+    assert {"step_s", "tokens_per_s", "utilisation", "idle", "lag", "cost"} <= found.keys()
+    assert found["seeds"] == [1, 2]
+    assert found["config"]["schedule"]["eta"] == 2
+
+
+def test_the_same_call_says_the_same() -> None:
+    first, second = (call("--preset", "small", "--json").stdout for _ in range(2))
+    assert first == second
+
+
+def test_a_file_of_ones_own_with_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(own_file(PAGE.read_text()))
+    result = call(str(path), "steps=10", "warmup_steps=2", "--json", "seeds=2")
+    found = json.loads(result.stdout)
+    assert found["name"] == "mine"
+    assert found["steps"] == 10
+    # As measured: a step takes 150 s, and an update of the weights 12 s.
+    assert found["parts"]["train_s"]["mean"] == pytest.approx(150)
+    assert found["parts"]["update_s"]["mean"] == pytest.approx(12)
+
+
+def test_two_are_compared_side_by_side() -> None:
+    result = call("--compare", "small", "small schedule.name=synchronous", "--json")
+    found = json.loads(result.stdout)
+    assert found["a"]["name"] == "small"
+    assert found["b"]["name"] == "small schedule.name=synchronous"
+    assert found["ratio"]["tokens_per_s"]["high"] < 1
+    shown = call("--compare", "small", "small schedule.name=synchronous")
+    assert "times as fast as B" in shown.stdout
+
+
+def test_trace_gantt_and_plots_are_written(tmp_path: Path) -> None:
+    files = {name: tmp_path / "deep" / name for name in ("trace.json", "gantt.png", "plots")}
+    result = call(
+        *("--preset", "small", "--seeds", "1"),
+        *("--trace", str(files["trace.json"]), "--gantt", str(files["gantt.png"])),
+        *("--plots", str(files["plots"])),
+    )
+    assert result.exit_code == 0
+    assert result.stderr.count("written: ") == 5
+    trace = json.loads(files["trace.json"].read_text())
+    assert {"engine 0", "engine 1", "trainer"} <= {
+        event["args"].get("name") for event in trace["traceEvents"] if event["ph"] == "M"
+    }
+    assert files["gantt.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_run_is_traced_at_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulator.command._LOGGED_GROUPS", 20)
+    result = call("--preset", "small", "--trace", str(tmp_path / "trace.json"))
+    assert "trace and gantt show the first 5 of 12 steps, of seed 1" in result.stderr
+
+
+def test_presets_are_listed() -> None:
+    lines = call("--list-presets").stdout.splitlines()
+    assert lines[0].startswith("small ")
+    assert any(line.startswith("table_1_32b_colocated ") for line in lines)
+
+
+def test_help_lists_every_setting() -> None:
+    text = call("--help").stdout
+    for setting in settings(SimulationConfig):
+        assert re.search(rf"^  {re.escape(setting.name)} = ", text, re.MULTILINE), setting.name
+    assert "schedule.eta: eta, max_staleness" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "error: nothing to simulate; name a FILE.yaml, or --preset NAME"),
+        (["--preset", "table_8"], "error: unknown preset 'table_8'; did you mean 'table_7'"),
+        (["nowhere.yaml"], "error: nowhere.yaml does not exist"),
+        (["small", "--preset", "table_7"], "error: 'small' and 'table_7' are two things"),
+        (["small", "--compare", "small", "table_7"], "error: --compare names what to simulate"),
+        (["small", "etta=1"], "error: unknown setting 'etta' in the overrides; did you mean"),
+        (["small", "cluster.gpu=H1000"], "error: cluster.gpu: unknown GPU 'H1000'; did you"),
+        (["small", "workload.prompts_per_batch=0"], "error: workload.prompts_per_batch is 0, but"),
+        (["small", "workload.answers.mean_tokens=nan"], "error: workload.answers.mean_tokens is "),
+        (["small", "workload.answers.mean_tokens=601"], "error: workload.answers.mean_tokens is "),
+        (["small", "rollout_gpus=4"], "error: cluster.rollout_gpus is 4, but must be from 1 to 3"),
+        (["small", "model=Qwen2.5-72B"], "error: rollout"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_line_each(arguments: list[str], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
+    assert result.stdout == ""
+    assert all(line.startswith("error: ") for line in result.stderr.splitlines())
+
+
+def test_several_mistakes_have_a_line_each() -> None:
+    result = call("small", "gpus=0", "seeds=0")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("small", "--seeds", "1", "--trace", str(tmp_path / "file" / "trace.json"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+
+
+def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
+    script = (
+        "import sys, areal_lab.cli as cli\n"
+        "sys.argv = ['areal-lab', 'simulate', 'small', '--json', '--seeds', '1']\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_page_is_what_the_program_says() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert rewritten(page) == page, "run: python -m simulator.schema_page"

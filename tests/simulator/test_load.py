@@ -1,0 +1,122 @@
+"""Presets and files of simulations."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from areal_lab.load import settings
+from simulator.check import problems
+from simulator.config import SimulationConfig
+from simulator.lengths import LogNormalLengths, lengths_from
+from simulator.load import ALIASES, load_simulation, preset_path, presets
+
+# Table 1 of the paper (arXiv:2505.24298): GPUs and steps.
+TABLE_1 = {"1.5b": (128, 250), "7b": (192, 250), "14b": (256, 80), "32b": (384, 60)}
+
+
+def test_without_anything_it_is_the_defaults() -> None:
+    assert load_simulation() == SimulationConfig()
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("cluster: {gpu: H100, gpus: 16}\nschedule.eta: 2\ntrainer: {step_s: 150}\n")
+    config = load_simulation(path, ["gpus=32", "eta=inf", "weights.update_s=null"])
+    assert (config.cluster.gpu, config.cluster.gpus) == ("H100", 32)
+    assert config.schedule.eta == math.inf
+    assert config.trainer.step_s == 150.0
+    assert config.weights.update_s is None
+    assert config.name == "mine"
+
+
+def test_a_name_of_its_own_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: ours\n")
+    assert load_simulation(path).name == "ours"
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_other_spellings_set_the_same(alias: str) -> None:
+    kinds = {setting.name: setting.type for setting in settings(SimulationConfig)}
+    value = "H200" if kinds[ALIASES[alias]] is str else "7"
+    assert load_simulation(None, [f"{alias}={value}"]) == load_simulation(
+        None, [f"{ALIASES[alias]}={value}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "message"),
+    [
+        ("table_8", [], "unknown preset 'table_8'; did you mean 'table_7'"),
+        ("table_1_7b", [], "did you mean table_1_7b_asynchronous, table_1_7b_colocated, "),
+        ("nowhere.yaml", [], "nowhere.yaml does not exist"),
+        (
+            "small",
+            ["schedule.etta=1"],
+            "unknown setting 'schedule.etta' in the overrides; did you mean 'schedule.eta'?",
+        ),
+        ("small", ["sigma=1"], "did you mean 'workload.answers.sigma'?"),
+        ("small", ["schedule=synchronous"], "'schedule' in the overrides is a group of settings"),
+        ("small", ["trainer.step_s=fast"], "trainer.step_s is 'fast', but must be of type float"),
+        ("small", ["gpus=2.5"], "cluster.gpus is 2.5, but must be of type int"),
+        ("small", ["eta=1", "eta"], "override 'eta' is not of the form a.b=c"),
+    ],
+)
+def test_mistakes_are_described_in_one_line(
+    source: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_simulation(source, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_small_comes_first_and_every_preset_says_what_it_is() -> None:
+    listed = presets()
+    assert next(iter(listed)) == "small"
+    assert len(listed) == 26
+    assert all(20 < len(title) < 90 for title in listed.values())
+    assert preset_path("Table 7").name == "table_7.yaml"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_can_be_simulated(name: str) -> None:
+    config = load_simulation(name)
+    assert problems(config) == []
+    assert config.name == name
+    if name != "small":
+        text = preset_path(name).read_text()
+        assert "assumed" in text
+        assert "arXiv:2505.24298" in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("model", TABLE_1)
+def test_table_1_has_the_paper_s_gpus_steps_and_split(model: str) -> None:
+    gpus, steps = TABLE_1[model]
+    for mode in ("asynchronous", "synchronous", "colocated"):
+        config = load_simulation(f"table_1_{model}_{mode}")
+        assert (config.cluster.gpus, config.workload.steps) == (gpus, steps)
+        assert config.workload.prompts_per_batch * config.workload.samples_per_prompt == 8192
+        assert config.workload.answers.max_tokens == 27648
+        assert config.model == f"R1-Distill-Qwen-{model.upper()}"
+    asynchronous = load_simulation(f"table_1_{model}_asynchronous")
+    assert asynchronous.cluster.rollout_gpus == 3 * gpus // 4
+    assert asynchronous.schedule.eta == 4
+    colocated = load_simulation(f"table_1_{model}_colocated")
+    assert (colocated.cluster.placement, colocated.schedule.name) == ("colocated", "synchronous")
+
+
+@pytest.mark.parametrize("name", ["table_7", "figure_4_7b_16k", "figure_4_32b_32k"])
+def test_other_contexts_cut_the_answers_of_table_1(name: str) -> None:
+    """Means in these files are those of the same log-normal under another cap."""
+    answers = load_simulation(name).workload.answers
+    table_1 = lengths_from(load_simulation("table_1_1.5b_asynchronous").workload.answers)
+    here = lengths_from(answers)
+    assert isinstance(table_1, LogNormalLengths)
+    assert isinstance(here, LogNormalLengths)
+    assert here.mu == pytest.approx(table_1.mu, abs=1e-3)
+    assert here.sigma == table_1.sigma

@@ -1,0 +1,90 @@
+"""Pictures of simulations, and logs picked for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from areal_lab.control.activity import activity
+from areal_lab.control.eventlog import REWARDS, Log, Record, RunHeader
+from areal_lab.plots.timeline import draw_timeline
+from simulator.load import load_simulation
+from simulator.picked_log import engines_of, only_engines
+from simulator.plots import draw_lags, draw_steps, draw_utilization, write_plots
+from simulator.result import Replicated
+from simulator.simulation import replicate, simulate
+
+
+@cache
+def small(*overrides: str) -> Replicated:
+    return replicate(load_simulation("small", ["seeds=3", *overrides]), processes=1)
+
+
+@cache
+def logged(*overrides: str) -> Log:
+    records: list[Record] = []
+    simulate(load_simulation("small", overrides), log=records.append)
+    header = records[0]
+    assert isinstance(header, RunHeader)
+    return Log(header, tuple(records[1:]))
+
+
+def test_every_bar_is_full() -> None:
+    for runs in ([small()], [small(), small("schedule.name=synchronous")]):
+        axes = draw_utilization(runs).axes[0]
+        rows: dict[float, float] = {}
+        for bar in axes.patches:
+            assert isinstance(bar, Rectangle)
+            rows[bar.get_y()] = rows.get(bar.get_y(), 0.0) + bar.get_width()
+        assert len(rows) == 2 * len(runs)
+        assert list(rows.values()) == pytest.approx([100] * len(rows), abs=0.2)
+
+
+def test_shares_of_lags_add_up() -> None:
+    for axes in draw_lags([small()]).axes:
+        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+        assert sum(bar.get_height() for bar in bars) == pytest.approx(100)
+
+
+def test_steps_show_every_seed_and_the_mean_after_warm_up() -> None:
+    seconds, tokens = draw_steps([small()]).axes
+    for axes in (seconds, tokens):
+        full = [line for line in axes.lines if len(line.get_xydata()) == 12]
+        assert len(full) == 4  # three seeds and their mean
+    averages = [line for line in seconds.lines if len(line.get_xydata()) == 2]
+    assert averages[0].get_ydata()[0] == pytest.approx(small().step_s.mean)
+    legend = seconds.get_legend()
+    assert legend is not None
+    assert "warm-up, left out" in [text.get_text() for text in legend.get_texts()]
+
+
+def test_pictures_are_written_into_a_new_folder(tmp_path: Path) -> None:
+    runs = [small(), small("schedule.name=synchronous", "cluster.placement=colocated")]
+    paths = write_plots(runs, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["utilization.png", "lags.png", "steps.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_picked_engines_keep_what_they_did() -> None:
+    log = logged()
+    picked = only_engines(log, [1], rewards=False)
+    assert engines_of(log) == (0, 1)
+    assert engines_of(picked) == (1,)
+    assert list(activity(picked)) == [
+        name for name in activity(log) if name not in ("engine 0", REWARDS)
+    ]
+    whole, part = activity(log)["engine 1"], activity(picked)["engine 1"]
+    busy = [sum(s.end_s - s.start_s for s in stretches if s.busy) for stretches in (whole, part)]
+    assert busy[0] == pytest.approx(busy[1])
+    assert {group.engine for group in picked.groups} == {1}
+
+
+def test_a_gantt_can_be_drawn_of_picked_engines_with_failures() -> None:
+    log = logged("faults.node_mtbf_h=0.01", "faults.restart_s=1", "faults.detection_s=1")
+    figure = draw_timeline(only_engines(log, [0]), zoom_s=5)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert "engine 0" in names
+    assert "engine 1" not in names
