@@ -257,9 +257,9 @@ class Drive:
         if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):
             return  # An earlier timer has replaced this one, and was served.
         slot.wake_s = math.inf
-        if slot.engine.next_s() <= now_s:
-            self._advance(now_s, slot)
-        self._set_timer(slot)
+        self._advance(now_s, slot)
+        if math.isinf(slot.wake_s):  # else it has had new work at once, and a timer with it
+            self._set_timer(slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
         for done in slot.engine.advance(now_s):
