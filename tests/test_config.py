@@ -205,6 +205,11 @@ def test_any_record_of_records_is_loaded_the_same_way(tmp_path: Path) -> None:
     )
 
 
+def test_a_text_stands_as_it_is_by_another_spelling_too() -> None:
+    assert load_record(Recipe, None, ["called=2024"], {"called": "name"}).name == "2024"
+    assert load_record(Recipe, None, ["called=1: 2"], {"called": "name"}).name == "1: 2"
+
+
 def test_a_setting_that_may_be_none_takes_null_and_numbers() -> None:
     assert load_record(Recipe, None, ["oven.measured_s=null"]).oven.measured_s is None
     assert load_record(Recipe, None, ["oven.measured_s=3"]).oven.measured_s == 3.0

@@ -223,12 +223,27 @@ def test_compacting_keeps_weight_and_mean_and_the_spike_at_the_end() -> None:
     lengths = np.arange(1.0, 20_001)
     weight = np.where(lengths == 20_000, 500.0, 1.0)
     full = Histogram(from_tokens=lengths, to_tokens=lengths, mean_tokens=lengths, weight=weight)
-    small = compact(full, 100)
-    assert 90 <= len(small.weight) <= 100
-    assert small.weight.sum() == full.weight.sum()
-    assert small.mean == pytest.approx(full.mean, rel=1e-12)
-    assert (small.from_tokens[-1], small.to_tokens[-1], small.weight[-1]) == (20_000, 20_000, 500)
-    assert compact(small, 100) is small
+    for rows in range(2, 130):
+        small = compact(full, rows)
+        assert 0.8 * rows <= len(small.weight) <= rows
+        assert small.weight.sum() == full.weight.sum()
+        assert small.mean == pytest.approx(full.mean, rel=1e-12)
+        last = (small.from_tokens[-1], small.to_tokens[-1], small.weight[-1])
+        assert last == (20_000, 20_000, 500)
+        assert compact(small, rows) is small
+
+
+def test_lengths_are_spread_over_their_bins_and_not_beyond() -> None:
+    histogram = Histogram(
+        from_tokens=np.array([10.0, 100.0]),
+        to_tokens=np.array([20.0, 140.0]),
+        mean_tokens=np.array([15.0, 110.0]),
+        weight=np.array([1.0, 1.0]),
+    )
+    lengths = TraceLengths(histogram, wanted_mean_tokens=0, max_tokens=1000)
+    tokens = lengths.draw(rng(), 10_000, 4)
+    assert set(np.unique(tokens)) == {*range(10, 21), *range(100, 121)}
+    assert tokens[tokens > 50].mean() == pytest.approx(110, abs=0.2)
 
 
 def test_a_written_histogram_is_read_again(tmp_path: Path) -> None:
