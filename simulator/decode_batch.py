@@ -314,21 +314,26 @@ class DecodeBatch:
 
         Where the cache is full, no cohort has ended.
         """
-        ahead = self._ahead
+        ahead, ends = self._ahead, self.ends
         assert ahead is not None
-        event = ahead[6]
+        self.time_s, self.step, self.sequences, self._origins, self._owned, behind, event = ahead
+        self._ahead = None
+        if event == _ANY_ENDS and behind > 1:
+            codes = ends[:behind]
+            del ends[:behind]
+            return self._ended_cohorts(codes), False
         if event == _FULL:
-            self._arrive(ahead)
+            del ends[:behind]
             return [], True
-        if event == _COHORT_ENDS:
-            # Nothing but the last entry was looked for.
-            cohort = self._cohorts[self.ends[ahead[5] - 1] & self._mask]
-            self._arrive(ahead)
-            self._close(cohort)
-            return [cohort], False
-        ended = self.ends[: ahead[5]]
-        self._arrive(ahead)
-        return self._ended_cohorts(ended), False
+        # Only the last entry can be the last of a cohort.
+        code = ends[behind - 1]
+        del ends[:behind]
+        slot = code & self._mask
+        if code != self._last[slot]:
+            return [], False
+        cohort = self._cohorts[slot]
+        self._close(cohort)
+        return [cohort], False
 
     def end_step(self, now_s: float) -> list[Cohort]:
         """Let the step that runs at `now_s`, before the next change, come to its end.

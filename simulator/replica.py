@@ -17,9 +17,10 @@ event, only a change of its composition does (`simulator.decode_batch`).
 As SGLang 0.5 schedules: first come, first served; prefill before decode; room is kept for sequences
 that run and for those that are admitted; those with the fewest generated tokens are retracted until
 there is room for 20 steps, and queue up behind the others; a step that is interrupted ends, and its
-tokens count. Three things are simpler. A prefill generates no token, it only fills the cache. A
+tokens count. Four things are simpler. A prefill generates no token, it only fills the cache. A
 prefill that is interrupted stops within its chunk, not after it (under 0.1 s). What ran when the
-engine was paused goes on before what waited; SGLang puts it behind.
+engine was paused goes on before what waited; SGLang puts it behind. And the room that is kept for
+running sequences does not grow after a retraction.
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ class _Queued:
         self.members = members
         self.done = done  # tokens generated before
         self.past = past  # their versions
+
+    def take(self, count: int) -> list[int]:
+        """The first of them, who wait no more."""
+        taken, self.members = self.members[:count], self.members[count:]
+        return taken
 
 
 class Replica:
@@ -169,6 +175,11 @@ class Replica:
         return sum([len(queued.members) for queued in self._queue])
 
     @property
+    def decode_steps(self) -> int:
+        """Since the start; generated tokens over these is the mean batch."""
+        return self._look()[0]
+
+    @property
     def cache_used_tokens(self) -> int:
         """Of the KV cache."""
         return self._look()[2]
@@ -189,7 +200,7 @@ class Replica:
     def next_s(self) -> float:
         """When there is something to do for `advance`; infinite if nothing goes on."""
         batch = self._batch
-        if batch.time_s <= self._now_s:
+        if (self._admission_due or self._reading) and batch.time_s <= self._now_s:
             self._run(self._now_s)
         if self._done:
             return max(self._done[0].time_s, self._now_s)
@@ -203,9 +214,9 @@ class Replica:
         """Let the time become `now_s`; returns the groups that ended until then."""
         now_s = self._clock(now_s)
         self._run(now_s)
-        done = self._done
-        if not done:
+        if not self._done:
             return []
+        done = self._done
         if done[-1].time_s <= now_s:
             self._done = []
             return done
@@ -329,6 +340,7 @@ class Replica:
         one = self._groups.pop(group)
         self._queue = deque([item for item in queue if item.group is not one])
         batch.remove(one)
+        self._joined_s = -math.inf
         tokens = before - self._unfinished_tokens(batch.step)
         self._ended_tokens += tokens
         if not self._paused:
@@ -425,15 +437,13 @@ class Replica:
         """Let those in the queue join, first come first served, and begin to read their prompts."""
         batch, queue, reserve = self._batch, self._queue, self._reserve_new
         time_s, sequences = batch.time_s, batch.sequences
-        if time_s != self._joined_s:
-            self._joined_s = time_s
-            self._joined = self._read_tokens = self._read_pairs = self._read_again = 0
-        joined = self._joined
+        joined = self._joined if time_s == self._joined_s else 0
         free = self.cache_tokens - batch.cached_tokens
         free -= self._reserve_running * (sequences - joined) + reserve * joined
-        while queue:
+        self._admission_due = False
+        while queue and sequences < self.max_running:
             item = queue[0]
-            group, members, done = item.group, item.members, item.done
+            group, done = item.group, item.done
             # Tokens to read once for the group, and for each of them.
             once, each, cached = group.prompt_tokens, done, group.prompt_tokens
             if not self._sharing:
@@ -441,34 +451,37 @@ class Replica:
             elif group.cohorts:
                 once = 0
             count = (free - once) // (each + reserve)
-            if count < 1 and not sequences:
-                count = 1  # Alone it fits: `submit` has seen to it.
-            count = min(count, len(members), self.max_running - sequences)
             if count < 1:
-                break
-            if count == len(members):
+                if sequences:
+                    break
+                count = 1  # Alone it fits: `submit` has seen to it.
+            count = min(count, len(item.members), self.max_running - sequences)
+            members = item.take(count)
+            if not item.members:
                 queue.popleft()
-            else:
-                item.members = members[count:]
-                members = members[:count]
+            if not joined:
+                self._joined_s = time_s
+                self._read_tokens = self._read_pairs = self._read_again = 0
             batch.join(group, members, batch.step - done, self._epoch, item.past)
             free -= once + count * (each + reserve)
             sequences += count
-            self._joined += count
+            joined += count
             tokens = once + count * each
             if tokens:
                 self._read_tokens += tokens
                 self._read_pairs += causal_pairs(once) + count * causal_pairs(each, cached)
-            if done:
-                self._read_again += tokens
-                self.recomputed_tokens += tokens
-        self._admission_due = False
+                if done:
+                    self._read_again += tokens
+                    self.recomputed_tokens += tokens
+        if not joined:
+            return
+        self._joined = joined
         if self._read_tokens:
             again = self._read_again == self._read_tokens
             self._timesheet.begin(RECOMPUTE if again else PREFILL, time_s)
             batch.time_s = time_s + self._cost.seconds(self._read_tokens, self._read_pairs)
             self._reading = True
-        elif sequences:
+        elif self._timesheet.activity != DECODE:
             self._timesheet.begin(DECODE, time_s)
 
     def _contexts(self) -> tuple[int, int]:
@@ -488,14 +501,18 @@ class Replica:
 
     def _finish(self, cohort: Cohort) -> None:
         """Nothing of it runs any more."""
-        group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
-        start, epoch, past = cohort.start_step, cohort.epoch, cohort.past
+        group, members, epoch, past = cohort.group, cohort.members, cohort.epoch, cohort.past
+        lengths, start = group.lengths, cohort.start_step
         if len(members) == len(lengths):
             answers = segments(epoch, start, past, lengths)
         else:
-            mine = segments(epoch, start, past, [lengths[member] for member in members])
             results = group.results
-            results.update(zip(members, mine, strict=True))
+            if len(members) == 1:
+                member = members[0]
+                (results[member],) = segments(epoch, start, past, (lengths[member],))
+            else:
+                mine = segments(epoch, start, past, [lengths[member] for member in members])
+                results.update(zip(members, mine, strict=True))
             if len(results) < len(lengths):
                 return
             answers = [results[member] for member in range(len(lengths))]

@@ -51,20 +51,27 @@ def segments(
     if epoch.following is None and not past:
         version = epoch.version
         return [((version, length),) for length in lengths]
-    return [_one(epoch, start_step, past, length) for length in lengths]
-
-
-def _one(epoch: Epoch, start_step: int, past: Segments, length: int) -> Segments:
-    parts = list(past)
-    done = sum(tokens for _, tokens in past)
-    following: Epoch | None = epoch
-    while following is not None and done < length:
-        version, following = following.version, following.following
-        until = length if following is None else min(length, following.first_step - start_step)
+    # Latest first: tokens before this version, their segments, the version.
+    stretches: list[tuple[int, Segments, Version]] = []
+    done, before = sum([tokens for _, tokens in past]), past
+    this: Epoch | None = epoch
+    while this is not None:
+        following = this.following
+        until = done + 1 if following is None else following.first_step - start_step
         if until > done:
-            if parts and parts[-1][0] == version:
-                parts[-1] = (version, parts[-1][1] + until - done)
-            else:
-                parts.append((version, until - done))
-            done = until
-    return tuple(parts)
+            stretches.insert(0, (done, before, this.version))
+            done, before = until, _extended(before, this.version, until - done)
+        this = following
+    answers = []
+    for length in lengths:
+        for done, before, version in stretches:
+            if done < length:
+                answers.append(_extended(before, version, length - done))
+                break
+    return answers
+
+
+def _extended(before: Segments, version: Version, tokens: int) -> Segments:
+    if before and before[-1][0] == version:
+        return (*before[:-1], (version, before[-1][1] + tokens))
+    return (*before, (version, tokens))

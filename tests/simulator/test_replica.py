@@ -149,13 +149,10 @@ def test_the_replica_equals_its_slow_twin(
             done += engine.advance(engine.next_s())
             engine.check()
         if looks == "everything":
-            # Looking changes nothing, and asking once more before work comes does not either.
+            # Looking changes nothing.
             assert engine.generated_tokens >= 0
             engine.advance((engine._now_s + command.time_s) / 2)
             engine.check()
-        if command.name == "submit" and looks != "commands":
-            while engine.next_s() <= command.time_s:
-                done += engine.advance(engine.next_s())
         if command.name != "submit":
             done += engine.advance(command.time_s)
         answers += obey(engine, command)
@@ -182,3 +179,392 @@ def test_the_replica_equals_its_slow_twin(
     assert engine.recomputed_tokens == oracle.recomputed_tokens
     assert engine.preemptions == oracle.preemptions
     assert (engine.running, engine.waiting, engine.cache_used_tokens) == (0, 0, 0)
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), max_size=6), st.booleans())
+def test_what_is_submitted_at_one_time_is_read_together(
+    burst: list[list[int]], sharing: bool
+) -> None:
+    costs = Costs(0.37, 0.01, 0.002, read_token_s=0.1, read_pair_s=0.01)
+
+    def run(asks: bool) -> tuple[Any, ...]:
+        engine = replica(costs, prefix_sharing=sharing)
+        engine.submit(0.0, 99, 5, [20], 0)
+        for group, lengths in enumerate(burst):
+            if asks:
+                assert engine.next_s() > 0.0
+                assert engine.advance(0.0) == []
+            engine.submit(0.0, group, 7, lengths, 0)
+        return drain(engine), engine.activity_s
+
+    assert run(asks=True) == run(asks=False)
+
+
+def test_published_costs_equal_the_slow_twin() -> None:
+    model, gpu = find_model("Qwen2.5-1.5B"), find_gpu("A100-40")
+    for overlap in (True, False):
+        # The CPU time makes steps wait at first, and no more when contexts are long.
+        decode = decode_cost(model, gpu, 1, overhead_s=4.4e-3, overlap=overlap)
+        prefill = prefill_cost(model, gpu, 1)
+
+        class Both:
+            step_s = staticmethod(decode.step_s)
+            seconds = staticmethod(prefill.seconds)
+
+        sizes: dict[str, Any] = {
+            "max_running": 12,
+            "cache_tokens": 5000,
+            "prefix_sharing": True,
+            "reserve_running_tokens": 20,
+            "reserve_new_tokens": 100,
+        }
+        lengths = [
+            [37 * (group * 4 + place) % 1499 + 1 for place in range(4)] for group in range(9)
+        ]
+        wanted = [
+            Command(0.7 * (group // 3), "submit", (group, 300, lengths[group], 0))
+            for group in range(9)
+        ]
+        wanted += [Command(2.5, "pause"), Command(3.0, "resume", (1, True))]
+        engine = Replica(decode=decode, prefill=prefill, **sizes)
+        for command in wanted:
+            obey(engine, command)
+        done = drain(engine)
+        oracle = Oracle(Both(), **sizes)
+        oracle.run(wanted, engine._now_s)
+        assert engine.preemptions == oracle.preemptions > 0
+        assert engine.recomputed_tokens == oracle.recomputed_tokens > 0
+        for group, (time_s, answers) in oracle.ended.items():
+            assert done[group].time_s == pytest.approx(time_s, rel=1e-6)
+            assert done[group].segments == answers
+        assert engine.activity_s == pytest.approx(
+            {name: oracle.activity_s[name] for name in engine.activity_s}, rel=1e-6
+        )
+
+
+# --- small enough to follow ----------------------------------------------------------------------
+
+
+def test_a_run_small_enough_to_follow() -> None:
+    # Reading 10 + 10 tokens: 2 s. Steps of 1 s + 0.1 s per sequence: 3 with both groups (4
+    # sequences), 2 with three, 5 with one.
+    engine = replica(Costs(1.0, 0.1, read_token_s=0.1))
+    engine.submit(0.0, 7, 10, [3, 5], 0)
+    engine.submit(0.0, 8, 10, [5, 10], 0)
+    done = drain(engine)
+    assert done[7].time_s == pytest.approx(2 + 3 * 1.4 + 2 * 1.3)
+    assert done[8].time_s == pytest.approx(2 + 3 * 1.4 + 2 * 1.3 + 5 * 1.1)
+    assert done[7].segments == (((0, 3),), ((0, 5),))
+    assert engine.activity_s == pytest.approx(
+        {"idle": 0.0, "prefill": 2.0, "decode": 12.3, "recompute": 0.0, "paused": 0.0}
+    )
+    assert engine.generated_tokens == 23
+    assert engine.decode_steps == 10
+
+
+def test_contexts_grow_and_make_steps_longer() -> None:
+    # A token of context takes 0.1 s; two sequences of a prompt of 10 tokens each.
+    engine = replica(Costs(1.0, context_token_s=0.1))
+    engine.submit(0.0, 0, 10, [3, 3], 0)
+    assert drain(engine)[0].time_s == pytest.approx(3.0 + 3.2 + 3.4)
+
+
+def test_a_shared_prompt_is_read_and_cached_once() -> None:
+    for sharing, read_s, cached in ((True, 10.0, 14), (False, 40.0, 44)):
+        engine = replica(Costs(read_token_s=1.0), prefix_sharing=sharing)
+        engine.submit(0.0, 0, 10, [9] * 4, 0)
+        engine.advance(read_s + 1.0)
+        assert engine.activity_s["prefill"] == pytest.approx(read_s)
+        assert engine.cache_used_tokens == cached
+
+
+def test_a_shared_prompt_stays_while_an_answer_to_it_runs() -> None:
+    # Two places: the third answer begins when the first has ended, and finds the prompt.
+    engine = replica(Costs(read_token_s=1.0), max_running=2)
+    engine.submit(0.0, 0, 10, [2, 4, 1], 0)
+    assert drain(engine)[0].time_s == pytest.approx(10 + 4)
+    # Another group reads its own prompt, while the second answer waits for it.
+    engine = replica(Costs(read_token_s=1.0), max_running=2)
+    engine.submit(0.0, 0, 10, [2, 4], 0)
+    engine.submit(0.0, 1, 10, [5], 0)
+    done = drain(engine)
+    assert done[0].time_s == pytest.approx(10 + 2 + 10 + 2)
+
+
+def test_prefill_goes_before_decode() -> None:
+    engine = replica(Costs(read_token_s=0.5))
+    engine.submit(0.0, 0, 4, [10], 0)
+    # Steps from 2 s on. Work comes at 3.5 s: the step ends at 4, then 3 s of reading.
+    engine.submit(3.5, 1, 6, [1], 0)
+    done = drain(engine)
+    assert done[1].time_s == pytest.approx(8.0)
+    assert done[0].time_s == pytest.approx(15.0)
+
+
+def test_first_come_first_served() -> None:
+    engine = replica(max_running=1)
+    for group in (5, 3, 4):
+        engine.submit(0.0, group, 0, [2], 0)
+    assert [done.group for done in drain(engine).values()] == [5, 3, 4]
+    assert (engine.running, engine.waiting) == (0, 0)
+
+
+# --- interruptions -------------------------------------------------------------------------------
+
+
+def test_tokens_have_the_version_that_generated_them() -> None:
+    engine = replica(Costs(read_token_s=0.5))
+    engine.submit(0.0, 0, 0, [2, 5, 9], 3)
+    engine.pause(3.5)  # The fourth step ends at 4 s.
+    assert engine.next_s() == math.inf
+    engine.resume(10.0, 4)  # Contexts of 4 and 4 tokens: 4 s.
+    assert engine.next_s() == pytest.approx(19.0)  # The last answer's end is the group's.
+    engine.pause(16.2)
+    engine.resume(20.0, 6, recompute=False)
+    (done,) = drain(engine).values()
+    assert done.segments == (((3, 2),), ((3, 4), (4, 1)), ((3, 4), (4, 3), (6, 2)))
+    assert done.time_s == pytest.approx(22.0)
+    assert engine.recomputed_tokens == 8
+    assert engine.activity_s == pytest.approx(
+        {"idle": 0.0, "prefill": 0.0, "decode": 9.0, "recompute": 4.0, "paused": 9.0}
+    )
+
+
+def test_the_same_version_again_is_one_segment() -> None:
+    engine = replica()
+    engine.submit(0.0, 0, 0, [6], 2)
+    engine.pause(3.0)
+    engine.resume(5.0, 2)
+    assert drain(engine)[0].segments == (((2, 6),),)
+
+
+def test_a_prompt_that_is_shared_is_read_again_once() -> None:
+    for sharing, tokens, pairs in (
+        (True, 10 + 3 * 2, causal_pairs(10) + 3 * causal_pairs(2, 10)),
+        (False, 3 * 12, 3 * causal_pairs(12)),
+    ):
+        engine = replica(Costs(read_token_s=1.0, read_pair_s=0.1), prefix_sharing=sharing)
+        engine.submit(0.0, 0, 10, [9, 9, 9], 0)
+        before_s = engine.next_s() - 9.0
+        engine.pause(before_s + 2.0)
+        engine.resume(before_s + 2.0, 1)
+        assert engine.recomputed_tokens == tokens
+        assert engine.next_s() == pytest.approx(before_s + 2.0 + tokens + 0.1 * pairs + 7.0)
+
+
+def test_a_pause_stops_a_prefill_at_once() -> None:
+    for recompute, end_s in ((False, 20.0 + 7.0 + 2.0), (True, 20.0 + 10.0 + 2.0)):
+        engine = replica(Costs(read_token_s=1.0))
+        engine.submit(0.0, 0, 10, [2], 0)
+        engine.pause(3.0)
+        engine.resume(20.0, 1, recompute=recompute)
+        assert drain(engine)[0] == (0, pytest.approx(end_s), (((1, 2),),))
+
+
+def test_work_that_comes_during_a_pause_waits_behind() -> None:
+    engine = replica(Costs(read_token_s=1.0), max_running=2)
+    engine.submit(0.0, 0, 3, [4, 4], 0)
+    engine.pause(4.0)
+    engine.submit(5.0, 1, 2, [1], 0)
+    assert engine.waiting == 1
+    engine.resume(10.0, 1)
+    # 3 + 2 * 1 tokens are read again; three steps; then the newcomer's.
+    done = drain(engine)
+    assert done[0].time_s == pytest.approx(10 + 5 + 3)
+    assert done[1].time_s == pytest.approx(10 + 5 + 3 + 2 + 1)
+
+
+def test_new_weights_reach_an_engine_without_work_by_what_is_submitted() -> None:
+    engine = replica()
+    engine.submit(0.0, 0, 0, [2], 1)
+    drain(engine)
+    engine.submit(5.0, 1, 0, [2], 4)
+    engine.submit(5.0, 2, 0, [2], 3)  # Told before the weights came.
+    done = drain(engine)
+    assert done[1].segments == done[2].segments == (((4, 2),),)
+    engine.submit(8.0, 3, 0, [2], 4)
+    with pytest.raises(ValueError, match="version is 5, but the engine is at work with 4"):
+        engine.submit(9.0, 4, 0, [2], 5)
+
+
+def test_versions_that_no_answer_needs_are_forgotten() -> None:
+    engine = replica()
+    for version in range(50):
+        start_s = version * 10.0
+        engine.submit(start_s, version, 0, [5, 12], version)
+        engine.pause(start_s + 3.0)
+        engine.resume(start_s + 4.0, version + 1)
+        engine.advance(start_s + 10.0)
+    # Of 51 epochs at most the latest three are reachable; nothing points backwards.
+    epochs = {id(cohort.epoch): cohort.epoch for cohort in engine._batch.cohorts}
+    first = min([*epochs.values(), engine._epoch], key=lambda epoch: epoch.first_step)
+    count = 1
+    while (following := first.following) is not None:
+        first, count = following, count + 1
+    assert count <= 3
+    assert not engine._done
+    assert len(engine._groups) <= 2
+
+
+# --- a full cache --------------------------------------------------------------------------------
+
+
+def test_a_full_cache_sends_the_fewest_tokens_back() -> None:
+    costs = Costs(read_token_s=1.0)
+    engine = replica(costs, cache_tokens=50, prefix_sharing=False, reserve_running_tokens=1)
+    engine.submit(0.0, 0, 5, [40], 0)
+    engine.submit(10.0, 1, 8, [30], 0)
+    # Group 0 alone until 10 s: 5 s of reading, 5 steps. Then 8 s of reading. 18 tokens are cached,
+    # 2 more with each step: after 16 steps, at 34 s, there is no room for a seventeenth.
+    assert engine.next_s() == pytest.approx(34.0)
+    engine.advance(34.0)
+    assert (engine.preemptions, engine.running, engine.waiting) == (1, 1, 1)
+    assert engine.generated_tokens == 21 + 16
+    done = drain(engine)
+    # 19 steps to go, then 8 + 16 tokens are read again, then 14 steps.
+    assert done[0].time_s == pytest.approx(34 + 19)
+    assert done[1].time_s == pytest.approx(34 + 19 + 24 + 14)
+    assert done[1].segments == (((0, 30),),)
+    assert engine.recomputed_tokens == 24
+    assert engine.activity_s["recompute"] == pytest.approx(24.0)
+
+
+def test_among_equals_the_longest_prompt_goes_back_then_the_latest() -> None:
+    engine = replica(cache_tokens=100, prefix_sharing=False, reserve_running_tokens=1)
+    engine.submit(0.0, 0, 20, [50], 0)
+    engine.submit(0.0, 1, 30, [50], 0)
+    engine.submit(0.0, 2, 20, [50], 0)
+    done = drain(engine)
+    # 70 tokens and 3 a step: full after 10 steps. Group 1 frees 40: enough for 20 steps of two.
+    # 60 tokens and 2 a step: full after 20 more. Group 2 frees 50. Group 0 ends 20 steps later.
+    assert done[0].time_s == pytest.approx(10 + 20 + 20)
+    # Both wait: group 1 came first, with 40 tokens; group 2 with 50. They go on together, with room
+    # for 5 steps; then group 1, which has fewer tokens, goes back again.
+    assert done[2].time_s == pytest.approx(50 + 20)
+    assert done[1].time_s == pytest.approx(70 + 35)
+    assert engine.preemptions == 3
+
+
+def test_room_is_kept_for_those_that_run() -> None:
+    # 11 tokens are cached and 30 kept; 10 are to be read and 40 kept.
+    for cache, running in ((90, 1), (91, 2)):
+        engine = replica(cache_tokens=cache, reserve_running_tokens=30, reserve_new_tokens=40)
+        engine.submit(0.0, 0, 10, [50], 0)
+        engine.submit(1.0, 1, 10, [50], 0)
+        engine.advance(1.0)
+        assert (engine.running, engine.waiting) == (running, 2 - running)
+
+
+# --- drop and fail -------------------------------------------------------------------------------
+
+
+def test_what_is_dropped_makes_room_after_the_step() -> None:
+    engine = replica(max_running=2)
+    engine.submit(0.0, 0, 0, [5, 20], 0)
+    engine.submit(0.0, 1, 0, [3], 0)
+    assert engine.drop(2.5, 0) == 6  # The third step ends at 3 s.
+    done = drain(engine)
+    assert list(done) == [1]
+    assert done[1].time_s == pytest.approx(6.0)
+    assert engine.drop(7.0, 1) == engine.drop(7.0, 5) == 0
+    assert engine.generated_tokens == 9
+
+
+def test_a_failure_loses_everything_but_what_had_ended() -> None:
+    engine = replica(max_running=2)
+    engine.submit(0.0, 0, 0, [2], 0)
+    engine.submit(0.0, 1, 0, [9, 9], 0)
+    assert engine.fail(4.5) == [1]
+    assert [done.group for done in engine.advance(4.5)] == [0]
+    assert (engine.running, engine.waiting, engine.cache_used_tokens) == (0, 0, 0)
+    assert engine.next_s() == math.inf
+    engine.submit(20.0, 1, 0, [9], 3)
+    assert drain(engine)[1] == (1, pytest.approx(29.0), (((3, 9),),))
+    assert engine.activity_s["idle"] == pytest.approx(15.0)
+
+
+# --- the books -----------------------------------------------------------------------------------
+
+
+def test_spans_say_what_the_engine_did_without_gaps() -> None:
+    spans: list[tuple[str, float, float]] = []
+    engine = replica(
+        Costs(read_token_s=0.5), record_spans=lambda *span: spans.append(span), cache_tokens=60
+    )
+    engine.submit(2.0, 0, 10, [20, 20], 0)
+    engine.submit(5.0, 1, 10, [20, 20], 0)
+    engine.pause(20.3)
+    engine.resume(25.0, 1)
+    drain(engine)
+    engine.submit(200.0, 2, 0, [1], 1)
+    drain(engine)
+    assert {name for name, _, _ in spans} == {"idle", "prefill", "decode", "paused", "recompute"}
+    assert all(before[2] == after[1] for before, after in pairwise(spans))
+    assert all(start_s < end_s for _, start_s, end_s in spans)
+    assert (spans[0][1], spans[-1][2]) == (0.0, 201.0)
+    for name, seconds in engine.activity_s.items():
+        told = sum(end_s - start_s for one, start_s, end_s in spans if one == name)
+        assert told == pytest.approx(seconds)
+
+
+def test_answers_that_end_together_are_told_together() -> None:
+    engine = replica(max_running=4)
+    engine.submit(0.0, 0, 0, [5, 5], 0)
+    engine.submit(0.0, 1, 0, [5], 0)
+    engine.submit(0.0, 2, 0, [5, 6], 0)
+    assert [done.group for done in engine.advance(5.0)] == [0, 1]
+    assert [done.group for done in engine.advance(engine.next_s())] == [2]
+
+
+def test_no_place_stays_free_while_somebody_waits() -> None:
+    engine = replica(max_running=16)
+    lengths = [[(7 * group + 3 * place) % 40 + 1 for place in range(4)] for group in range(400)]
+    for group in range(400):
+        engine.submit(0.0, group, 0, lengths[group], 0)
+    end_s = max(done.time_s for done in drain(engine).values())
+    tokens = sum(map(sum, lengths))
+    assert engine.generated_tokens == tokens
+    # Graham: no place stays free while somebody waits.
+    assert tokens / 16 <= end_s <= tokens / 16 + 40
+    assert engine.decode_steps == end_s == engine.activity_s["decode"]
+
+
+def test_more_places_or_more_cache_are_never_slower_for_equal_steps() -> None:
+    def end_s(**sizes: int) -> float:
+        engine = replica(reserve_running_tokens=1, **sizes)
+        for group in range(30):
+            engine.submit(0.0, group, 3, [group * 5 % 17 + 1] * 3, 0)
+        return max(done.time_s for done in drain(engine).values())
+
+    places = [end_s(max_running=places) for places in (1, 2, 4, 8, 16)]
+    assert places == sorted(places, reverse=True)
+    caches = [end_s(cache_tokens=tokens, max_running=16) for tokens in (40, 80, 160, 1000)]
+    assert caches == sorted(caches, reverse=True)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_bad_sizes_are_refused() -> None:
+    for name in ("max_running", "cache_tokens", "reserve_running_tokens", "reserve_new_tokens"):
+        with pytest.raises(ValueError, match=f"{name} is 0, but must be >= 1"):
+            replica(**{name: 0})
+
+
+def test_bad_work_is_refused_with_the_way_out() -> None:
+    engine = replica(cache_tokens=100)
+    engine.submit(1.0, 0, 10, [5], 0)
+    with pytest.raises(ValueError, match="group 0 is here already"):
+        engine.submit(1.0, 0, 10, [5], 0)
+    for prompt, lengths in ((-1, [5]), (5, []), (5, [3, 0])):
+        with pytest.raises(ValueError, match=r"need prompt_tokens >= 0, and lengths that are >= 1"):
+            engine.submit(1.0, 1, prompt, lengths, 0)
+    with pytest.raises(ValueError, match="101 tokens, but the cache holds 100; use GPUs with more"):
+        engine.submit(1.0, 1, 11, [90], 0)
+    with pytest.raises(ValueError, match="not paused; resume comes after pause"):
+        engine.resume(1.0, 1)
+    for past_s in (0.5, math.nan):
+        with pytest.raises(ValueError, match=r"but it was 1\.0 s already"):
+            engine.advance(past_s)
+    engine.advance(1.0 - 1e-15)  # what two clocks may differ by
+    assert drain(engine)[0].time_s == 6.0
