@@ -167,19 +167,21 @@ class DecodeBatch:
         """Of which some sequence has not ended."""
         return [cohort for cohort in self._cohorts if self._starts[cohort.slot] != _FREE]
 
-    def running(self) -> Counter[int]:
-        """Sequences that have not ended, by slot."""
-        return Counter([code & self._mask for code in self.ends])
+    def running(self) -> list[tuple[Cohort, int]]:
+        """The same, each with how many of its sequences have not ended."""
+        mask = self._mask
+        counts = Counter([code & mask for code in self.ends])
+        return [(self._cohorts[slot], count) for slot, count in counts.items()]
 
     def check(self) -> None:
         """Assert that the sums are those of the sequences; for tests."""
         origins = owned = prefixes = 0
         groups: Counter[Group] = Counter()
-        running = self.running()
-        for cohort in self.cohorts:
+        assert {cohort.slot for cohort in self.cohorts} == {one.slot for one, _ in self.running()}
+        for cohort, running in self.running():
             group, start = cohort.group, cohort.start_step
-            origins += running[cohort.slot] * (start - group.prompt_tokens)
-            owned += running[cohort.slot] * (start - (0 if self._sharing else group.prompt_tokens))
+            origins += running * (start - group.prompt_tokens)
+            owned += running * (start - (0 if self._sharing else group.prompt_tokens))
             assert self._starts[cohort.slot] == start
             codes = [code for code in self.ends if code & self._mask == cohort.slot]
             assert self._last[cohort.slot] == max(codes)

@@ -488,10 +488,9 @@ class Replica:
         """Tokens and pairs of attention of everything that runs."""
         batch, sharing = self._batch, self._sharing
         pairs, prompts = 0, {}
-        counts = batch.running()
-        for cohort in batch.cohorts:
+        for cohort, running in batch.running():
             group, done = cohort.group, batch.step - cohort.start_step
-            prompt, running = group.prompt_tokens, counts[cohort.slot]
+            prompt = group.prompt_tokens
             if sharing:
                 prompts[group.number] = causal_pairs(prompt)
                 pairs += running * causal_pairs(done, prompt)

@@ -51,27 +51,23 @@ def segments(
     if epoch.following is None and not past:
         version = epoch.version
         return [((version, length),) for length in lengths]
-    # Latest first: tokens before this version, their segments, the version.
-    stretches: list[tuple[int, Segments, Version]] = []
-    done, before = sum([tokens for _, tokens in past]), past
+    # Latest first. An answer that ends there: the segments before, and the tokens of those.
+    stretches: list[tuple[int, Segments, Version, int]] = []
+    done, whole = sum([tokens for _, tokens in past]), past
     this: Epoch | None = epoch
     while this is not None:
-        following = this.following
-        until = done + 1 if following is None else following.first_step - start_step
+        version, this = this.version, this.following
+        until = done + 1 if this is None else this.first_step - start_step
         if until > done:
-            stretches.insert(0, (done, before, this.version))
-            done, before = until, _extended(before, this.version, until - done)
-        this = following
+            same = bool(whole) and whole[-1][0] == version  # as before the interruption
+            before = whole[:-1] if same else whole
+            offset = done - whole[-1][1] if same else done
+            stretches.insert(0, (done, before, version, offset))
+            done, whole = until, (*before, (version, until - offset))
     answers = []
     for length in lengths:
-        for done, before, version in stretches:
+        for done, before, version, offset in stretches:
             if done < length:
-                answers.append(_extended(before, version, length - done))
+                answers.append((*before, (version, length - offset)))
                 break
     return answers
-
-
-def _extended(before: Segments, version: Version, tokens: int) -> Segments:
-    if before and before[-1][0] == version:
-        return (*before[:-1], (version, before[-1][1] + tokens))
-    return (*before, (version, tokens))

@@ -5,7 +5,7 @@ One record per sequence, one version per token, one turn of the loop per step of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -70,7 +70,7 @@ class Oracle:
         self.stopped: tuple[str, float] | None = None
         self.reading: tuple[str, float] | None = None  # what is read, and how long still
         self.due = False
-        self.activity_s: Counter[str] = Counter()
+        self.activity_s: defaultdict[str, float] = defaultdict(float)
         self.generated_tokens = 0
         self.recomputed_tokens = 0
         self.preemptions = 0
