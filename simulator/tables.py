@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_lab.control.activity import NOTHING_ADMITTED, WAIT_BATCH
 from simulator.hardware import find_gpu
 from simulator.quantities import duration, number, quantity, shown_name
 
@@ -19,17 +20,21 @@ _LEAST_SHARE: Final = 0.0005
 """Of a pool's time: what would be listed with 0.0 % is left out."""
 _MOST_LAGS: Final = 9
 """Columns of the table of lags; what is above is added up in the last."""
-_BAR: Final = 12
+_LONGEST_BAR: Final = 12
+_SHORTEST_BAR: Final = 4
+_WITHOUT_BARS: Final = 76
+"""Width of the table of two pools without its bars."""
 _BEHIND: Final = 0.1
-"""Idle share of a pool from which it counts as waiting for the other."""
+"""Share of its time that a pool waits for the other, from which it is worth a word."""
 
 
 def show_report(console: Console, told: Mapping[str, Any]) -> None:
     """Print what `report` made."""
     console.print(f"[bold]{_escape(told['name'])}[/]")
     for line in setting_lines(told):
-        console.print(line)
-    for table in (_step_table(told), _time_table([told]), _lag_table(told)):
+        console.print(line, highlight=False)
+    tables = (_step_table(told), _time_table([told], width=console.width), _lag_table(told))
+    for table in tables:
         console.print()
         console.print(table)
     for note in (_lag_note(told), _limit_note(told)):
@@ -96,7 +101,7 @@ def show_comparison(
     for mark, told in (("A", first), ("B", second)):
         console.print(f"[bold]{mark}  {_escape(told['name'])}[/]")
         for line in setting_lines(told):
-            console.print(f"   {line}")
+            console.print(f"   {line}", highlight=False)
     console.print()
     console.print(_comparison_table(first, second, ratio))
     console.print()
@@ -214,8 +219,12 @@ def _dollars_row(dollars: Mapping[str, Any] | None, steps: int) -> tuple[str, st
     return "cost", f"${quantity(typical)}", note
 
 
-def _time_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Busy and idle shares of each pool; of two simulations, side by side."""
+def _time_table(reports: Sequence[Mapping[str, Any]], *, width: int = 0) -> Table:
+    """Busy and idle shares of each pool, with bars where there is room; of two simulations, side
+    by side and without."""
+    bar = -1
+    if len(reports) == 1:
+        bar = min(max((width - _WITHOUT_BARS) // 2, 0), _LONGEST_BAR)
     columns: list[tuple[str, Mapping[str, Any], str]] = []
     for told, mark in zip(reports, ("A: ", "B: ") if len(reports) > 1 else ("",), strict=True):
         columns += [(f"{mark}{pool}", told, pool) for pool in told["utilisation"]]
@@ -229,11 +238,11 @@ def _time_table(reports: Sequence[Mapping[str, Any]]) -> Table:
         for name in sorted(largest, key=lambda name: -largest[name]):
             if largest[name] >= _LEAST_SHARE:
                 style = "dim" if kind == "idle" else None
-                cells = [_share_cell(column.get(name), bar=len(columns) <= 2) for column in shares]
+                cells = [_share_cell(column.get(name), bar=bar) for column in shares]
                 table.add_row(f"{mark}{shown_name(name)}", *cells, style=style)
     table.add_section()
     use = [told["utilisation"][pool] for _, told, pool in columns]
-    table.add_row("utilization", *(_share_cell(one, bar=len(columns) <= 2) for one in use))
+    table.add_row("utilization", *(_share_cell(one, bar=bar) for one in use))
     return table
 
 
@@ -264,28 +273,31 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
 
 
 def _limit_note(told: Mapping[str, Any]) -> str:
-    """Which side a run waits for, if one is clearly behind."""
-    if "training" not in told["utilisation"]:
+    """Which side waits for the other, if one clearly does."""
+    idle = told["idle"]
+    if "training" not in idle:
         return ""
-    idle = {
-        pool: sum(map(_mean, told["idle"].get(pool, {}).values()))
-        for pool in ("rollout", "training")
-    }
-    wait = {pool: f"{100 * share:.0f} %" for pool, share in idle.items()}
-    if idle["training"] < _BEHIND < idle["rollout"]:
+    engines, trainer = (
+        _mean(idle[pool].get(cause, {"mean": 0.0}))
+        for pool, cause in (("rollout", NOTHING_ADMITTED), ("training", WAIT_BATCH))
+    )
+    if trainer < _BEHIND < engines:
         return (
-            f"[bold]Training limits this run:[/] the engines are idle {wait['rollout']} of the "
-            "time. More GPUs for training, fewer for generation, would help; more eta would not."
+            f"[bold]Training limits this run:[/] engines have nothing to do {100 * engines:.0f} % "
+            "of the time. More GPUs for training, fewer for generation, would help; more eta would "
+            "not."
         )
-    if idle["rollout"] < _BEHIND < idle["training"]:
+    if engines < _BEHIND < trainer:
         return (
-            f"[bold]Generation limits this run:[/] the trainer is idle {wait['training']} of the "
-            "time. More GPUs for generation, fewer for training, would help."
+            f"[bold]Generation limits this run:[/] the trainer waits for a batch "
+            f"{100 * trainer:.0f} % of the time. More GPUs for generation, fewer for training, "
+            "would help."
         )
-    if min(idle.values()) > _BEHIND:
+    if min(engines, trainer) > _BEHIND:
         return (
-            f"[bold]Both sides wait[/] (engines {wait['rollout']}, trainer {wait['training']} of "
-            "the time): they take turns, or wait for the longest answers or for weights."
+            f"[bold]Both sides wait:[/] engines have nothing to do {100 * engines:.0f} % of the "
+            f"time, the trainer waits for a batch {100 * trainer:.0f} % of it. They take turns, or "
+            "wait for the longest answers; more eta helps if anything does."
         )
     return ""
 
@@ -365,16 +377,17 @@ def _table(*titles: str, text: bool = False, wrap_last: bool = False) -> Table:
     return table
 
 
-def _share_cell(value: Mapping[str, Any] | None, *, bar: bool) -> str:
+def _share_cell(value: Mapping[str, Any] | None, *, bar: int) -> str:
+    """A share, with its interval unless `bar` is negative, and a bar if there is room."""
     if value is None or value["mean"] < _LEAST_SHARE:
         return ""
     mean, low, high = value["mean"], value["low"], value["high"]
     text = f"{100 * mean:5.1f} %"
-    if not bar:
+    if bar < 0:
         return text
     if low is not None:
         text += f" ± {50 * (high - low):<4.1f}"
-    return f"{text} {'█' * round(_BAR * mean):<{_BAR}}"
+    return f"{text} {'█' * round(bar * mean):<{bar}}" if bar >= _SHORTEST_BAR else text
 
 
 def _million(count: float) -> str:
