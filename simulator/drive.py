@@ -17,29 +17,21 @@ goes on, so that an `Interrupt` that comes with a push is performed when the eng
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 import simpy
 
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.eventlog import (
-    REWARDS,
     TRAINER,
     ActionRecord,
     EventRecord,
-    GroupRecord,
-    Record,
-    RunHeader,
-    SpanRecord,
     engine_process,
 )
 from areal_lab.control.events import (
     CheckpointDone,
     Drop,
     EngineId,
-    EngineJoined,
-    EngineLost,
     Event,
     Finish,
     GroupFinished,
@@ -56,22 +48,20 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
-from areal_lab.control.replay import limits_to_fields
-from simulator.book import NOT_WORK, Book
+from simulator.book import Book
 from simulator.conversations import Conversations
-from simulator.draws import ENGINE_FAILURES, Draws, GroupDraws, stream
+from simulator.draws import Draws, GroupDraws
 from simulator.judges import Judges
+from simulator.nodes import node_of_engines
 from simulator.pools import LOAD
-from simulator.system import Done, Engine, System
-from simulator.timesheet import RecordSpan
+from simulator.recorder import Recorder, Write
+from simulator.system import Done, Engine, Process, System
 from simulator.trainer import Trainer
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""
 _CLOCK_ROUNDING = 1e-12
 """A timer is a difference of times added to a time: it may come a few last bits early."""
-Write: TypeAlias = Callable[[Record], None]
-Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class Flight:
@@ -109,7 +99,7 @@ class Drive:
         self.env = simpy.Environment()
         self.system = system
         self.seed = seed
-        self.write = write
+        self.recorder = None if write is None else Recorder(system, write)
         self.coordinator = Coordinator(system.limits)
         self.draws = Draws(system, seed)
         self.slots = [self._make_slot(number) for number in range(system.engines)]
@@ -128,7 +118,7 @@ class Drive:
         self._last_start = None if steps is None else steps * system.limits.batch_groups
         self.unfinished = 0
         """Groups that the end of the run gave up."""
-        self._pause_due = False
+        self._pause_due = self._paused = False
         self._dirty: dict[Slot, None] = {}
         self._inbox: list[Event] = []
         self._telling = False
@@ -136,20 +126,10 @@ class Drive:
     def run(self) -> Finish:
         """From the start to `Finish`."""
         system = self.system
-        if self.write is not None:
-            names = [engine_process(slot.number) for slot in self.slots]
-            self.write(
-                RunHeader(
-                    mode="simulate",
-                    started_at=0.0,
-                    limits=limits_to_fields(system.limits),
-                    processes=(TRAINER, *names, REWARDS),
-                )
-            )
         if system.failures is not None:
             for node in range(0, len(self.slots), system.engines_per_node):
                 on_node = self.slots[node : node + system.engines_per_node]
-                self.env.process(self._node(node, on_node))
+                self.env.process(node_of_engines(self, system.failures, node, on_node))
         self.tell(RunStarted(tuple(range(system.engines))))
         self.env.run(until=self.over)
         assert self.finish is not None
@@ -171,13 +151,13 @@ class Drive:
         self._telling = False
 
     def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
-        write, now_s = self.write, self.env.now
-        if write is not None:
-            write(EventRecord(now_s, event))
+        recorder, now_s = self.recorder, self.env.now
+        if recorder is not None:
+            recorder.write(EventRecord(now_s, event))
         self.book.event(now_s, event)
         for action in self.coordinator.handle(event):
-            if write is not None:
-                write(ActionRecord(now_s, action))
+            if recorder is not None:
+                recorder.write(ActionRecord(now_s, action))
             match action:
                 case StartGroup():
                     self._start(now_s, action)
@@ -213,7 +193,7 @@ class Drive:
 
     def _make_slot(self, number: EngineId) -> Slot:
         system = self.system
-        record = None if self.write is None else self._record_of(engine_process(number))
+        record = None if self.recorder is None else self.recorder.of_engine(number)
         engine = system.make_engine(number, self.seed, record)
         if system.turns > 1:
             engine = Conversations(engine, system.turns, lambda group: self.draws.of(group).tools_s)
@@ -292,8 +272,9 @@ class Drive:
         group, segments = flight.group, flight.segments
         del self.flights[group]
         self.kept[group] = flight
-        if self.write is not None:
-            self._write_group(flight)
+        if self.recorder is not None:
+            times_s = (flight.begun_s, flight.generated_s, self.env.now)
+            self.recorder.group(group, flight.slot.number, times_s, segments, flight.draws.lengths)
         head = min([sample[0][0] for sample in segments])
         tail = max([sample[-1][0] for sample in segments])
         self.tell(GroupFinished(group, head, tail))
@@ -318,7 +299,7 @@ class Drive:
     # --- weights ---------------------------------------------------------------------------------
 
     def _pause(self, now_s: float) -> None:
-        self._pause_due = False
+        self._pause_due, self._paused = False, True
         self.book.interruptions += 1
         for slot in self.slots:
             if slot.dead:
@@ -332,7 +313,7 @@ class Drive:
         self._set_timers()
 
     def _resume(self, now_s: float) -> None:
-        self._pause_due = False
+        self._pause_due = self._paused = False
         for slot in self.slots:
             if slot.paused and not slot.dead:
                 slot.engine.resume(now_s, self.version)
@@ -360,9 +341,9 @@ class Drive:
             loading = [slot for slot in self.slots if not slot.dead]
             self.book.loading(begin_s)
             yield env.timeout(load_s)
-            if self.write is not None:
+            if self.recorder is not None:
                 for slot in loading:
-                    self._span(engine_process(slot.number), LOAD, begin_s, env.now)
+                    self.recorder.span(engine_process(slot.number), LOAD, begin_s, env.now)
         self.version = version
         assert self.loaded is not None
         self.loaded.succeed()
@@ -382,89 +363,40 @@ class Drive:
         yield self.env.timeout(0)
         self.tell(CheckpointDone(version))
 
+    def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
+        """Note what the trainer did, or waited for."""
+        if self.recorder is not None:
+            self.recorder.span(TRAINER, name, begin_s, end_s, cause)
+
     # --- failures --------------------------------------------------------------------------------
 
-    def _node(self, node: int, slots: list[Slot]) -> Process:
-        """One node's life: it works, fails, and comes back."""
-        failures, env = self.system.failures, self.env
-        assert failures is not None
-        generator = stream(self.seed, ENGINE_FAILURES, node)
-        while not math.isinf(uptime_s := failures.uptime_s(generator)):
-            yield env.timeout(uptime_s)
-            for slot in slots:
-                if slot.engine.next_s() <= env.now:
-                    self._advance(env.now, slot)
-                slot.engine.fail(env.now)
-                slot.dead, slot.paused, slot.wake_s = True, False, math.inf
-                self.book.engine_changed(env.now, slot)
-            yield env.timeout(failures.detection_s)
-            mended_here: list[Slot] = []
-            for slot in slots:
-                # A run without any engine ends; the last one is restarted by its supervisor, and
-                # its groups with it.
-                if len(self.coordinator.engine_loads) == 1:
-                    mended_here.append(slot)
-                else:
-                    slot.flights.clear()
-                    self.book.engine_losses += 1
-                    self.tell(EngineLost(slot.number))
-            yield env.timeout(failures.restart_s)
-            while self.loaded is not None:
-                yield self.loaded
-            for slot in slots:
-                slot.dead = False
-                self.book.engine_changed(env.now, slot)
-                if slot in mended_here:
-                    for flight in list(slot.flights.values()):
-                        self._submit(env.now, flight, self.version)
-                else:
-                    self.tell(EngineJoined(slot.number))
-            self._set_timers()
+    def fail(self, slot: Slot) -> None:
+        """An engine loses everything; the coordinator does not know yet."""
+        now_s = self.env.now
+        if slot.engine.next_s() <= now_s:
+            self._advance(now_s, slot)
+        slot.engine.fail(now_s)
+        slot.dead, slot.paused, slot.wake_s = True, False, math.inf
+        self.book.engine_changed(now_s, slot)
 
-    # --- the log ---------------------------------------------------------------------------------
+    def mend(self, slot: Slot) -> None:
+        """An engine works again, with the weights of the others; what it still has begins anew."""
+        slot.dead = False
+        for flight in list(slot.flights.values()):
+            self._submit(self.env.now, flight, self.version)
+        if self._paused:
+            slot.engine.pause(self.env.now)
+            slot.paused = True
+        self.book.engine_changed(self.env.now, slot)
+        self._set_timers()
+
+    # --- the end ---------------------------------------------------------------------------------
 
     def _finish(self, finish: Finish) -> None:
         self.finish = finish
-        if self.write is not None:
+        if self.recorder is not None:
+            self.recorder.end_s = self.env.now
             for slot in self.slots:
                 if not (slot.paused or slot.dead):
                     slot.engine.pause(self.env.now)  # ends, and thereby tells, what it was doing
         self.over.succeed()
-
-    def _span(self, process: str, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        if self.write is not None and end_s > begin_s:
-            self.write(
-                SpanRecord(process=process, name=name, t_s=begin_s, end_s=end_s, cause=cause)
-            )
-
-    def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        """Note what the trainer did, or waited for."""
-        self._span(TRAINER, name, begin_s, end_s, cause)
-
-    def _record_of(self, process: str) -> RecordSpan:
-        def record(name: str, start_s: float, end_s: float) -> None:
-            if name not in NOT_WORK:
-                # At the end of the run a step may be cut off.
-                last_s = end_s if self.finish is None else min(end_s, self.env.now)
-                self._span(process, name, start_s, last_s)
-
-        return record
-
-    def _write_group(self, flight: Flight) -> None:
-        assert self.write is not None
-        cut = self.system.max_tokens
-        lengths = flight.draws.lengths
-        self.write(
-            GroupRecord(
-                group=flight.group,
-                engine=flight.slot.number,
-                t_s=flight.begun_s,
-                generated_s=flight.generated_s,
-                end_s=self.env.now,
-                rewards=(0.0,) * len(lengths),  # answers have lengths here, and no content
-                segments=flight.segments,
-                finish_reasons=tuple(
-                    "length" if cut is not None and tokens >= cut else "stop" for tokens in lengths
-                ),
-            )
-        )

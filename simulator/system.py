@@ -8,11 +8,12 @@ Tests and planners make a `System` by hand: its parts are protocols, and a const
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from areal_lab.control.eventlog import Segments
@@ -186,6 +187,9 @@ class Failures(Protocol):
         """Seconds of work of one node until it fails; may be infinite."""
         ...
 
+
+Process: TypeAlias = Generator[simpy.Event, Any, None]
+"""What simpy runs: yields what it waits for."""
 
 MakeEngine: TypeAlias = Callable[[EngineId, int, RecordSpan | None], Engine]
 """From the engine's number, the run's seed and where its spans go (None: nowhere)."""

@@ -6,21 +6,16 @@ Train --> (engines loaded) --> switch --> work --> (engines loaded) --> export -
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
-
-import simpy
+from typing import TYPE_CHECKING
 
 from areal_lab.control.activity import LOST, WAIT_WEIGHTS
 from areal_lab.control.events import Train
 from simulator.draws import TRAINER_FAILURES, stream
 from simulator.pools import EXPORT, TO_TRAINING
-from simulator.system import Timing
+from simulator.system import Process, Timing
 
 if TYPE_CHECKING:
     from simulator.drive import Drive
-
-Process = Generator[simpy.Event, Any, None]
 
 
 class Trainer:

@@ -62,7 +62,7 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"cluster__gpu": "H10"}, "unknown GPU 'H10'", "H100"),
         ({"cluster__rollout_gpu": "A10"}, "unknown GPU 'A10'", "A100"),
         ({"model": "Qwen2.5-8B"}, "Qwen2.5-8B", "Qwen2.5-7B"),
-        ({"schedule__name": "asynchronus"}, "'asynchronus'", "'asynchronous'"),
+        ({"schedule__name": "asynchronous_rl"}, "'asynchronous_rl'", "'asynchronous'"),
         ({"schedule__batch_order": "oldest"}, "'oldest'", "oldest_finished_first"),
         ({"cluster__placement": "collocated"}, "'collocated'", "'colocated'"),
         ({"weights__backend": "disc"}, "'disc'", "'disk'"),

@@ -196,6 +196,30 @@ def test_the_last_engine_is_mended_in_place_and_its_groups_begin_again() -> None
     assert result.counts.engine_losses == 0
 
 
+def test_an_engine_that_comes_back_while_all_are_paused_waits_with_them() -> None:
+    """Paused for training from 100 s to 150 s; the engine fails at 110 s and is back at 130 s."""
+
+    class LongerThanTheFirst:
+        def draw(
+            self, _: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
+        ) -> np.ndarray:
+            return np.full((groups, samples), 300 if step else 100)
+
+    system = toy_system(
+        partial_rollout(),
+        batch=1,
+        in_flight=2,
+        engines=1,
+        samples=1,
+        steps=2,
+        lengths=LongerThanTheFirst(),
+        failures=Fails([110.0]),
+    )
+    _, log = run_with_log(system)
+    assert times(log, Train) == [100, 450]
+    assert next(g for g in log.groups if g.group == 1).end_s == 450
+
+
 def test_a_group_that_was_being_judged_when_its_engine_was_lost_is_judged_anew() -> None:
     """Generated at 100 s, judged for 60 s; its engine fails at 120 s, which is known at 127 s."""
     system = toy_system(

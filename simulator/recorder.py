@@ -1,0 +1,98 @@
+"""What a simulated run tells its log: the records of `areal_lab.control.eventlog`, as a real run.
+
+Answers have lengths here and no content, so that every reward in the log is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from areal_lab.control.eventlog import (
+    REWARDS,
+    TRAINER,
+    GroupRecord,
+    Record,
+    RunHeader,
+    Segments,
+    SpanRecord,
+    engine_process,
+)
+from areal_lab.control.events import EngineId, GroupId
+from areal_lab.control.replay import limits_to_fields
+from simulator.book import NOT_WORK
+from simulator.system import System
+from simulator.timesheet import RecordSpan
+
+Write: TypeAlias = Callable[[Record], None]
+
+
+class Recorder:
+    """Makes the records of one run and hands them to `write`."""
+
+    def __init__(self, system: System, write: Write) -> None:
+        """Begin with the header."""
+        self.write = write
+        self.end_s: float | None = None
+        """Of the run, once it has ended: steps that go on are cut off there."""
+        self._cut_tokens = system.max_tokens
+        write(
+            RunHeader(
+                mode="simulate",
+                started_at=0.0,
+                limits=limits_to_fields(system.limits),
+                processes=(TRAINER, *map(engine_process, range(system.engines)), REWARDS),
+            )
+        )
+
+    def span(self, process: str, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
+        """Note what a process did, or waited for."""
+        if end_s > begin_s:
+            self.write(
+                SpanRecord(process=process, name=name, t_s=begin_s, end_s=end_s, cause=cause)
+            )
+
+    def of_engine(self, number: EngineId) -> RecordSpan:
+        """Takes what one engine does; why it waits follows from the events."""
+        process = engine_process(number)
+
+        def record(name: str, start_s: float, end_s: float) -> None:
+            if name not in NOT_WORK:
+                last_s = end_s if self.end_s is None else min(end_s, self.end_s)
+                self.span(process, name, start_s, last_s)
+
+        return record
+
+    def group(
+        self,
+        group: GroupId,
+        engine: EngineId,
+        times_s: tuple[float, float, float],
+        segments: tuple[Segments, ...],
+        lengths: Sequence[int],
+    ) -> None:
+        """Note a group that ended.
+
+        Args:
+            group: its number.
+            engine: that generated it.
+            times_s: start, end of generation, end of judging.
+            segments: one per sample.
+            lengths: tokens, one per sample.
+        """
+        cut = self._cut_tokens
+        begun_s, generated_s, end_s = times_s
+        self.write(
+            GroupRecord(
+                group=group,
+                engine=engine,
+                t_s=begun_s,
+                generated_s=generated_s,
+                end_s=end_s,
+                rewards=(0.0,) * len(lengths),
+                segments=segments,
+                finish_reasons=tuple(
+                    "length" if cut is not None and tokens >= cut else "stop" for tokens in lengths
+                ),
+            )
+        )
