@@ -24,6 +24,10 @@ from typing import Protocol, TypeAlias
 
 from simulator.versions import Epoch, Segments
 
+_MOST_STEPS = 1 << 17
+"""Before steps are counted anew. Python is half as fast with integers of 2**30 and more; times the
+sequences of a batch, and in front of a slot, this stays below.
+"""
 _ROUNDING = 1e-6
 """Share of a step by which a moment may miss the end of a step and still be it: times are sums of
 many floats."""
@@ -114,14 +118,15 @@ class DecodeBatch:
     __slots__ = (
         *("_ahead", "_base_s", "_bits", "_cohorts", "_decode", "_floor_s", "_free", "_last"),
         *("_mask", "_origin", "_origins", "_own", "_owned", "_prefixes", "_sharing", "_starts"),
-        *("_token_s", "cache_tokens", "ends", "sequences", "step", "time_s"),
+        *("_step", "_token_s", "_zero", "cache_tokens", "ends", "sequences", "time_s"),
     )
 
     def __init__(
         self, decode: StepCost, *, max_running: int, cache_tokens: int, prefix_sharing: bool
     ) -> None:
         self.cache_tokens = cache_tokens
-        self.step = 0
+        self._zero = 0
+        self._step = 0
         self.time_s = 0.0
         self.sequences = 0
         self.ends: list[int] = []
@@ -147,20 +152,25 @@ class DecodeBatch:
     # --- what there is ---------------------------------------------------------------------------
 
     @property
+    def step(self) -> int:
+        """Decode steps so far."""
+        return self._zero + self._step
+
+    @property
     def context_tokens(self) -> int:
         """That the next step reads."""
-        return self.sequences * self.step - self._origins
+        return self.sequences * self._step - self._origins
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the KV cache in use."""
-        return self.sequences * self.step - self._owned + self._prefixes
+        return self.sequences * self._step - self._owned + self._prefixes
 
     @property
     def nothing_known(self) -> bool:
         """Nobody has looked ahead, and no sequence that has ended is still to leave."""
         ends = self.ends
-        return self._ahead is None and not (ends and ends[0] >> self._bits == self.step)
+        return self._ahead is None and not (ends and ends[0] >> self._bits == self._step)
 
     @property
     def cohorts(self) -> list[Cohort]:
@@ -179,7 +189,7 @@ class DecodeBatch:
         groups: Counter[Group] = Counter()
         assert {cohort.slot for cohort in self.cohorts} == {one.slot for one, _ in self.running()}
         for cohort, running in self.running():
-            group, start = cohort.group, cohort.start_step
+            group, start = cohort.group, cohort.start_step - self._zero
             origins += running * (start - group.prompt_tokens)
             owned += running * (start - (0 if self._sharing else group.prompt_tokens))
             assert self._starts[cohort.slot] == start
@@ -192,7 +202,7 @@ class DecodeBatch:
         assert (origins, owned, prefixes) == (self._origins, self._owned, self._prefixes)
         assert self.sequences == len(self.ends) <= len(self._cohorts)
         assert self.ends == sorted(self.ends)
-        assert not self.ends or self.ends[0] >> self._bits >= self.step
+        assert not self.ends or self.ends[0] >> self._bits >= self._step
         assert len(self.cohorts) + len(self._free) == len(self._cohorts)
         assert 0 <= self.cached_tokens <= self.cache_tokens
 
@@ -202,9 +212,12 @@ class DecodeBatch:
         self, group: Group, members: list[int], start: int, epoch: Epoch, past: Segments
     ) -> None:
         """Let a cohort decode from now on; see `Cohort`. It has tokens left to generate."""
+        if self._step > _MOST_STEPS:
+            self._move_zero()
         slot = self._free.pop()
         cohort = self._cohorts[slot]
         cohort.group, cohort.members, cohort.start_step = group, members, start
+        start -= self._zero
         cohort.epoch, cohort.past = epoch, past
         self._starts[slot] = start
         self._origin[slot] = origin = start - group.prompt_tokens
@@ -296,6 +309,20 @@ class DecodeBatch:
         if self._sharing and not group.cohorts:
             self._prefixes -= group.prompt_tokens
 
+    def _move_zero(self) -> None:
+        """Count steps from now."""
+        by = self._step
+        self._zero += by
+        self._step = 0
+        self.ends = [code - (by << self._bits) for code in self.ends]
+        self._last = [code - (by << self._bits) for code in self._last]
+        self._origin = [origin - by for origin in self._origin]
+        self._own = [own - by for own in self._own]
+        self._starts = [start if start == _FREE else start - by for start in self._starts]
+        self._origins -= by * self.sequences
+        self._owned -= by * self.sequences
+        self._ahead = None
+
     # --- time ------------------------------------------------------------------------------------
 
     def next_change_s(self, *, any_end: bool) -> float:
@@ -318,7 +345,7 @@ class DecodeBatch:
         """
         ahead, ends = self._ahead, self.ends
         assert ahead is not None
-        self.time_s, self.step, self.sequences, self._origins, self._owned, behind, event = ahead
+        self.time_s, self._step, self.sequences, self._origins, self._owned, behind, event = ahead
         self._ahead = None
         if event == _ANY_ENDS and behind > 1:
             codes = ends[:behind]
@@ -353,10 +380,10 @@ class DecodeBatch:
         step_s = self._decode.steps_s(sequences, context + steps * sequences, 1)
         if left_s - taken_s > _ROUNDING * step_s:
             steps, taken_s = steps + 1, taken_s + step_s
-        self.step += steps
+        self._step += steps
         # A step that ended a rounding error ago ends now.
         self.time_s = max(now_s, self.time_s + taken_s)
-        count = bisect_left(self.ends, self.step + 1 << self._bits)
+        count = bisect_left(self.ends, self._step + 1 << self._bits)
         ended = self.ends[:count]
         del self.ends[:count]
         self._subtract(ended)
@@ -374,11 +401,11 @@ class DecodeBatch:
         time_s, step, sequences, origins, owned, _, _ = self._walk(now_s, any_end=False)
         context, left_s = sequences * step - origins, max(0.0, now_s - time_s)
         step += self._decode.steps_within(sequences, context, left_s)
-        return step, sequences, sequences * step - owned + self._prefixes
+        return self._zero + step, sequences, sequences * step - owned + self._prefixes
 
     def _arrive(self, ahead: _Ahead) -> None:
         """The batch is now as `ahead` says."""
-        self.time_s, self.step, self.sequences, self._origins, self._owned, behind, _ = ahead
+        self.time_s, self._step, self.sequences, self._origins, self._owned, behind, _ = ahead
         del self.ends[:behind]
         self._ahead = None
 
@@ -400,7 +427,7 @@ class DecodeBatch:
         ends, origin, own, last = self.ends, self._origin, self._own, self._last
         bits, mask, base_s, floor_s = self._bits, self._mask, self._base_s, self._floor_s
         half_token_s, room = self._token_s / 2, self.cache_tokens - self._prefixes
-        time_s, step, sequences = self.time_s, self.step, self.sequences
+        time_s, step, sequences = self.time_s, self._step, self.sequences
         origins, owned = self._origins, self._owned
         behind = 0
         for code in ends:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -136,9 +137,19 @@ def obey(engine: Replica, command: Command) -> list[Any]:
     return []
 
 
-@given(COSTS, SIZES, commands(), st.sampled_from(["commands", "changes", "everything"]))
+LOOKS = st.sampled_from(["commands", "changes", "everything"])
+
+
+@given(COSTS, SIZES, commands(), LOOKS, st.sampled_from([5, 1 << 17]))
 @settings(max_examples=300, deadline=None)
 def test_the_replica_equals_its_slow_twin(
+    costs: Costs, sizes: dict[str, Any], wanted: list[Command], looks: str, most_steps: int
+) -> None:
+    with patch("simulator.decode_batch._MOST_STEPS", most_steps):
+        compare_with_oracle(costs, sizes, wanted, looks)
+
+
+def compare_with_oracle(
     costs: Costs, sizes: dict[str, Any], wanted: list[Command], looks: str
 ) -> None:
     engine = Replica(decode=costs, prefill=costs, **sizes)
