@@ -20,20 +20,20 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from areal_lab.functional.checks import check_finite, check_integer, check_same_shape
+from areal_lab.functional.checks import check_finite, check_integer, check_same_shape, wide
 from areal_lab.functional.segments import dense_ids, segment_reduce
 
 
 class GroupedRewards(NamedTuple):
     """Rewards with what baselines and scales need to know about their groups."""
 
-    rewards: Tensor
+    rewards: Float[Tensor, " N"]
     """Reward of each sample, minus its group's smallest: equal rewards are exact zeros."""
-    ids: Tensor
+    ids: Int[Tensor, " N"]
     """Group of each sample, numbered from 0."""
-    sizes: Tensor
+    sizes: Float[Tensor, " N"]
     """Number of samples in the group of each sample."""
-    smallest: Tensor
+    smallest: Float[Tensor, " N"]
     """The group's smallest reward, for scales that need rewards as they were; no gradient."""
 
 
@@ -58,6 +58,7 @@ def group_advantages(
     $$ A_i = \frac{R_i - b_i}{\sigma_i + \epsilon} $$
 
     A group of one, and a group of equal rewards, gives exactly 0 with every baseline and scale.
+    Results are float32 at least, whatever the type of the rewards.
 
     Source: GRPO: DeepSeekMath (arXiv:2402.03300), section 4.1.2; RLOO: arXiv:2402.14740, eq. 7;
     Dr. GRPO: arXiv:2503.20783, section 3.2.
@@ -99,6 +100,8 @@ def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> 
     check_same_shape("groups", groups, "rewards", rewards)
     check_integer("groups", groups)
     check_rewards("rewards", rewards)
+    # Sizes are counted in this type: a bfloat16 cannot count beyond 256.
+    rewards = wide(rewards)
     ids = dense_ids(groups)
     n = rewards.shape[0]
     # An advantage does not change when a constant is taken off its group. The minimum makes equal

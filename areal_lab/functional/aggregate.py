@@ -10,6 +10,9 @@
 Padded `[N, T]` and packed `[T]` batches go through the same code. Split a batch and sum the parts:
 with the counts of the whole batch the result does not change. A sequence (or prompt) may be cut
 only where the function says so. One without a token adds 0 and is counted only by a given count.
+
+Sums are in float32 at least, and so are results. A count of 0, which only a tensor can hold,
+divides by 1: a batch without a token gives 0, as an empty mask does.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer
+from areal_lab.functional.checks import check_integer, wide
 from areal_lab.functional.masked import masked_sum
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Count: TypeAlias = int | float | Tensor
-"""How many tokens (or sequences) the mean is over; a scalar tensor stays on its device."""
+"""How many tokens (or sequences) the mean is over; a scalar tensor stays on its device.
+
+A number has to be positive. A tensor's value is not looked at; one of 0 counts as 1.
+"""
 
 Aggregate: TypeAlias = Callable[[Tensor, Tensor, Segments | None], Tensor]
 """`(values, mask, sequences) -> scalar`. Bind counts with `functools.partial`."""
@@ -56,7 +62,7 @@ def token_mean(
     Raises:
         ValueError: shapes differ, or `token_count` is a number that is not positive.
     """
-    return masked_sum(values, mask) / _divisor(token_count, mask.sum(), "token_count")
+    return masked_sum(wide(values), mask) / _divisor(token_count, mask.sum(), "token_count")
 
 
 def token_sum(
@@ -79,7 +85,7 @@ def token_sum(
     Raises:
         ValueError: shapes differ.
     """
-    return masked_sum(values, mask)
+    return masked_sum(wide(values), mask)
 
 
 def sequence_mean(
@@ -107,7 +113,7 @@ def sequence_mean(
         ValueError: shapes differ, or `sequence_count` is a number that is not positive.
     """
     ids, count = sequences_or_rows(mask, sequences)
-    means = segment_reduce(values, ids, count, mask=mask, reduce="mean")
+    means = segment_reduce(wide(values), ids, count, mask=mask, reduce="mean")
     return means.sum() / _divisor(sequence_count, _occupied(mask, ids, count), "sequence_count")
 
 
@@ -136,7 +142,7 @@ def sequence_sum_mean(
     """
     ids, count = sequences_or_rows(mask, sequences)
     divisor = _divisor(sequence_count, _occupied(mask, ids, count), "sequence_count")
-    return masked_sum(values, mask) / divisor
+    return masked_sum(wide(values), mask) / divisor
 
 
 def fixed_length_mean(
@@ -199,7 +205,7 @@ def prompt_mean(
             not one integer in `group_tokens` for each group.
     """
     ids, count = sequences_or_rows(mask, groups)
-    sums = segment_reduce(values, ids, count, mask=mask)
+    sums = segment_reduce(wide(values), ids, count, mask=mask)
     here = segment_reduce(mask.long(), ids, count)
     tokens = here if group_tokens is None else group_tokens
     check_integer("group_tokens", tokens)
@@ -224,7 +230,9 @@ def _divisor(count: Count | None, counted: Tensor, name: str) -> Count:
 
 
 def _positive(count: Count, name: str, meaning: str) -> Count:
-    # A tensor's value is not looked at, which would wait for its device.
-    if not isinstance(count, torch.Tensor) and not count > 0:
+    if isinstance(count, torch.Tensor):
+        # To look at it would wait for its device. Nothing was counted: 0 / 0 would be NaN.
+        return torch.where(count == 0, torch.ones_like(count), count)
+    if not count > 0:
         raise ValueError(f"{name} is {count}, but must be positive: {meaning}")
     return count

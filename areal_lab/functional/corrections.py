@@ -8,10 +8,11 @@ part of the decoupled objective; what is chosen here is how it is bounded.
     unbounded, truncate, mask_outside, mask_above     by token                    (this file)
     sequence_product, mask_sequences_outside, ...     by sequence        (sequence_corrections.py)
     reject, keep(divergence_mask(...)), ...           by divergence               (rejection.py)
-    mask_second_moment                                by the whole batch               (m2po.py)
+    mask_second_moment                                by the whole batch      (second_moment.py)
 
 Masked tokens have weight 1 throughout. Unmasked ones have a positive finite weight, or exactly 0
-once they are dropped, and stay dropped. What a mean divides by does not change with a drop.
+once they are dropped, and stay dropped. What a mean divides by does not change with a drop. Weights
+are float32 at least, whatever the type of the log-probs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Count
-from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
 from areal_lab.functional.masked import masked_sum, select
 from areal_lab.functional.segments import Segments, sequences_or_rows
 
@@ -32,11 +33,11 @@ from areal_lab.functional.segments import Segments, sequences_or_rows
 class BehaviorWeight(NamedTuple):
     """A weight per token on its way through a chain of corrections; nothing has a gradient."""
 
-    weight: Tensor
+    weight: Float[Tensor, "*shape"]
     """What the surrogate is multiplied with; 0 drops the token from the sum; 1 where masked."""
-    log_ratio: Tensor
+    log_ratio: Float[Tensor, "*shape"]
     """log pi_prox - log pi_behav, as it was at the start of the chain; 0 where masked."""
-    mask: Tensor
+    mask: Bool[Tensor, "*shape"]
     """True where the policy chose the token."""
     sequences: Segments
     """Sequence of each token, for corrections of whole sequences."""
@@ -57,11 +58,13 @@ def behavior_weight(
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t) $$
 
     Beyond the positive finite numbers of its dtype a weight is the nearest of them: `inf * 0` would
-    be NaN, and 0 is kept for what a correction drops.
+    be NaN, and 0 is kept for what is dropped. That is also a token which the proximal policy cannot
+    draw (minus infinity, as outside of its top-p) and the sampler can: its weight is exactly 0.
 
     Args:
         proximal_logprobs: log pi_prox of the sampled tokens.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
+        behavior_logprobs: log pi_behav, as the sampler reported them. Where both are equal the
+            weight is 1, also where both are infinite.
         mask: True where the policy chose the token; elsewhere the weight is 1.
         sequences: sequence of each token; None takes rows.
 
@@ -73,8 +76,11 @@ def behavior_weight(
     check_token_inputs(
         mask, proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs
     )
-    log_ratio = select(proximal_logprobs.detach(), mask) - select(behavior_logprobs.detach(), mask)
-    weight = positive_exp(log_ratio)
+    proximal = wide(select(proximal_logprobs.detach(), mask))
+    behavior = wide(select(behavior_logprobs.detach(), mask))
+    # Of equal infinities the difference would be NaN.
+    log_ratio = torch.where(proximal == behavior, 0.0, proximal - behavior)
+    weight = select(positive_exp(log_ratio), log_ratio != -torch.inf)
     return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences))
 
 
@@ -226,18 +232,18 @@ def chain(*corrections: Correction) -> Correction:
     return chained
 
 
-def replace_weight(weight: BehaviorWeight, new: Tensor) -> BehaviorWeight:
+def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
     """New weights for own corrections: what is masked or was dropped stays as it is."""
     alive = weight.mask & (weight.weight != 0)
     return weight._replace(weight=torch.where(alive, new, weight.weight))
 
 
-def drop(weight: BehaviorWeight, kept: Tensor) -> BehaviorWeight:
+def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
     """Weight 0 for unmasked tokens that are not kept, for own corrections."""
     return weight._replace(weight=select(weight.weight, kept | ~weight.mask))
 
 
-def positive_exp(logs: Tensor) -> Tensor:
+def positive_exp(logs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """exp, bounded to the positive normal numbers of the dtype: neither 0 nor infinite."""
     return _to_positive(torch.exp(logs), logs.dtype)
 

@@ -41,7 +41,7 @@ def dppo_tv(
     advantages: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
     *,
-    divergence: ClipEpsilon = 0.2,
+    divergence: ClipEpsilon = 0.15,
     cap: float = math.inf,
     token_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -50,10 +50,14 @@ def dppo_tv(
     $$ L = -\frac{1}{N} \sum_t r_t A_t\,[A_t > 0: p - q \le \delta,\ A_t < 0: q - p \le \delta],
     \quad p = \pi_\theta(y_t),\ q = \pi_\mu(y_t) $$
 
+    That script has advantages without a standard deviation (`dr_grpo_advantages`) and sums over
+    tokens divided by one length: `policy_loss` with `dppo_tv_surrogate` and `fixed_length_mean`.
+
     Source: DPPO (arXiv:2602.04879).
 
     Args:
-        divergence: delta, a difference of probabilities, one number or (low, high).
+        divergence: delta, a difference of probabilities, one number or (low, high). The default is
+            that of the authors' run script in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
         token_count: tokens of the whole batch; None counts this mask.
 

@@ -32,7 +32,7 @@ def dppo_tv_surrogate(
     policy: AnchoredPolicy,
     advantages: Float[Tensor, "*shape"],
     *,
-    divergence: ClipEpsilon = 0.2,
+    divergence: ClipEpsilon = 0.15,
     cap: float = math.inf,
 ) -> Surrogate:
     r"""DPPO with the total variation of "this token or another one", |p - q|.
@@ -43,7 +43,8 @@ def dppo_tv_surrogate(
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
         advantages: A; gets no gradient.
-        divergence: delta, one number or (low, high), a difference of probabilities.
+        divergence: delta, one number or (low, high), a difference of probabilities. The default is
+            that of the run script of the method's authors in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient, which goes on beyond it as in
             `cispo_surrogate`. Infinity, as in the paper and SkyRL; 20 in verl.
 
@@ -74,7 +75,8 @@ def dppo_kl_surrogate(
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
         advantages: A; gets no gradient.
-        divergence: delta in nats, one number or (low, high): high where p > q.
+        divergence: delta in nats, one number or (low, high): high where p > q. The default is that
+            of the authors' run script in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient, which goes on beyond it. Infinity, as
             in the paper and SkyRL; 20 in verl.
 
@@ -160,9 +162,11 @@ def _kept(
     if not cap > 0:
         raise ValueError(f"cap is {cap}, but it bounds a ratio from above and must be > 0")
     log_ratio = select(policy.log_ratio, keep & (advantages != 0))
-    excess = (log_ratio.detach() - math.log(cap)).clamp(min=0)
+    value = log_ratio.detach().clamp(max=math.log(cap))
+    # An exact 0 that carries the gradient; of an anchor that cannot draw the token, inf - inf.
+    carrier = torch.where(log_ratio.isfinite(), log_ratio, 0.0)
     return Surrogate(
-        torch.exp(log_ratio - excess) * select(advantages, keep),
+        torch.exp(value + (carrier - carrier.detach())) * select(advantages, keep),
         ~keep & (advantages != 0) & policy.mask,
     )
 
@@ -180,10 +184,12 @@ def _probability_shift(policy: AnchoredPolicy) -> Tensor:
 
 def _binary_kl(policy: AnchoredPolicy) -> Tensor:
     """KL divergence of the anchor from the policy, with all other tokens taken as one."""
-    logprobs = policy.logprobs.detach()
+    logprobs, anchor_logprobs = policy.logprobs.detach(), policy.anchor_logprobs
     # 1 - exp(log p), exact near p = 1; rounding may have left a log-prob just above 0.
     rest = (-torch.expm1(logprobs)).clamp(min=0)
-    anchor_rest = (-torch.expm1(policy.anchor_logprobs)).clamp(min=0)
+    anchor_rest = (-torch.expm1(anchor_logprobs)).clamp(min=0)
     # 0 log 0 is 0: both policies sure of the token. Only the anchor unsure: infinite, rightly.
     others = torch.xlogy(anchor_rest, anchor_rest) - torch.xlogy(anchor_rest, rest)
-    return torch.exp(policy.anchor_logprobs) * (policy.anchor_logprobs - logprobs) + others
+    # An anchor that cannot draw the token: 0 log 0 again.
+    moved = select(anchor_logprobs - logprobs, anchor_logprobs != -math.inf)
+    return torch.exp(anchor_logprobs) * moved + others

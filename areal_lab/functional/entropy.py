@@ -50,8 +50,8 @@ def entropy_bonus(
 
 
 def adaptive_entropy_coefficient(
-    coefficient: Float[Tensor, ""],
-    entropy: Float[Tensor, ""],
+    coefficient: float | Float[Tensor, ""],
+    entropy: float | Float[Tensor, ""],
     *,
     target: float = 0.2,
     step: float = 0.005,
@@ -63,7 +63,7 @@ def adaptive_entropy_coefficient(
     $$ c' = \mathrm{clip}(c + \Delta\ (H \le H^* \ ?\ 1 : -1);\ c_{min}, c_{max}) $$
 
     Args:
-        coefficient: c of this step.
+        coefficient: c of this step; a number at the start of a run, then what this returned.
         entropy: mean entropy of the whole batch in nats; not that of a micro-batch.
         target: $H^*$ in nats.
         step: $\Delta$, by how much c moves in a step.
@@ -71,7 +71,8 @@ def adaptive_entropy_coefficient(
         maximum: bound of c. Without it a collapsed policy winds c up without end.
 
     Returns:
-        A scalar tensor, without gradient. An entropy of NaN counts as above the target.
+        A scalar tensor on the device of the entropy, without gradient. An entropy of NaN counts as
+        above the target.
 
     Source: Skywork-OR1 (arXiv:2505.22312), adaptive entropy control; numbers and bounds as in TRL.
     In the paper the coefficient also acts only while H is at most the target: multiply it by
@@ -86,9 +87,16 @@ def adaptive_entropy_coefficient(
         raise ValueError(
             f"minimum is {minimum} and maximum {maximum}, but the smaller has to come first"
         )
-    coefficient = coefficient.detach()
-    direction = torch.where(entropy.detach() <= target, 1, -1).to(coefficient.dtype)
+    entropy = _scalar(entropy)
+    coefficient = _scalar(coefficient, entropy.device)
+    direction = torch.where(entropy <= target, 1, -1).to(coefficient.dtype)
     return (coefficient + step * direction).clamp(minimum, maximum)
+
+
+def _scalar(value: float | Tensor, device: torch.device | None = None) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(float(value), device=device)
 
 
 def linear_entropy_coefficient(step: int, *, start: float, end: float = 0.0, steps: int) -> float:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.vocabulary_divergences import log_distribution, reverse_kl
@@ -119,7 +119,7 @@ def kl_penalty(
     estimator: KLEstimator = k3,
     sampling_logprobs: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Estimate of KL(theta || ref) at each token; 0 where masked.
+    r"""Estimate of KL(theta || ref) at each token, in float32 at least; 0 where masked.
 
     $$ k(x_t), \quad x_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t) $$
 
@@ -141,11 +141,11 @@ def kl_penalty(
         ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
-    chosen = select(logprobs, mask)
-    kl = estimator(chosen - select(reference_logprobs.detach(), mask))
+    chosen = wide(select(logprobs, mask))
+    kl = estimator(chosen - wide(select(reference_logprobs.detach(), mask)))
     if sampling_logprobs is not None:
         check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
-        kl = torch.exp(chosen - select(sampling_logprobs.detach(), mask)) * kl
+        kl = torch.exp(chosen - wide(select(sampling_logprobs.detach(), mask))) * kl
     return select(kl, mask)
 
 
@@ -176,7 +176,9 @@ def kl_loss(
         estimator: see the table at the top: here it is the gradient that matters. `k3` is GRPO's;
             `straight_through()` has the gradient of the divergence that is estimated.
         sampling_logprobs: see `kl_penalty`.
-        aggregate: `(values, mask, sequences) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`: that of the policy loss, with the counts
+            of the policy loss bound by `partial`. Without them each micro-batch adds a mean of its
+            own, and the sum is the penalty times the number of micro-batches.
         sequences: sequence of each token; None takes rows.
 
     Source: DeepSeekMath (arXiv:2402.03300), eq. 3.

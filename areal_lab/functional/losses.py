@@ -4,7 +4,8 @@
     proximal, behavior -------behavior_weight--> correct(...) ---^
 
 Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
-Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient.
+Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. Nor
+do the log-probs of a token that a correction dropped: it counts as on policy and adds 0.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, Count, token_mean
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
+from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip_surrogate
@@ -27,20 +30,20 @@ from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip
 class PolicyLossResult(NamedTuple):
     """A loss and what happened to the tokens; all but `loss` is detached."""
 
-    loss: Tensor
+    loss: Float[Tensor, ""]
     """Scalar, to be minimised."""
-    ratio: Tensor
-    """pi_theta / pi_anchor of each token; 1 where masked."""
-    behavior_weight: Tensor
+    ratio: Float[Tensor, "*shape"]
+    """pi_theta / pi_anchor of each token; 1 where masked or dropped."""
+    behavior_weight: Float[Tensor, "*shape"]
     """Corrected pi_prox / pi_behav of each token; 1 in losses without one, and where masked."""
-    clipped: Tensor
+    clipped: Bool[Tensor, "*shape"]
     """True where the surrogate removed the token's gradient."""
 
 
 class PlainLoss(NamedTuple):
     """The least that a policy loss returns."""
 
-    loss: Tensor
+    loss: Float[Tensor, ""]
     """Scalar, to be minimised."""
 
 
@@ -63,6 +66,7 @@ class PolicyLoss(Protocol):
         token_count       tokens the policy chose in the whole batch
         sequences         `Segments`: the sequence that each token belongs to
         sequence_count    sequences of the whole batch that have such a token
+        turns             `Segments`: the turn (run of chosen tokens) that each token belongs to
         groups            `Segments`: the prompt whose group each token belongs to
         group_count       groups of the whole batch
         group_tokens      tokens of each group over the whole batch, by its number in `groups`
@@ -187,6 +191,10 @@ def policy_loss(
     $$ L = -\mathrm{aggregate}(\mathrm{correct}(\pi_{prox}/\pi_{behav})\ \mathrm{surrogate}(r, A)),
     \quad r = \mathrm{ratio}(\pi_\theta, \pi_{prox}) $$
 
+    A token that the correction drops (weight 0) adds 0 to every sum, also where its log-probs are
+    infinite: to the loss, and to the log ratio of its sequence or turn. It stays in the counts that
+    means divide by.
+
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         proximal_logprobs: log pi_prox, the anchor of the ratio.
@@ -209,12 +217,22 @@ def policy_loss(
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
     )
-    policy = ratio(logprobs, proximal_logprobs, mask, sequences)
-    objective = surrogate(policy, advantages)
-    start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, policy.sequences)
+    start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, sequences)
     weight = correct(start).weight
+    kept = weight != 0
+    # Before the ratio: a dropped token may have an infinite one, and 0 * inf is NaN.
+    anchor = proximal_logprobs.detach()
+    neutral = torch.where(anchor.isfinite(), anchor, 0.0)
+    policy = ratio(
+        torch.where(kept, logprobs, neutral.to(logprobs.dtype)),
+        torch.where(kept, anchor, neutral),
+        mask,
+        start.sequences,
+    )
+    objective = surrogate(policy, advantages)
+    value = weight * select(objective.value, kept)
     return PolicyLossResult(
-        loss=-aggregate(weight * objective.value, mask, policy.sequences),
+        loss=-aggregate(value, mask, policy.sequences),
         ratio=detached_ratio(policy),
         behavior_weight=weight,
         clipped=objective.clipped,

@@ -12,7 +12,8 @@ the behavior policy in ordinary PPO. Only `logprobs` gets a gradient.
     sequence_token_ratio          1  1  .  1  |  2  2       the same value, gradient of each token
     sequence_product_ratio        1  1  .  1  |  2  2       sum over the sequence
 
-Means and sums are of log r: the ratio itself is a geometric mean or a product.
+Means and sums are of log r: the ratio itself is a geometric mean or a product. Inputs of fewer
+digits than float32 are widened to it before they are subtracted, and the results stay so.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
 
 
 class AnchoredPolicy(NamedTuple):
-    """The policy seen from its anchor; 0 where masked."""
+    """The policy seen from its anchor; 0 where masked. Log-probs are float32 at least."""
 
-    log_ratio: Tensor
+    log_ratio: Float[Tensor, "*shape"]
     """log r of each token, as the surrogate shall see it; carries the gradient."""
-    logprobs: Tensor
+    logprobs: Float[Tensor, "*shape"]
     """log pi_theta; carries the gradient. For surrogates of the REINFORCE family."""
-    anchor_logprobs: Tensor
+    anchor_logprobs: Float[Tensor, "*shape"]
     """log pi_anchor, detached."""
-    mask: Tensor
+    mask: Bool[Tensor, "*shape"]
     """True where the policy chose the token."""
     sequences: Segments
     """Sequence of each token, for surrogates that look at whole sequences."""
@@ -71,8 +72,8 @@ def token_ratio(
         ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs, anchor_logprobs=anchor_logprobs)
-    logprobs = select(logprobs, mask)
-    anchor_logprobs = select(anchor_logprobs.detach(), mask)
+    logprobs = wide(select(logprobs, mask))
+    anchor_logprobs = wide(select(anchor_logprobs.detach(), mask))
     return AnchoredPolicy(
         log_ratio=logprobs - anchor_logprobs,
         logprobs=logprobs,
@@ -148,17 +149,24 @@ def segment_ratio(
     anchor_logprobs: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
     sequences: Segments | None = None,
+    *,
+    turns: Segments | None = None,
 ) -> AnchoredPolicy:
-    r"""Geometric mean of the ratios of a run of unmasked tokens, such as one turn of an agent.
+    r"""Geometric mean of the ratios of a turn, such as a run of unmasked tokens.
 
-    As `sequence_ratio`, with `unmasked_runs` in place of sequences: a masked token (a prompt, the
-    answer of a tool) ends a run, and so does the end of a sequence.
+    As `sequence_ratio`, with turns in place of sequences. Where they are not given they are
+    `unmasked_runs`: a masked token (a prompt, the answer of a tool) ends a run, and so does the end
+    of a sequence. A batch of chosen tokens only has no holes to see turns by, and has to give them,
+    else this is `sequence_ratio`. A trainer gives them to a loss that asks for `turns`:
+    `ratio=partial(segment_ratio, turns=turns)`.
 
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         anchor_logprobs: log pi_anchor of the same tokens.
         mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
         sequences: sequence of each token; None takes rows.
+        turns: turn of each token, no turn being of two sequences; None takes the runs of
+            unmasked tokens.
 
     Source: ROLL's `ratio_type=segment`; there is no paper.
 
@@ -166,8 +174,9 @@ def segment_ratio(
         ValueError: shapes differ.
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
-    runs = unmasked_runs(mask, policy.sequences)
-    return policy._replace(log_ratio=_spread(policy, runs, "mean"))
+    if turns is None:
+        turns = unmasked_runs(mask, policy.sequences)
+    return policy._replace(log_ratio=_spread(policy, sequences_or_rows(mask, turns), "mean"))
 
 
 def sequence_product_ratio(

@@ -135,7 +135,8 @@ def truncated_reinforce_surrogate(
         advantages: A; gets no gradient.
         cap: c, the largest weight.
 
-    Source: compared with in TOPR (arXiv:2503.14286).
+    Source: ROLL's `tis`. TOPR (arXiv:2503.14286) compares with truncated importance sampling too,
+    but there the ratio and its truncation are of the whole answer: `sequence_product_ratio`.
 
     Raises:
         ValueError: shapes differ, or the cap is not positive.

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.corrections import BehaviorWeight, Correction, drop, inside
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, sequences_or_rows
@@ -107,7 +107,8 @@ def divergence_mask(
     """
     check_token_inputs(mask, policy_logprobs=policy_logprobs, behavior_logprobs=behavior_logprobs)
     _check_bounds(low, high)
-    x = select(behavior_logprobs.detach(), mask) - select(policy_logprobs.detach(), mask)
+    behavior = wide(select(behavior_logprobs.detach(), mask))
+    x = behavior - wide(select(policy_logprobs.detach(), mask))
     segments = sequences_or_rows(mask, sequences)
     return _within(divergence(x), mask, segments, low, high, statistic=statistic)
 
@@ -148,8 +149,8 @@ def probability_difference_mask(
     """
     check_token_inputs(mask, policy_logprobs=policy_logprobs, behavior_logprobs=behavior_logprobs)
     _check_bounds(low, high)
-    policy = select(policy_logprobs.detach(), mask)
-    behavior = select(behavior_logprobs.detach(), mask)
+    policy = wide(select(policy_logprobs.detach(), mask))
+    behavior = wide(select(behavior_logprobs.detach(), mask))
     if statistic is None:
         return inside(policy.exp() - behavior.exp(), low, high) & mask
     segments = sequences_or_rows(mask, sequences)
@@ -194,7 +195,8 @@ def off_policy_sequence_mask(
         mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs, advantages=advantages
     )
     _check_bounds(-float("inf"), threshold, "threshold")
-    x = select(behavior_logprobs.detach(), mask) - select(logprobs.detach(), mask)
+    behavior = wide(select(behavior_logprobs.detach(), mask))
+    x = behavior - wide(select(logprobs.detach(), mask))
     segments = sequences_or_rows(mask, sequences)
     near = mean_of_sequence(x, mask, segments) <= threshold
     return (near[segments.ids] | ~(select(advantages.detach(), mask) < 0)) & mask

@@ -131,8 +131,8 @@ def vespo_surrogate(
     $$ \mathrm{sg}(\phi(W)) A \log \pi_\theta, \qquad \phi(W) = W^k e^{\lambda (1 - W)}, \qquad
     W = \prod_t r_t $$
 
-    phi(1) = 1, phi is largest at W = k / lambda and vanishes on both sides. It is computed in logs,
-    without bounds on W: what over- or underflows has a weight of 0, and is `clipped`.
+    phi(1) = 1, phi is largest at W = k / lambda and vanishes on both sides. It is computed in logs:
+    what over- or underflows has a weight of 0, and is `clipped`, an infinite W too.
 
     Args:
         policy: ratio of each token (`token_ratio`) to the anchor, which must be the policy that
@@ -155,8 +155,10 @@ def vespo_surrogate(
     log_product = segment_reduce(log_ratio, ids, count, mask=policy.mask)[ids]
 
     def kernel(power: float, decay: float) -> Tensor:
-        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be.
-        return torch.exp(power * log_product - decay * torch.expm1(log_product))
+        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be. Only of an
+        # infinite x it would be NaN; the largest finite one has an infinite exp too.
+        x = log_product.clamp(max=torch.finfo(log_product.dtype).max / max(power, 1.0))
+        return torch.exp(power * x - decay * torch.expm1(x))
 
     return weighted_logprobs(
         policy, advantages, torch.where(good, kernel(*positive), kernel(*negative))

@@ -16,27 +16,30 @@ bound itself, such as a largest ratio of 5, take 1 off: `high = 4`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy
 
-ClipEpsilon: TypeAlias = float | tuple[float, float]
-"""Half-width of the trust region around ratio 1, or (below, above) where they differ."""
+ClipEpsilon: TypeAlias = float | Sequence[float]
+"""Half-width of the trust region around ratio 1, or (below, above) where they differ.
+
+Any sequence of two numbers will do, such as the list that a configuration file gives.
+"""
 
 
 class Surrogate(NamedTuple):
     """A surrogate objective, to be maximised."""
 
-    value: Tensor
+    value: Float[Tensor, "*shape"]
     """Objective of each token; carries the gradient; 0 where masked."""
-    clipped: Tensor
+    clipped: Bool[Tensor, "*shape"]
     """True where the surrogate removed the gradient that the advantage of an unmasked token gives.
 
     Not where the advantage is 0, as there is none to remove; a penalty may still have a gradient.
@@ -146,9 +149,16 @@ def clip_bounds(clip_epsilon: ClipEpsilon, *, name: str = "clip_epsilon") -> tup
     """(low, high) of a trust region given as one number or as a pair.
 
     Raises:
-        ValueError: a bound is negative or NaN; the sentence calls it by `name`.
+        ValueError: a bound is negative or NaN, or there are not one or two of them; the sentence
+            calls it by `name`.
     """
-    low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+    bounds = clip_epsilon if isinstance(clip_epsilon, Sequence) else (clip_epsilon, clip_epsilon)
+    if len(bounds) != 2:
+        raise ValueError(
+            f"{name} is {clip_epsilon}, but must be one number or the two of (low, high), as in "
+            "0.2 or (0.2, 0.28)"
+        )
+    low, high = bounds
     if not (low >= 0 and high >= 0):
         raise ValueError(
             f"{name} is {clip_epsilon}, but its bounds are distances to both sides and must be "

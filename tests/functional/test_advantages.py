@@ -159,3 +159,11 @@ def test_bad_inputs_are_refused(change, message):
     inputs = {"rewards": torch.tensor([1.0, 0.0]), "groups": torch.tensor([0, 0])}
     with pytest.raises(ValueError, match=message):
         group_advantages(**{**inputs, **change})
+
+
+def test_bfloat16_rewards_are_counted_in_float32():
+    """A bfloat16 cannot count to 300: a group of 300 would have 256 samples or so."""
+    rewards = (torch.arange(300) % 2).bfloat16()
+    ours = group_advantages(rewards, torch.zeros(300, dtype=torch.long), scale=no_scale)
+    assert ours.dtype == torch.float32
+    assert set(ours.tolist()) == {-0.5, 0.5}

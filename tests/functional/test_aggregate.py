@@ -230,3 +230,35 @@ def test_bad_shapes_are_refused():
         prompt_mean(values, mask, groups=groups, group_tokens=torch.tensor([7, 6]))
     with pytest.raises(ValueError, match=r"group_tokens has dtype torch\.float32"):
         prompt_mean(values, mask, groups=groups, group_tokens=torch.ones(3))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_count_of_zero_tokens_divides_by_one(name):
+    """A rank without a token: as of an empty mask, 0 and no NaN."""
+    values, mask = batch()
+    values = values.requires_grad_()
+    ours, _ = named(mask)[name]
+    zero = {COUNTED[name]: torch.tensor(0)}
+    loss = ours(values, torch.zeros_like(mask), None, **zero)
+    assert loss == 0
+    assert torch.autograd.grad(loss, values)[0].eq(0).all()
+    one = {COUNTED[name]: torch.tensor(1)}
+    assert torch.equal(ours(values, mask, None, **zero), ours(values, mask, None, **one))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_sums_are_in_float32_at_least(name):
+    """5000 ones: a bfloat16 sum stays at 256 when they are added one by one."""
+    ones = torch.ones(1, 5000, dtype=torch.bfloat16)
+    mask = ones > 0
+    ours = {
+        "token_mean": token_mean,
+        "sequence_mean": sequence_mean,
+        "sequence_sum_mean": sequence_sum_mean,
+        "fixed_length_mean": partial(fixed_length_mean, max_tokens=5000),
+        "prompt_mean": partial(prompt_mean, groups=Segments(torch.zeros_like(ones).long(), 1)),
+    }[name]
+    result = ours(ones, mask)
+    assert result.dtype == torch.float32
+    assert result == (5000 if name == "sequence_sum_mean" else 1)
+    assert ours(ones.double(), mask).dtype == torch.float64

@@ -30,10 +30,9 @@ from areal_lab.functional.corrected_losses import (
     sequence_tis,
     token_tis,
 )
-from areal_lab.functional.corrections import chain, keep, truncate
+from areal_lab.functional.corrections import chain, keep, mask_outside, truncate
 from areal_lab.functional.divergence_losses import dppo_kl, dppo_tv, dro, kimi, prime_rl
 from areal_lab.functional.losses import PolicyLoss, decoupled_ppo, policy_loss, ppo
-from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.proximal import a3po_proximal_logprobs
 from areal_lab.functional.reinforce_losses import (
     aipo,
@@ -45,6 +44,7 @@ from areal_lab.functional.reinforce_losses import (
     truncated_reinforce,
 )
 from areal_lab.functional.reinforce_surrogates import importance_surrogate
+from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.segments import Segments, padded_sequence_ids
 from areal_lab.functional.sequence_corrections import sequence_product
 from areal_lab.functional.sequence_losses import gmpo, gspo, gspo_token, luspo, sapo, vespo
@@ -185,7 +185,7 @@ NAMED = {
     "aipo": Named(aipo, slow.aipo(2.0), slow.per_token),
     "aipo, cap 1.1": Named(partial(aipo, cap=1.1), slow.aipo(1.1), slow.per_token),
     "topr": Named(topr, slow.topr(1.0), slow.per_sequence_sum),
-    "dppo_tv": Named(dppo_tv, slow.dppo_tv(0.2), slow.per_token),
+    "dppo_tv": Named(dppo_tv, slow.dppo_tv(0.15), slow.per_token),
     "dppo_tv, delta 0.05": Named(
         partial(dppo_tv, divergence=0.05), slow.dppo_tv(0.05), slow.per_token
     ),
@@ -636,3 +636,98 @@ def test_bad_shapes_are_refused(name):
         LOSSES[name].loss(*batch._replace(advantages=batch.advantages[:, :1]))
     with pytest.raises(ValueError, match=r"mask has dtype torch\.float64"):
         LOSSES[name].loss(*batch._replace(mask=batch.mask.double()))
+
+
+# --- dropped tokens
+
+INF = math.inf
+BAND = mask_outside(0.5, 5.0)
+DROPPING = {
+    "icepop": icepop,
+    "m2po": partial(m2po, threshold=0.5),
+    "grpo": partial(grpo, correct=BAND),
+    "dual_clip_ppo": partial(dual_clip_ppo, correct=BAND),
+    "kl_cov": partial(kl_cov, correct=BAND),
+    "reinforce": partial(reinforce, correct=BAND),
+    "cispo": partial(cispo, correct=BAND),
+    "kimi": partial(kimi, correct=BAND),
+    "dro": partial(dro, beta=0.1, correct=BAND),
+    "gspo": partial(gspo, correct=BAND),
+    "gspo_token": partial(gspo_token, correct=BAND),
+    "gmpo": partial(gmpo, correct=BAND),
+    "sapo": partial(sapo, correct=BAND),
+}
+FAR = {  # log pi_theta, log pi_prox, log pi_behav of the second token, which is dropped
+    "a ratio beyond float32": (-1.0, -200.0, -2.0),
+    "outside of the top-p of both": (-INF, -INF, -2.0),
+    "outside of the proximal top-p": (-3.0, -INF, -2.0),
+    "no log-prob at all": (math.nan, math.nan, -2.0),
+}
+
+
+@pytest.mark.parametrize("far", FAR.values(), ids=FAR)
+@pytest.mark.parametrize("loss", DROPPING.values(), ids=DROPPING)
+def test_a_dropped_token_adds_zero_to_loss_and_gradient(loss, far):
+    """The same loss and gradient as of any other token that is dropped: 0 of the first one."""
+    first = torch.tensor([-1.0])
+
+    def of(second):
+        tokens = [torch.cat([first, torch.tensor([x])]) for x in second]
+        leaf = tokens[0].requires_grad_()
+        result = loss(leaf, *tokens[1:], torch.tensor([1.0, -1.0]), torch.tensor([True, True]))
+        return result, torch.autograd.grad(result.loss, leaf)[0]
+
+    result, gradient = of(far)
+    assert result.behavior_weight.tolist() == [1, 0]
+    assert gradient[0] != 0
+    assert gradient[1] == 0
+    other, its_gradient = of((-4.0, -2.0, -8.0))  # a weight of 403
+    assert other.behavior_weight.tolist() == [1, 0]
+    assert_same((result.loss, gradient), (other.loss, its_gradient))
+
+
+@pytest.mark.parametrize(
+    "loss", [cispo, sequence_mis, token_tis, reinforce, grpo], ids=lambda loss: loss.__name__
+)
+def test_what_the_proximal_policy_cannot_draw_has_weight_zero(loss):
+    """Top-p: a sampled token is outside of what the trainer's policies would draw."""
+    logprobs = torch.tensor([-1.0, -INF], requires_grad=True)
+    proximal, behavior = torch.tensor([-1.0, -INF]), torch.tensor([-1.0, -2.0])
+    result = loss(logprobs, proximal, behavior, torch.tensor([1.0, -1.0]), proximal < 0)
+    (gradient,) = torch.autograd.grad(result.loss, logprobs)
+    assert result.behavior_weight[1] == 0
+    assert result.loss.isfinite()
+    assert gradient[0].isfinite()
+    assert gradient[1] == 0
+
+
+@pytest.mark.parametrize("loss", [vespo, dppo_kl, dppo_tv, importance_sampling, aipo])
+def test_what_the_sampler_says_it_cannot_draw_makes_no_nan(loss):
+    logprobs = torch.tensor([-1.0, -0.5], requires_grad=True)
+    behavior = torch.tensor([-1.0, -INF])
+    result = loss(logprobs, behavior, behavior, torch.ones(2), behavior < 0)
+    (gradient,) = torch.autograd.grad(result.loss, logprobs)
+    assert not result.loss.isnan()
+    assert result.behavior_weight.tolist() == [1, 1]
+    assert not gradient.isnan().any()
+
+
+def test_bfloat16_log_probs_are_subtracted_and_summed_in_float32():
+    """GSPO's range of 3e-4 is a tenth of the gap between neighboring bfloat16 near 1."""
+    proximal = torch.full((4, 64), -1.0, dtype=torch.bfloat16)
+    logprobs = proximal.clone()
+    logprobs[:, 0] -= 2**-4
+    batch = (logprobs, proximal, proximal, torch.ones_like(proximal), proximal < 0)
+    result = gspo(*batch)
+    assert result.loss.dtype == result.ratio.dtype == torch.float32
+    assert result.ratio[0, 0].item() == pytest.approx(math.exp(-(2**-4) / 64), abs=1e-6)
+    many = torch.ones(5000, dtype=torch.bfloat16)
+    chosen = many > 0
+    assert reinforce(-many, -many, -many, many, chosen, token_count=1).loss == 5000
+
+
+@pytest.mark.parametrize("surrogate_loss", [grpo, dapo, gspo, cispo])
+def test_a_clip_range_may_come_as_a_list(surrogate_loss):
+    batch = draw()
+    listed = gradient_of(partial(surrogate_loss, clip_epsilon=[0.1, 0.3]), batch)
+    assert_same(listed, gradient_of(partial(surrogate_loss, clip_epsilon=(0.1, 0.3)), batch))

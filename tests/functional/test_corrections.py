@@ -24,13 +24,13 @@ from areal_lab.functional.corrections import (
 )
 from areal_lab.functional.kl import k1, k2, k3
 from areal_lab.functional.losses import decoupled_ppo, policy_loss
-from areal_lab.functional.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.rejection import (
     divergence_mask,
     off_policy_sequence_mask,
     probability_difference_mask,
     reject,
 )
+from areal_lab.functional.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.sequence_corrections import (
     mask_outlier_sequences,
@@ -456,7 +456,7 @@ def test_weights_stay_finite_and_positive_however_far(dtype, far):
     start = behavior_weight(logs, 0 * logs, logs.isfinite())
     for correct in (unbounded, sequence_product, sequence_geometric_mean, self_normalize()):
         weight = correct(start).weight
-        assert weight.dtype == dtype
+        assert weight.dtype == torch.promote_types(dtype, torch.float32)
         assert weight.isfinite().all()
         assert (weight > 0).all()
     bounded = chain(sequence_product, truncate(2.0, floor=0.5))(start).weight
@@ -583,3 +583,23 @@ def test_bands_of_weights_need_an_order(factory, low, high):
 def test_bad_inputs_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_equal_log_probs_have_weight_one_and_impossible_ones_zero():
+    proximal = torch.tensor([-math.inf, -math.inf, -1.0, math.nan])
+    behavior = torch.tensor([-math.inf, -1.0, -math.inf, -1.0])
+    start = behavior_weight(proximal, behavior, torch.ones(4, dtype=torch.bool))
+    assert start.weight[:2].tolist() == [1, 0]
+    assert start.weight[2] == torch.finfo(torch.float32).max
+    assert start.weight[3].isnan()
+    floored = truncate(2.0, floor=0.5)(start).weight
+    assert floored[:3].tolist() == [1, 0, 2]
+
+
+def test_bfloat16_log_probs_are_subtracted_in_float32():
+    proximal = torch.tensor([-1.0, -1.0]).bfloat16()
+    behavior = torch.tensor([-1.0, -(2.0**-9)]).bfloat16()
+    start = behavior_weight(proximal, behavior, torch.tensor([True, True]))
+    assert start.log_ratio.tolist() == [0, -1 + 2.0**-9]  # in bfloat16: -1
+    kept = divergence_mask(proximal, behavior, start.mask, k1, high=0.999)
+    assert kept.all()

@@ -169,3 +169,11 @@ def test_bad_entropy_settings_are_refused():
         linear_entropy_coefficient(-1, start=1.0, steps=4)
     with pytest.raises(ValueError, match="step is 1 and steps 0"):
         linear_entropy_coefficient(1, start=1.0, steps=0)
+
+
+def test_the_adaptive_coefficient_starts_from_numbers():
+    ours = adaptive_entropy_coefficient(0.01, 0.1, target=0.2, step=0.005)
+    assert ours.item() == pytest.approx(0.015)
+    again = adaptive_entropy_coefficient(ours, torch.tensor(0.3), target=0.2, step=0.005)
+    assert again.item() == pytest.approx(0.01)
+    assert adaptive_entropy_coefficient(0.0, torch.tensor(0.1).double(), step=0.5).item() == 0.5

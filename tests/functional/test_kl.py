@@ -26,6 +26,7 @@ from areal_lab.functional.kl import (
     straight_through,
 )
 from areal_lab.functional.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
+from areal_lab.functional.returns import terminal_rewards
 from tests.reference import formulas
 from tests.reference import kl as reference
 
@@ -475,7 +476,10 @@ def test_bad_inputs_of_the_loss_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"terminal_rewards": torch.zeros(2, 3)}, r"terminal_rewards has shape \(2, 3\).*2 seq"),
+        (
+            {"terminal_rewards": torch.zeros(2, 3)},
+            r"terminal_rewards has shape \(2, 3\).*one per seq",
+        ),
         ({"terminal_rewards": torch.tensor([0.0, math.nan])}, "terminal_rewards .* 1 entries"),
         ({"token_rewards": torch.zeros(2)}, r"token_rewards has shape \(2,\)"),
         ({"coefficient": -1.0}, "coefficient is -1.0"),
@@ -520,3 +524,42 @@ def test_bounds_must_be_positive(name, bound):
 def test_bad_targets_are_refused(change):
     with pytest.raises(ValueError, match="target_kl is"):
         adaptive_kl_coefficient(0.1, 1.0, **{"target_kl": 6.0, "gain": 0.1, **change})
+
+
+def test_micro_batches_of_the_kl_term_sum_to_the_batch_under_its_counts(batch):
+    logprobs, reference, _, mask = batch[:4]
+    whole = kl_loss(logprobs, reference, mask, coefficient=0.1).loss
+    counted = partial(token_mean, token_count=mask.sum())
+
+    def parts(**keywords):
+        rows = [slice(0, 1), slice(1, 4)]
+        terms = [
+            kl_loss(logprobs[i], reference[i], mask[i], coefficient=0.1, **keywords) for i in rows
+        ]
+        return sum(term.loss for term in terms)
+
+    torch.testing.assert_close(parts(aggregate=counted), whole)
+    assert parts() > 1.5 * whole  # a mean per micro-batch: about twice as much
+
+
+def test_bfloat16_log_probs_are_subtracted_in_float32():
+    theta, reference = torch.tensor([-1.0]).bfloat16(), torch.tensor([-(2.0**-9)]).bfloat16()
+    penalty = kl_penalty(theta, reference, torch.tensor([True]), estimator=k1)
+    assert penalty.dtype == torch.float32
+    assert penalty.item() == -1 + 2.0**-9
+
+
+def test_rewards_are_placed_as_terminal_rewards_places_them():
+    zeros = torch.zeros(4)
+    sequences = Segments(torch.tensor([0, 1, 0, 1]), 3)
+    rewards = torch.tensor([2.0, 3.0, torch.nan])  # the third has no token
+    mask = torch.tensor([True, True, True, False])
+    ours = kl_shaped_rewards(rewards, zeros, zeros, mask, coefficient=0.1, sequences=sequences)
+    assert torch.equal(ours.rewards, terminal_rewards(rewards, mask, sequences=sequences))
+    assert ours.rewards.tolist() == [0, 3, 2, 0]
+
+
+def test_whole_numbers_as_terminal_rewards_are_refused(unchecked_shapes):
+    zeros = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"terminal_rewards has dtype torch.int64"):
+        kl_shaped_rewards(torch.tensor([1, 0]), zeros, zeros, zeros == 0, coefficient=0.1)

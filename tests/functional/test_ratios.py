@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.functional.aggregate import sequence_mean
+from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.losses import policy_loss
 from areal_lab.functional.ratios import (
     segment_ratio,
@@ -283,3 +284,38 @@ def test_bad_shapes_are_refused(ratio):
         ratio(logprobs, anchor, MASK, Segments(torch.zeros(24, dtype=torch.long), 1))
     with pytest.raises(ValueError, match=r"sequences.count is -1"):
         ratio(logprobs, anchor, MASK, Segments(torch.zeros(4, 6, dtype=torch.long), -1))
+
+
+def test_turns_make_up_for_holes_that_are_not_packed():
+    """What a trainer packs: only the chosen tokens, and the turn of each."""
+    logprobs, anchor = draw()
+    whole = segment_ratio(logprobs, anchor, MASK)
+    runs = unmasked_runs(MASK)
+    rows = torch.arange(4)[:, None].expand(MASK.shape)
+    packed = (logprobs[MASK], anchor[MASK], torch.ones(int(MASK.sum()), dtype=torch.bool))
+    sequences = Segments(rows[MASK], 4)
+    turns = Segments(runs.ids[MASK], runs.count)
+    ours = segment_ratio(*packed, sequences, turns=turns)
+    torch.testing.assert_close(ours.log_ratio, whole.log_ratio[MASK])
+    assert ours.sequences is sequences
+    blind = segment_ratio(*packed, sequences)
+    torch.testing.assert_close(blind.log_ratio, sequence_ratio(*packed, sequences).log_ratio)
+    assert not torch.allclose(blind.log_ratio, ours.log_ratio)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_turns_of_another_shape_are_refused():
+    logprobs, anchor = draw()
+    with pytest.raises(ValueError, match=r"ids has shape \(24,\)"):
+        segment_ratio(logprobs, anchor, MASK, turns=Segments(torch.zeros(24).long(), 1))
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_bfloat16_is_widened_before_it_is_subtracted(ratio):
+    logprobs = torch.tensor([[-1.0]], dtype=torch.bfloat16, requires_grad=True)
+    anchor = torch.tensor([[-(2.0**-9)]]).bfloat16()
+    policy = ratio(logprobs, anchor, torch.tensor([[True]]))
+    assert policy.log_ratio.item() == -1 + 2.0**-9  # in bfloat16: -1
+    assert policy.logprobs.dtype == policy.anchor_logprobs.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(policy.log_ratio.sum(), logprobs)
+    assert gradient.dtype == torch.bfloat16

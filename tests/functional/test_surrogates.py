@@ -39,7 +39,12 @@ from areal_lab.functional.squared_surrogates import (
     kimi_sequence_surrogate,
     kimi_surrogate,
 )
-from areal_lab.functional.surrogates import Surrogate, clip_surrogate, dual_clip_surrogate
+from areal_lab.functional.surrogates import (
+    Surrogate,
+    clip_bounds,
+    clip_surrogate,
+    dual_clip_surrogate,
+)
 from tests.reference import surrogates as reference
 
 INF = math.inf
@@ -331,7 +336,7 @@ SAME = {
     ),
     "prime-rl without a penalty is DPPO-TV": (
         partial(prime_rl_surrogate, penalty=0.0),
-        dppo_tv_surrogate,
+        partial(dppo_tv_surrogate, divergence=0.2),
     ),
     "prime-rl ipo without bound and penalty": (
         partial(prime_rl_ipo_surrogate, divergence=1.0, penalty=0.0),
@@ -425,11 +430,11 @@ def test_slopes_by_hand(surrogate, ratio, advantage, slope):
 @pytest.mark.parametrize(
     ("p", "q", "advantage", "kept"),
     [
-        (0.71, 0.5, 1.0, False),  # went up by more than 0.2 and would go further
-        (0.69, 0.5, 1.0, True),
-        (0.71, 0.5, -1.0, True),  # pulled back
-        (0.29, 0.5, -1.0, False),
-        (0.29, 0.5, 1.0, True),
+        (0.66, 0.5, 1.0, False),  # went up by more than 0.15 and would go further
+        (0.64, 0.5, 1.0, True),
+        (0.66, 0.5, -1.0, True),  # pulled back
+        (0.34, 0.5, -1.0, False),
+        (0.34, 0.5, 1.0, True),
         (1e-3, 1e-6, 1.0, True),  # a ratio of 1000 is nothing much
     ],
 )
@@ -444,8 +449,8 @@ def test_dppo_looks_at_probabilities(p, q, advantage, kept):
     assert ours.clipped.item() is not kept
     assert gradient.item() == pytest.approx(p / q * advantage if kept else 0.0)
     pulled_back = (p - q) * advantage < 0
-    _, by_band = run(partial(prime_rl_ipo_surrogate, divergence=0.2, penalty=0.0), one)
-    assert (by_band.item() != 0) == (kept and not (pulled_back and abs(p - q) > 0.2))
+    _, by_band = run(partial(prime_rl_ipo_surrogate, divergence=0.15, penalty=0.0), one)
+    assert (by_band.item() != 0) == (kept and not (pulled_back and abs(p - q) > 0.15))
 
 
 @pytest.mark.parametrize(
@@ -457,6 +462,7 @@ def test_dppo_looks_at_probabilities(p, q, advantage, kept):
         (-2000.0, math.log(0.9), -1.0, False),
         (1e-8, 1e-8, 1.0, True),  # rounding of a log-softmax
         (1e-8, math.log(0.9), 1.0, False),
+        (-1.0, -INF, 1.0, False),  # the anchor cannot draw the token: D = -log(1 - p) = 0.46
     ],
 )
 def test_dppo_kl_at_the_ends(logprob, anchor, advantage, kept):
@@ -546,6 +552,42 @@ def test_a_logprob_of_minus_infinity_without_a_weight_adds_nothing(batch):
         ours, gradient = run(bound, dead)
         assert (ours.value == 0).all()
         assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    "surrogate",
+    [
+        vespo_surrogate,
+        partial(dppo_kl_surrogate, divergence=9.0, cap=20.0),
+        partial(dppo_tv_surrogate, divergence=1.0, cap=20.0),
+    ],
+)
+def test_an_anchor_that_cannot_draw_the_token_makes_no_nan(surrogate, sign):
+    one = Batch(
+        torch.tensor([-1.0, -0.5]),
+        torch.tensor([-1.0, -INF]),
+        torch.tensor([1.0, sign]),
+        torch.tensor([True, True]),
+    )
+    ours, gradient = run(surrogate, one)
+    assert ours.value.isfinite().all()
+    assert gradient.isfinite().all()
+    if surrogate is vespo_surrogate:  # W is infinite, its kernel 0
+        assert ours.value.tolist() == [0, 0]
+        assert ours.clipped.all()
+    else:
+        assert ours.value.tolist() == [1, pytest.approx(20 * sign)]
+
+
+def test_a_clip_range_may_be_any_sequence_of_two():
+    for pair in ((0.2, 0.28), [0.2, 0.28]):
+        assert clip_bounds(pair) == tuple(pair)
+    assert clip_bounds(0.2) == clip_bounds([0.2, 0.2]) == (0.2, 0.2)
+    with pytest.raises(ValueError, match=r"clip_epsilon is \[0.2\]"):
+        clip_bounds([0.2])
+    with pytest.raises(ValueError, match=r"delta is \(1.0, 2.0, 3.0\)"):
+        clip_bounds((1.0, 2.0, 3.0), name="delta")
 
 
 BAD = {
