@@ -51,6 +51,9 @@ class PackedBatch(NamedTuple):
     sequence_ids: Int[Tensor, " R"]
     """Index into the trajectories that were packed."""
     group_ids: Int[Tensor, " R"]
+    turn_ids: Int[Tensor, " R"]
+    """Number of the turn: chosen tokens of one trajectory without another between them."""
+    turn_count: int
 
 
 class PaddedBatch(NamedTuple):
@@ -101,7 +104,8 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
 
     predictions: dict[tuple[int, int], int] = {}
     prediction: list[int] = []
-    rows: list[tuple[float, int, int, int]] = []
+    rows: list[tuple[float, int, int, int, int]] = []
+    turns = 0
     for member in sorted(paths):
         trajectory, path = trajectories[member], paths[member]
         before_first = len(trajectory.prompt_tokens) - 1
@@ -112,11 +116,14 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
             trajectory.versions,
             strict=True,
         )
+        in_turn = False
         for offset, (token, by_policy, logprob, version) in enumerate(chosen):
+            turns += by_policy and not in_turn
+            in_turn = by_policy
             if by_policy:
                 key = (path[before_first + offset], token)
                 prediction.append(predictions.setdefault(key, len(predictions)))
-                rows.append((logprob, version, member, trajectory.group))
+                rows.append((logprob, version, member, trajectory.group, turns - 1))
     return PackedBatch(
         tokens=_ints(tokens),
         positions=_ints(positions),
@@ -129,6 +136,8 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
         versions=_ints([row[1] for row in rows]),
         sequence_ids=_ints([row[2] for row in rows]),
         group_ids=_ints([row[3] for row in rows]),
+        turn_ids=_ints([row[4] for row in rows]),
+        turn_count=turns,
     )
 
 

@@ -2,7 +2,7 @@
 
     own loss, named loss, pickled loss --choose_loss--> ChosenLoss --call--> loss of a micro-batch
                                                             |
-    BatchFacts (counts, sequences, groups, versions) -------'   only what its signature names
+    BatchFacts (counts, sequences, turns, groups, versions) '   only what its signature names
 
 As a program, `python -m areal_lab.training.loss module:function`, it says whether a trainer could
 call the function, in a process of its own: what the module imports may be heavy.
@@ -58,6 +58,7 @@ class BatchFacts:
     """Tokens that the policy chose in the whole minibatch."""
     sequences: Segments
     sequence_count: int
+    turns: Segments
     groups: Segments
     group_count: int
     group_tokens: Int[Tensor, " groups"]

@@ -292,6 +292,7 @@ def _forward_loss(
         token_count=minibatch.token_count,
         sequences=Segments(packed.sequence_ids, len(advantages)),
         sequence_count=minibatch.sequence_count,
+        turns=Segments(packed.turn_ids, packed.turn_count),
         groups=Segments(
             torch.searchsorted(minibatch.groups, packed.group_ids), len(minibatch.groups)
         ),

@@ -149,3 +149,31 @@ def test_what_follows_the_last_chosen_token_is_not_computed() -> None:
     packed = packed_from([trajectory])
     assert packed.versions.tolist() == [0, 1]
     assert packed.predict_from.tolist() == [1, 4]
+
+
+@given(TRAJECTORIES)
+def test_a_turn_is_a_run_of_chosen_tokens_of_one_trajectory(trajectories: list[Trajectory]) -> None:
+    """Packed tokens have no holes: turns say where they were."""
+    packed = packed_from(trajectories)
+    padded = pad(trajectories)
+    runs: list[int] = []
+    count = 0
+    for row in padded.response_mask.tolist():
+        for before, now in zip([False, *row], row, strict=False):
+            count += now and not before
+            runs += [count - 1] * now
+    assert packed.turn_ids.tolist() == runs
+    assert packed.turn_count == count
+
+
+def test_two_segments_without_an_observation_between_them_are_one_turn() -> None:
+    def answer(version: int, *tokens: int) -> Segment:
+        return Segment(tokens, (-1.0,) * len(tokens), version)
+
+    parts = (answer(1, 5, 6), answer(2, 7), Observation((8,)), answer(2, 9))
+    one = Trajectory(
+        group=0, sample=0, prompt_tokens=(1,), parts=parts, finish_reason="stop", reward=0.0
+    )
+    packed = packed_from([one, one])
+    assert packed.turn_ids.tolist() == [0, 0, 0, 1, 2, 2, 2, 3]
+    assert packed.turn_count == 4

@@ -20,11 +20,15 @@ from areal_lab.functional import (
     anchored_at_behavior,
     decoupled_ppo,
     group_advantages,
+    importance_surrogate,
     mean_of_others,
     no_scale,
+    policy_loss,
     ppo,
     prompt_mean,
+    segment_ratio,
     sequence_mean,
+    token_mean,
 )
 from areal_lab.training import step as step_module
 from areal_lab.training.loss import choose_advantages, wanted_facts
@@ -342,7 +346,41 @@ def of_prompts(
     return Plain(-prompt_mean(values, mask, **numbers))
 
 
-@pytest.mark.parametrize("function", [five_lines, of_sequences, of_prompts])
+def of_turns(*tensors: Tensor, token_count: int, sequences: Segments, turns: Segments) -> Any:
+    """A ratio of turns, which the trainer has to name: what it packs has no holes."""
+    length = torch.bincount(turns.ids, minlength=turns.count)
+    assert turns.ids.shape == sequences.ids.shape
+    assert len(length) == turns.count
+    assert length.min() > 0
+    TURNS.append((turns.count, len(sequences.ids.unique())))
+    return policy_loss(
+        *tensors,
+        surrogate=importance_surrogate,
+        ratio=partial(segment_ratio, turns=turns),
+        aggregate=partial(token_mean, token_count=token_count),
+        sequences=sequences,
+    )
+
+
+TURNS: list[tuple[int, int]] = []
+"""Turns and sequences of each micro-batch that `of_turns` saw."""
+
+
+def test_a_loss_of_turns_is_told_them(folder: Path) -> None:
+    TURNS.clear()
+    request = random_batch()
+    learner = learner_for(folder, loss_fn=f"{__name__}:of_turns")
+    train_batch(learner, request)
+    expected = sum(
+        now and not before
+        for t in request.trajectories
+        for before, now in zip([False, *t.response_mask], t.response_mask, strict=False)
+    )
+    turns, sequences = (sum(column) for column in zip(*TURNS, strict=True))
+    assert turns == expected > sequences == len(request.trajectories)
+
+
+@pytest.mark.parametrize("function", [five_lines, of_sequences, of_prompts, of_turns])
 def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
     results = []
     for tokens in (4096, 30):
