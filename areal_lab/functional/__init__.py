@@ -236,6 +236,7 @@ from areal_lab.functional.whitening import (
     add_moments,
     whiten,
     spread_to_tokens,
+    reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
 )
 
@@ -244,7 +245,6 @@ from areal_lab.functional.recurrence import (
     linear_recurrence,
     next_in_sequence,
     sequence_edges,
-    spread,
 )
 from areal_lab.functional.returns import (
     Discount,
@@ -577,12 +577,12 @@ __all__ = [
     "add_moments",
     "whiten",
     "spread_to_tokens",
+    "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
     # returns and advantages of tokens
     "linear_recurrence",
     "next_in_sequence",
     "sequence_edges",
-    "spread",
     "Discount",
     "terminal_rewards",
     "discounted_returns",

@@ -85,7 +85,8 @@ def rae_advantages(
     $$ A_i = R_i - b_{a(i)}, \quad b_a \leftarrow \beta b_a + (1 - \beta) R_i $$
 
     All samples of a batch are compared with the baselines from before it, so that their order does
-    not matter to them; the update then takes them one after another, in closed form. In a zero-sum
+    not matter to them; the update then takes them one after another,
+    in the order of the batch, in closed form. In a zero-sum
     game the mean over both players is 0 whatever they do, hence a baseline for each.
 
     Source: role-conditioned advantages of SPIRAL (arXiv:2506.24119).

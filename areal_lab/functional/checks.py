@@ -1,7 +1,7 @@
 """Refuse wrong shapes and types with one sentence: argument, what it is, how to mend it.
 
 Only shapes and dtypes are looked at, never values, so that the checks cost nothing and hold under
-`torch.func` and `torch.compile`. Value checks (`check_finite`) run only where values are known.
+`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where these are known.
 """
 
 from __future__ import annotations
@@ -53,22 +53,41 @@ def check_integer(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} has dtype {value.dtype}, but must be integers; pass .long()")
 
 
+def check_floating(name: str, value: Tensor) -> None:
+    """Refuse integers and booleans where numbers are computed with.
+
+    Raises:
+        ValueError: the dtype is not floating.
+    """
+    if not value.is_floating_point():
+        raise ValueError(f"{name} has dtype {value.dtype}, but must be floating; pass .float()")
+
+
 def check_finite(name: str, value: Tensor) -> None:
     """Refuse NaN and infinity where values can be looked at: eagerly, not in vmap or compile.
 
     Raises:
         ValueError: an entry is not finite.
     """
-    if torch.compiler.is_compiling():
-        return
-    try:
-        finite = bool(torch.isfinite(value).all())
-    except RuntimeError:
-        # Under vmap the values of one sample cannot be looked at; there the caller vouches.
-        return
-    if not finite:
-        bad = int((~torch.isfinite(value)).sum())
+    bad = count_known(~torch.isfinite(value))
+    if bad:
         raise ValueError(
             f"{name} (shape {tuple(value.shape)}) has {bad} entries that are NaN or infinite; "
             "mend the function that made them, or leave those samples out"
         )
+
+
+def count_known(condition: Tensor) -> int:
+    """How many entries are True; 0 where that cannot be looked at, and the caller vouches."""
+    if torch.compiler.is_compiling():
+        return 0
+    try:
+        return int(condition.sum())
+    except RuntimeError:
+        # Under vmap the values of one sample cannot be looked at.
+        return 0
+
+
+def wide(values: Tensor) -> Tensor:
+    """Values in float32 at least: sums over many tokens lose too much in bfloat16."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

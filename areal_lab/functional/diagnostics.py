@@ -109,7 +109,10 @@ def off_policy_diagnostics(
 
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t), \quad y_t \sim \pi_{behav} $$
 
-    Formulas and sources are with the functions of the same names.
+    A token that one of the two cannot draw (-infinity) makes infinite what is infinite, and the
+    rest takes its limit.
+
+    Source: with the functions of the same names.
 
     Args:
         proximal_logprobs: log pi_prox, or of any policy that shall be compared; no gradient.
@@ -129,6 +132,7 @@ def off_policy_diagnostics(
         proximal_logprobs.double(), behavior_logprobs.double(), mask, sequences
     )
     proximal = select(proximal_logprobs.detach(), mask).double()
+    behavior = select(behavior_logprobs.detach(), mask).double()
     has_tokens = segment_reduce(mask.long(), rows.ids, rows.count) > 0
     products = sum_of_sequence(logs, mask, rows)
     sequence_ess = effective_sample_size_of_logs(products, has_tokens)
@@ -152,8 +156,7 @@ def off_policy_diagnostics(
         sequence_chi_square=chi_square(products, has_tokens),
         total_variation=total_variation(logs, mask),
         jensen_shannon=jensen_shannon(logs, mask),
-        # pi_prox - pi_behav, and pi_behav = pi_prox / rho
-        probability_gap=masked_mean((proximal.exp() - (proximal - logs).exp()).abs(), mask),
+        probability_gap=masked_mean((proximal.exp() - behavior.exp()).abs(), mask),
         multiplicative_error=masked_mean(logs.abs().exp(), mask),
         perplexity=masked_mean(torch.exp(-mean_of_sequence(proximal, mask, rows)), has_tokens),
         perplexity_ratio=masked_mean(torch.exp(-mean_of_sequence(logs, mask, rows)), has_tokens),
@@ -179,6 +182,8 @@ def divergence_by_lag(
         lag: lag of each token, from `token_lag`.
         bins: lags 0, 1, ...; the last bin holds everything from `bins - 1` on.
 
+    Source: with the functions of divergences.py.
+
     Raises:
         ValueError: shapes differ, lag is no integer, or `bins` is not positive.
     """
@@ -191,7 +196,7 @@ def divergence_by_lag(
         tokens=tokens,
         mean_weight=mean_by_lag(weight, lag, mask, bins=bins),
         mean_absolute_log_ratio=mean_by_lag(logs.abs(), lag, mask, bins=bins),
-        kl=mean_by_lag(k3(-logs), lag, mask, bins=bins),
+        kl=mean_by_lag(k3(-logs.clamp(max=1e4)), lag, mask, bins=bins),
         chi_square=mean_by_lag(torch.expm1(2 * logs), lag, mask, bins=bins),
         effective_sample_share=size / tokens.clamp(min=1),
     )

@@ -118,7 +118,8 @@ def on_policy_distillation_loss(
         teacher_logprobs: log pi_T of the same tokens.
         mask: True where the student chose the token; an empty mask gives 0.
         coefficient: kappa.
-        aggregate: `(values, mask, sequences) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
+            by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
 
     Source: MiniLLM (arXiv:2306.08543), section 2, with single tokens in place of returns.
@@ -157,7 +158,8 @@ def distillation_loss(
         mask: True where a position counts; an empty mask gives 0.
         divergence: `forward_kl`, `reverse_kl`, `partial(generalized_jsd, beta=0.1)` or your own.
         temperature: tau of both; the loss is not multiplied by its square.
-        aggregate: `(values, mask, sequences) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
+            by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
 
     Source: GKD (arXiv:2306.13649).
@@ -172,7 +174,11 @@ def distillation_loss(
     return DistillationLoss(aggregate(values, mask, sequences), values.detach())
 
 
-def lump_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def lump_tail(
+    student: Float[Tensor, "*shape V"],
+    tokens: Int[Tensor, "*shape K"],
+    teacher: Float[Tensor, "*shape K"],
+) -> tuple[Float[Tensor, "*shape outcomes"], Float[Tensor, "*shape outcomes"]]:
     """One more outcome, "any other token", with what the teacher's k leave over.
 
     Both are distributions of k + 1 outcomes, hence a divergence is least where they are equal.
@@ -191,12 +197,20 @@ def lump_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor,
     )
 
 
-def renormalize_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def renormalize_tail(
+    student: Float[Tensor, "*shape V"],
+    tokens: Int[Tensor, "*shape K"],
+    teacher: Float[Tensor, "*shape K"],
+) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
     """Both given one of the teacher's k tokens; what the student does elsewhere is not seen."""
     return student.gather(-1, tokens).log_softmax(-1), teacher.log_softmax(-1)
 
 
-def drop_tail(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def drop_tail(
+    student: Float[Tensor, "*shape V"],
+    tokens: Int[Tensor, "*shape K"],
+    teacher: Float[Tensor, "*shape K"],
+) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
     """Sum over the teacher's k tokens and leave out the rest.
 
     These are no distributions: the sum can be negative, and with `forward_kl` it is least at a
@@ -219,6 +233,8 @@ def topk_distillation_loss(
 ) -> DistillationLoss:
     r"""Divergence from a teacher of which only the k largest log-probs are known.
 
+    $$ \mathrm{aggregate}(D(\mathrm{tail}(p_T, p_S))) $$
+
     Args:
         student_logits: of the whole vocabulary; the only input that gets a gradient.
         teacher_tokens: the teacher's k tokens at each position, all different.
@@ -227,8 +243,12 @@ def topk_distillation_loss(
         divergence: see `distillation_loss`.
         tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
         temperature: tau of the student; the teacher's log-probs have to be at the same.
-        aggregate: `(values, mask, sequences) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
+            by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
+
+    Source: the k largest of a teacher: Tan et al. (arXiv:1902.10461) for translation; what becomes
+    of the others differs by framework, see docs/functional/supervised.md.
 
     Raises:
         ValueError: shapes differ, tokens are no integers, or the temperature is not positive

@@ -57,7 +57,8 @@ def kl_from_sampler(
     return KLEstimates(
         k1=masked_mean(k1(-logs), mask),
         k2=masked_mean(k2(-logs), mask),
-        k3=masked_mean(k3(-logs), mask),
+        # Where rho overflows, rho - 1 - log rho would be infinity minus infinity.
+        k3=masked_mean(k3(-logs.clamp(max=1e4)), mask),
     )
 
 
@@ -70,6 +71,8 @@ def kl_to_sampler(log_ratio: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape
     Without the weight, $1/\rho - 1 + \log\rho$ estimates neither direction: its expectation is
     $E[1/\rho] - 1 - \mathrm{KL}(\mathrm{sampler}\,\|\,\mathrm{policy})$.
 
+    A token that the policy cannot draw (log rho = -infinity) adds the limits 0, 0 and 1.
+
     Args:
         log_ratio: log rho; gets no gradient.
         mask: True where a token counts.
@@ -79,7 +82,7 @@ def kl_to_sampler(log_ratio: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape
     Raises:
         ValueError: shapes differ.
     """
-    logs = _logs(log_ratio, mask)
+    logs = _bounded(_logs(log_ratio, mask))
     weight = _weight(logs)
     return KLEstimates(
         k1=masked_mean(weight * k1(logs), mask),
@@ -129,7 +132,7 @@ def jensen_shannon(
     Raises:
         ValueError: shapes differ.
     """
-    logs = _logs(log_ratio, mask)
+    logs = _bounded(_logs(log_ratio, mask))
     of_sampler = math.log(2) - torch.nn.functional.softplus(logs)
     of_policy = math.log(2) - torch.nn.functional.softplus(-logs)
     return masked_mean((of_sampler + _weight(logs) * of_policy) / 2, mask)
@@ -171,6 +174,11 @@ def log_ratio_histogram(
 def _logs(log_ratio: Tensor, mask: Tensor) -> Tensor:
     check_token_inputs(mask, log_ratio=log_ratio)
     return select(log_ratio.detach(), mask).double()
+
+
+def _bounded(logs: Tensor) -> Tensor:
+    """Log ratios to be multiplied with rho, which beyond is 0 or overflows: 0 * inf is NaN."""
+    return logs.clamp(-1e4, 1e4)
 
 
 def _weight(logs: Tensor) -> Tensor:

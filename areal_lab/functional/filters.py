@@ -1,6 +1,6 @@
 r"""Which samples are worth training on: a boolean per sample, to be combined with `&`, `|`, `~`.
 
-    keep = ~zero_variance_groups(r, g) & overlong_mask(lengths, max_length=4096)
+    keep = ~zero_variance_groups(r, g) & overlong_mask(lengths, max_length_tokens=4096)
     mask = keep_samples(mask, keep)
 
 Shapes stay as they are: a filtered sample is masked, not cut out. Nothing here has a gradient.
@@ -79,9 +79,9 @@ def difficulty_band(
 
 
 def overlong_mask(
-    lengths: Int[Tensor, " N"],
+    length_tokens: Int[Tensor, " N"],
     *,
-    max_length: int,
+    max_length_tokens: int,
     finished: Bool[Tensor, " N"] | None = None,
 ) -> Bool[Tensor, " N"]:
     r"""True for the answers that count; False for those cut off at the limit of length.
@@ -93,21 +93,21 @@ def overlong_mask(
     Source: overlong filtering of DAPO (arXiv:2503.14476), section 3.4.
 
     Args:
-        lengths: |y| in tokens, prompt excluded.
-        max_length: the sampler's limit in tokens.
+        length_tokens: |y|, prompt excluded.
+        max_length_tokens: L_max, the sampler's limit.
         finished: True where the answer ended by itself, at the limit included. None: unknown, and
-            an answer of `max_length` tokens counts as cut off.
+            an answer of `max_length_tokens` counts as cut off.
 
     Raises:
-        ValueError: lengths are no integers, shapes differ, or `max_length` is below 1.
+        ValueError: lengths are no integers, shapes differ, or `max_length_tokens` is below 1.
     """
-    check_integer("lengths", lengths)
-    if max_length < 1:
-        raise ValueError(f"max_length is {max_length}, but must be >= 1 token")
-    below = lengths < max_length
+    check_integer("length_tokens", length_tokens)
+    if max_length_tokens < 1:
+        raise ValueError(f"max_length_tokens is {max_length_tokens}, but must be >= 1")
+    below = length_tokens < max_length_tokens
     if finished is None:
         return below
-    check_same_shape("finished", finished, "lengths", lengths)
+    check_same_shape("finished", finished, "length_tokens", length_tokens)
     if finished.dtype != torch.bool:
         raise ValueError(f"finished has dtype {finished.dtype}, but must be torch.bool")
     return below | finished
@@ -116,6 +116,7 @@ def overlong_mask(
 def keep_samples(
     mask: Bool[Tensor, "*shape"],
     keep: Bool[Tensor, " sequences"],
+    *,
     sequences: Segments | None = None,
 ) -> Bool[Tensor, "*shape"]:
     """Token mask without the tokens of the samples that are not kept.

@@ -40,6 +40,9 @@ def gradient_spread_by_lag(
             everything from `bins - 1` on, as in `lag_histogram`.
         bins: number of bins.
 
+    Source: McCandlish et al., An empirical model of large-batch training (arXiv:1812.06162),
+    section 2.2, where the trace over the squared norm is the noise scale.
+
     Raises:
         ValueError: shapes do not fit, lags are no integers, or `bins` is not positive.
     """

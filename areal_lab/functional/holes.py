@@ -16,8 +16,8 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_lab.functional.recurrence import linear_recurrence, sequence_edges
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.recurrence import sequence_edges
+from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
 """`(mask, sequences) -> True at tokens after which nothing counts`; None is True nowhere."""
@@ -42,8 +42,9 @@ def restart_at_holes(
     Masked tokens after the last chosen one (padding) are no hole, so what lies beyond the
     sequence still counts.
     """
+    last = last_unmasked(mask, sequences)
     followed = pad(mask[..., 1:], (0, 1)) if mask.numel() else mask
-    return mask & ~followed & ~last_unmasked(mask, sequences)
+    return mask & ~followed & ~last
 
 
 def last_unmasked(
@@ -53,10 +54,12 @@ def last_unmasked(
 
     Args:
         mask: True = the policy chose this token.
-        segments: sequences or turns, the tokens of each being neighbors; None takes rows.
+        segments: sequences or turns; their tokens need not be neighbors. None takes rows.
     """
-    from_here_on = linear_recurrence(1.0, mask.float(), sequences=segments)
-    return mask & (from_here_on == 1)
+    ids, count = sequences_or_rows(mask, segments)
+    order = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
+    last = segment_reduce(order, ids, count, mask=mask, reduce="max")
+    return mask & (order == last[ids])
 
 
 def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:

@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_finite, check_token_inputs
+from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.kl import KLEstimator, check_coefficient, k1, kl_penalty
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
+from areal_lab.functional.returns import placed_at_end
+from areal_lab.functional.segments import Segments
 
 
 class KLShapedRewards(NamedTuple):
@@ -45,8 +46,8 @@ def kl_shaped_rewards(
 
     $$ r_t = -\beta\, k(x_t) + R\,[t \text{ is the last unmasked token}] $$
 
-    The penalty is charged at the last token too. A sequence without an unmasked token gets
-    nothing, its reward included. No result has a gradient.
+    The penalty is charged at the last token too; R is placed by `terminal_rewards`, hence a
+    sequence without an unmasked token gets nothing. No result has a gradient.
 
     Args:
         terminal_rewards: R of each sequence: `[N]` for rows, `[count]` for `sequences`, a scalar
@@ -62,22 +63,13 @@ def kl_shaped_rewards(
     Source: Ziegler et al. (arXiv:1909.08593), eq. 2; InstructGPT (arXiv:2203.02155), eq. 2.
 
     Raises:
-        ValueError: shapes differ, a terminal reward is not finite, or the coefficient is
-            negative or not finite.
+        ValueError: shapes differ, terminal rewards are not floating, that of a sequence with an
+            unmasked token is not finite, or the coefficient is negative or not finite.
     """
     check_coefficient(coefficient)
-    check_finite("terminal_rewards", terminal_rewards)
     kl = kl_penalty(logprobs, reference_logprobs, mask, estimator=estimator).detach()
-    ids, count = sequences_or_rows(mask, sequences)
-    if terminal_rewards.numel() != count:
-        raise ValueError(
-            f"terminal_rewards has shape {tuple(terminal_rewards.shape)}, but there are {count} "
-            "sequences; give one reward per sequence, and rewards of tokens as token_rewards"
-        )
-    order = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
-    last = segment_reduce(order, ids, count, mask=mask, reduce="max")
-    spread = terminal_rewards.detach().to(kl.dtype).reshape(-1)[ids]
-    rewards = select(spread, mask & (order == last[ids])) - coefficient * kl
+    placed = placed_at_end("terminal_rewards", terminal_rewards.detach(), mask, sequences)
+    rewards = placed - coefficient * kl
     if token_rewards is not None:
         check_token_inputs(mask, token_rewards=token_rewards)
         rewards = rewards + select(token_rewards.detach(), mask)

@@ -74,6 +74,8 @@ def logprobs_and_entropy(
             0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
             fastest. Nothing is kept where no gradient is asked for, nor under `vmap`.
 
+    Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
+
     Raises:
         ValueError: shapes or types do not fit, temperature or chunk_tokens is not positive, or
             cache_bytes is negative.
@@ -129,6 +131,8 @@ def logprobs_and_entropy_from_logits(
         targets: the sampled tokens, `0 .. V - 1`.
         temperature: tau that tokens were sampled with.
         keep: None keeps all tokens; a mask, True = kept; or a rule such as `top_p(0.95)`.
+
+    Source: see `logprobs_and_entropy`, whose reference this is.
 
     Raises:
         ValueError: shapes or types do not fit, or temperature is not positive.

@@ -54,9 +54,14 @@ def masked_quantiles(
         mask: True where a value counts.
         quantiles: q of each wanted quantile, in [0, 1].
 
+    Source: Hyndman and Fan, Sample quantiles in statistical packages (1996), definition 7.
+
     Raises:
         ValueError: shapes differ.
     """
+    check_token_inputs(mask, values=values)
+    if values.numel() == 0:
+        return values.new_full(quantiles.shape, float("nan"))
     # NaN sorts behind everything else, infinity included, so masked entries come last.
     ordered = select(values, mask, fill=float("nan")).reshape(-1).sort().values
     last = mask.sum() - 1

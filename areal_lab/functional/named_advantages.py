@@ -29,7 +29,7 @@ from areal_lab.functional.advantages import (
     std_of_group,
     std_of_rewards,
 )
-from areal_lab.functional.checks import check_same_shape
+from areal_lab.functional.checks import check_same_shape, count_known
 from areal_lab.functional.segments import segment_reduce
 
 
@@ -116,7 +116,7 @@ def lite_ppo_advantages(
 
 
 def opo_advantages(
-    rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], lengths: Shaped[Tensor, " N"]
+    rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], length_tokens: Shaped[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
     r"""Baseline of least variance, if a gradient's square grows with the number of its tokens.
 
@@ -127,13 +127,14 @@ def opo_advantages(
     Args:
         rewards: R of each sample.
         groups: integer id of each sample's prompt.
-        lengths: |y|, tokens the policy chose in each sample. Samples of length 0 have no say.
+        length_tokens: |y|, tokens the policy chose in each sample. Samples of length 0 have no say.
 
     Raises:
         ValueError: as `group_advantages`, or lengths of another shape.
     """
-    check_same_shape("lengths", lengths, "rewards", rewards)
-    return group_advantages(rewards, groups, baseline=length_weighted_mean(lengths), scale=no_scale)
+    check_same_shape("length_tokens", length_tokens, "rewards", rewards)
+    baseline = length_weighted_mean(length_tokens)
+    return group_advantages(rewards, groups, baseline=baseline, scale=no_scale)
 
 
 def gpg_advantages(
@@ -228,7 +229,10 @@ def pass_at_k_advantages(
 
 
 def best_of_others(groups: GroupedRewards) -> Float[Tensor, " N"]:
-    """Second best reward for a sample that is better than all others; its own for the rest."""
+    """Second best reward for a sample that is better than all others; its own for the rest.
+
+    Source: optimizing for inference-time objectives (arXiv:2503.19595).
+    """
     n, ids, rewards = groups.rewards.shape[0], groups.ids, groups.rewards
     best = rewards == segment_reduce(rewards.detach(), ids, n, reduce="max")[ids]
     second = segment_reduce(rewards, ids, n, mask=~best, reduce="max")[ids]
@@ -259,13 +263,7 @@ def remax_advantages(
 
 
 def _check_not_negative(rewards: Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
-    try:
-        negative = int((rewards < 0).sum())
-    except RuntimeError:
-        # As in check_finite: under vmap values cannot be looked at.
-        return
+    negative = count_known(rewards < 0)
     if negative:
         raise ValueError(
             f"rewards (shape {tuple(rewards.shape)}) has {negative} negative entries, but must be "

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from areal_lab.functional.aggregate import Count, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -59,6 +59,8 @@ def sequence_logprob_sums(
 
     Summed in float32 at least; pass `logprobs.double()` for more.
 
+    Source: DPO (arXiv:2305.18290), section 4.
+
     Args:
         logprobs: log-prob of each token; gets a gradient.
         mask: True on the tokens of the answer.
@@ -69,7 +71,7 @@ def sequence_logprob_sums(
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
-    return segment_reduce(_wide(logprobs), ids, count, mask=mask)
+    return segment_reduce(wide(logprobs), ids, count, mask=mask)
 
 
 def sequence_logprob_means(
@@ -79,11 +81,19 @@ def sequence_logprob_means(
 ) -> Float[Tensor, " sequences"]:
     r"""$\log \pi(y) / |y|$ of each sequence, which takes length out; 0 of an empty one.
 
-    Args and Raises: see `sequence_logprob_sums`.
+    Source: SimPO (arXiv:2405.14734), eq. 3.
+
+    Args:
+        logprobs: log-prob of each token; gets a gradient.
+        mask: True on the tokens of the answer.
+        sequences: sequence of each token; None takes rows.
+
+    Raises:
+        ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
-    return segment_reduce(_wide(logprobs), ids, count, mask=mask, reduce="mean")
+    return segment_reduce(wide(logprobs), ids, count, mask=mask, reduce="mean")
 
 
 def dpo_loss(
@@ -194,6 +204,8 @@ def preference_loss(
         mask: True where a pair counts; None counts all. An empty mask gives 0.
         pair_count: pairs of the whole batch; None counts the mask.
 
+    Source: the family of such losses: GPO (arXiv:2402.05749).
+
     Raises:
         ValueError: shapes differ, or `pair_count` is a number that is not positive.
     """
@@ -218,7 +230,13 @@ def preference_loss(
 def logistic_objective(
     preference: Float[Tensor, "*pairs"], *, beta: float, label_smoothing: float = 0.0
 ) -> Float[Tensor, "*pairs"]:
-    r"""$-(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h)$: DPO's."""
+    r"""$-(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h)$: DPO's.
+
+    Source: DPO (arXiv:2305.18290), eq. 7.
+
+    Raises:
+        ValueError: beta is not positive, or s is outside [0, 0.5].
+    """
     _check_beta(beta)
     if not 0 <= label_smoothing <= 0.5:
         raise ValueError(
@@ -233,7 +251,13 @@ def logistic_objective(
 def squared_objective(
     preference: Float[Tensor, "*pairs"], *, beta: float
 ) -> Float[Tensor, "*pairs"]:
-    r"""$(h - 1 / (2 \beta))^2$: IPO's."""
+    r"""$(h - 1 / (2 \beta))^2$: IPO's.
+
+    Source: IPO (arXiv:2310.12036), eq. 17.
+
+    Raises:
+        ValueError: beta is not positive.
+    """
     _check_beta(beta)
     return (preference - 1 / (2 * beta)).square()
 
@@ -295,7 +319,3 @@ def _pair_mean(losses: Tensor, mask: Tensor, pair_count: Count | None) -> Tensor
 def _check_beta(beta: float) -> None:
     if not 0 < beta < math.inf:
         raise ValueError(f"beta is {beta}, but must be > 0 and finite")
-
-
-def _wide(logprobs: Tensor) -> Tensor:
-    return logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))

@@ -16,11 +16,16 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+from areal_lab.functional.checks import (
+    check_floating,
+    check_integer,
+    check_same_shape,
+    check_token_inputs,
+)
 from areal_lab.functional.segments import Segments
 
 _BLOCK = 64
@@ -60,11 +65,17 @@ def linear_recurrence(
     Returns:
         y of each token; at a masked one what is carried past it.
 
+    Source: the scan of doublings: Hillis and Steele, Data parallel algorithms (1986); blocks:
+    Blelloch, Prefix sums and their applications (1990).
+
     Raises:
-        ValueError: shapes differ, or `beyond` has not one entry per sequence.
+        ValueError: shapes differ, inputs or factors are no floating numbers, or `beyond` has not
+            one entry per sequence.
     """
+    check_floating("inputs", inputs)
     if isinstance(factors, Tensor):
         check_same_shape("factors", factors, "inputs", inputs)
+        check_floating("factors", factors)
         dtype = torch.promote_types(factors.dtype, inputs.dtype)
         factors, inputs = factors.to(dtype), inputs.to(dtype)
     else:
@@ -75,7 +86,7 @@ def linear_recurrence(
         inputs = torch.where(mask, inputs, 0.0)
     edges = sequence_edges(inputs, sequences, last=reverse)
     if beyond is not None:
-        per_token = spread("beyond", beyond, inputs, sequences)
+        per_token = broadcast_to_tokens("beyond", beyond, inputs, sequences)
         # Selected before it is computed with: only at an edge is there something beyond.
         inputs = inputs + factors * torch.where(edges, per_token.to(inputs.dtype), 0.0)
     if inputs.numel() == 0:
@@ -100,19 +111,27 @@ def next_in_sequence(
     following = _neighbor(values, reverse=True)
     if beyond is None:
         return torch.where(edges, 0.0, following)
-    per_token = spread("beyond", beyond, values, sequences)
+    per_token = broadcast_to_tokens("beyond", beyond, values, sequences)
     return torch.where(edges, per_token.to(values.dtype), following)
 
 
 def sequence_edges(
-    tokens: Tensor, sequences: Segments | None = None, *, last: bool
+    tokens: Shaped[Tensor, "*shape"], sequences: Segments | None = None, *, last: bool
 ) -> Bool[Tensor, "*shape"]:
     """True at the last (or the first) position of each sequence; without sequences, of each row.
 
+    Args:
+        tokens: any tensor of one entry per token, such as the mask; only its shape matters.
+        sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
+        last: the last position, or the first.
+
     Raises:
-        ValueError: the ids are not of the shape of the tokens, or no integers.
+        ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or
+            no integers.
     """
-    width = tokens.shape[-1] if tokens.dim() else 0
+    if tokens.dim() == 0:
+        raise ValueError("tokens have shape (), but need an axis; pass tokens[None]")
+    width = tokens.shape[-1]
     if sequences is None:
         positions = torch.arange(width, device=tokens.device)
         return (positions == (width - 1 if last else 0)).expand(tokens.shape)
@@ -124,9 +143,12 @@ def sequence_edges(
     return pad(changes, (0, 1) if last else (1, 0), value=True)
 
 
-def spread(
-    name: str, values: Tensor, tokens: Tensor, sequences: Segments | None = None
-) -> Float[Tensor, "*broadcast"]:
+def broadcast_to_tokens(
+    name: str,
+    values: Shaped[Tensor, "*sequences"],
+    tokens: Shaped[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> Shaped[Tensor, "*broadcast"]:
     """One value per sequence, in a shape that broadcasts to the tokens.
 
     Raises:

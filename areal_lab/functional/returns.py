@@ -19,7 +19,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_finite, check_same_shape, check_token_inputs
+from areal_lab.functional.checks import (
+    check_finite,
+    check_floating,
+    check_same_shape,
+    check_token_inputs,
+    count_known,
+    wide,
+)
 from areal_lab.functional.holes import (
     Holes,
     carry_over_holes,
@@ -27,7 +34,7 @@ from areal_lab.functional.holes import (
     numbered,
     unmasked_runs,
 )
-from areal_lab.functional.recurrence import linear_recurrence, sequence_edges, spread
+from areal_lab.functional.recurrence import broadcast_to_tokens, linear_recurrence, sequence_edges
 from areal_lab.functional.segments import Segments
 
 Discount: TypeAlias = float | Tensor
@@ -37,11 +44,13 @@ Discount: TypeAlias = float | Tensor
 def terminal_rewards(
     rewards: Float[Tensor, "*sequences"],
     mask: Bool[Tensor, "*shape"],
+    *,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
     """Put the reward of each sequence at its last unmasked token, 0 everywhere else.
 
-    The reward of a sequence without an unmasked token is lost.
+    The reward of a sequence without an unmasked token is lost, NaN too. The tokens of a sequence
+    need not be neighbors.
 
     Args:
         rewards: one per sequence: `[N]` for `[N, T]` tokens, a scalar for one sequence `[T]`.
@@ -49,14 +58,10 @@ def terminal_rewards(
         sequences: sequence of each token when packed; None takes rows.
 
     Raises:
-        ValueError: there is not one reward per sequence, or the reward of a sequence with an
-            unmasked token is NaN or infinite.
+        ValueError: there is not one reward per sequence, rewards are not floating, or the reward
+            of a sequence with an unmasked token is NaN or infinite.
     """
-    check_token_inputs(mask)
-    per_token = spread("rewards", floating("rewards", rewards), mask, sequences)
-    placed = torch.where(last_unmasked(mask, sequences), per_token, 0.0)
-    check_finite("rewards", placed)
-    return placed
+    return placed_at_end("rewards", rewards, mask, sequences)
 
 
 def discounted_returns(
@@ -125,7 +130,7 @@ def reinforce_plus_plus_returns(
     Raises:
         ValueError: as `terminal_rewards` and `discounted_returns`.
     """
-    total = terminal_rewards(rewards, mask, sequences)
+    total = terminal_rewards(rewards, mask, sequences=sequences)
     if token_rewards is not None:
         total = total + chosen("token_rewards", token_rewards, mask)
     return discounted_returns(total, mask, gamma=gamma, holes=holes, sequences=sequences)
@@ -174,6 +179,15 @@ def turn_returns(
     return torch.where(mask, constant, 0.0)
 
 
+def placed_at_end(name: str, rewards: Tensor, mask: Tensor, sequences: Segments | None) -> Tensor:
+    """`terminal_rewards`, of an argument of another name."""
+    check_token_inputs(mask)
+    per_token = broadcast_to_tokens(name, floating(name, rewards), mask, sequences)
+    placed = torch.where(last_unmasked(mask, sequences), per_token, 0.0)
+    check_finite(name, placed)
+    return placed
+
+
 def chosen(name: str, values: Tensor, mask: Tensor) -> Tensor:
     """Values of the unmasked tokens, 0 elsewhere, in float32 at least; refused unless finite."""
     check_token_inputs(mask, **{name: values})
@@ -197,9 +211,8 @@ def floating(name: str, values: Tensor) -> Tensor:
     Raises:
         ValueError: the values are not floating.
     """
-    if not values.is_floating_point():
-        raise ValueError(f"{name} has dtype {values.dtype}, but must be floating; pass .float()")
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    check_floating(name, values)
+    return wide(values)
 
 
 def step_discounts(
@@ -220,10 +233,17 @@ def step_discounts(
 
 
 def per_token_or_number(name: str, value: Discount, mask: Tensor, dtype: torch.dtype) -> Discount:
-    """A checked number, or the unmasked entries of a tensor."""
+    """A checked number, or the unmasked entries of a tensor, checked where they are known."""
     if isinstance(value, Tensor):
         check_same_shape(name, value, "mask", mask)
-        return torch.where(mask, value, 0.0).to(dtype)
+        value = torch.where(mask, value, 0.0)
+        outside = count_known(~((value >= 0) & (value <= 1)))
+        if outside:
+            raise ValueError(
+                f"{name} (shape {tuple(value.shape)}) has {outside} entries outside 0 .. 1; "
+                "1 does not discount at all"
+            )
+        return value.to(dtype)
     check_unit(name, value)
     return value
 

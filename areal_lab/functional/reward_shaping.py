@@ -46,7 +46,11 @@ def shape_rewards(
 
 
 def overlong_penalty(
-    lengths: Int[Tensor, " N"], *, max_length: int, buffer: int, factor: float = 1.0
+    length_tokens: Int[Tensor, " N"],
+    *,
+    max_length_tokens: int,
+    buffer_tokens: int,
+    factor: float = 1.0,
 ) -> Float[Tensor, " N"]:
     r"""What to add to the reward of an answer that nears the limit of length; float32, in [-f, 0].
 
@@ -54,31 +58,31 @@ def overlong_penalty(
     \frac{(L_{max} - L_{cache}) - |y|}{L_{cache}} & L_{max} - L_{cache} < |y| \le L_{max} \\
     -1 & |y| > L_{max} \end{cases} $$
 
-    Never below -f: an answer beyond `max_length` (of a sampler with a higher limit) is no worse
+    Never below -f: an answer beyond L_max (of a sampler with a higher limit) is no worse
     than one that reaches it. Has no gradient.
 
     Source: DAPO (arXiv:2503.14476), eq. 13; there L_max = 20,480 and L_cache = 4,096.
 
     Args:
-        lengths: |y| in tokens, prompt excluded.
-        max_length: L_max in tokens, at which the penalty is whole.
-        buffer: L_cache in tokens, over which it grows.
+        length_tokens: |y|, prompt excluded.
+        max_length_tokens: L_max, at which the penalty is whole.
+        buffer_tokens: L_cache, over which it grows.
         factor: f, the penalty at L_max; the paper's is 1.
 
     Raises:
-        ValueError: lengths are no integers, `buffer` is not in `1 .. max_length`, or `factor` is
-            negative.
+        ValueError: lengths are no integers, `buffer_tokens` is not in `1 .. max_length_tokens`, or
+            `factor` is negative.
     """
-    check_integer("lengths", lengths)
-    if not 1 <= buffer <= max_length:
+    check_integer("length_tokens", length_tokens)
+    if not 1 <= buffer_tokens <= max_length_tokens:
         raise ValueError(
-            f"buffer is {buffer} and max_length {max_length} tokens, but buffer must be >= 1 and "
-            "at most max_length: the last tokens before it"
+            f"buffer_tokens is {buffer_tokens} and max_length_tokens {max_length_tokens}, but the "
+            "first must be >= 1 and at most the second: the last tokens before it"
         )
     if not factor >= 0:
-        raise ValueError(f"factor is {factor}, but must be >= 0: what is taken off at max_length")
-    excess = (lengths - (max_length - buffer)).clamp(0, buffer)
-    return factor * ((-excess).to(torch.float32) / buffer)
+        raise ValueError(f"factor is {factor}, but must be >= 0: what is taken off at L_max")
+    excess = (length_tokens - (max_length_tokens - buffer_tokens)).clamp(0, buffer_tokens)
+    return factor * ((-excess).to(torch.float32) / buffer_tokens)
 
 
 class NormalizedRewards(NamedTuple):
@@ -146,7 +150,9 @@ def clip_advantages(
 ) -> Float[Tensor, "*shape"]:
     r"""Bound the size of advantages: $\mathrm{clip}(A, -c, c)$.
 
-    Group deviations that are tiny make advantages that are huge; ROLL offers this as a remedy.
+    Group deviations that are tiny make advantages that are huge.
+
+    Source: ROLL (arXiv:2506.06122), its advantage clip.
 
     Args:
         advantages: A per sample or token; gets a gradient where it is not clipped.

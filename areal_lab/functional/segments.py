@@ -16,7 +16,12 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+from areal_lab.functional.checks import (
+    check_integer,
+    check_same_shape,
+    check_token_inputs,
+    count_known,
+)
 
 Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
 
@@ -40,9 +45,11 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
     under `vmap`.
 
     Raises:
-        ValueError: the ids are not of the shape of the mask or no integers, or the count is
-            negative.
+        ValueError: the mask has no axis of tokens, the ids are not of its shape or no integers, or
+            the count is negative.
     """
+    if mask.dim() == 0:
+        raise ValueError("mask has shape (), but needs an axis of tokens; pass mask[None]")
     if sequences is None:
         rows = math.prod(mask.shape[:-1])
         ids = torch.arange(rows, device=mask.device).reshape(*mask.shape[:-1], 1)
@@ -55,7 +62,15 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
 
 
 def packed_sequences(cu_seqlens: Int[Tensor, " boundaries"], tokens: int) -> Segments:
-    """The sequences of a packed batch, from their cumulative lengths `[0, |y_1|, ...]`."""
+    """The sequences of a packed batch, from their cumulative lengths `[0, |y_1|, ...]`.
+
+    Args:
+        cu_seqlens: see `packed_sequence_ids`.
+        tokens: length of the packed batch, padding at its end included.
+
+    Raises:
+        ValueError: as `packed_sequence_ids`.
+    """
     return Segments(packed_sequence_ids(cu_seqlens, tokens), cu_seqlens.shape[0] - 1)
 
 
@@ -96,9 +111,7 @@ def segment_reduce(
     counts = _scatter_sum(flat_mask.to(torch.int64), flat_ids, segments)
     if reduce == "mean":
         return _scatter_sum(chosen, flat_ids, segments) / counts.clamp(min=1)
-    # The neutral element keeps masked values out of the extremum.
-    limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
-    neutral = limits.max if reduce == "min" else limits.min
+    neutral = _neutral(values.dtype, reduce)
     contenders = torch.where(flat_mask, chosen, torch.full_like(chosen, neutral))
     start = torch.full((segments,), neutral, dtype=values.dtype, device=values.device)
     extremum = start.scatter_reduce(0, flat_ids, contenders, "amin" if reduce == "min" else "amax")
@@ -110,10 +123,17 @@ def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
     return start.scatter_add(0, ids, values)
 
 
+def _neutral(dtype: torch.dtype, reduce: Reduction) -> int | float:
+    """What changes no extremum; among floats infinity, so that infinite values stay themselves."""
+    if dtype.is_floating_point:
+        return math.inf if reduce == "min" else -math.inf
+    limits = torch.iinfo(dtype)
+    return limits.max if reduce == "min" else limits.min
+
+
 def padded_sequence_ids(mask: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
     """Id of the sequence (row) that each position of a padded batch belongs to."""
-    rows = torch.arange(mask.shape[0], device=mask.device)
-    return rows[:, None].expand(mask.shape)
+    return sequences_or_rows(mask).ids
 
 
 def packed_sequence_ids(
@@ -121,12 +141,33 @@ def packed_sequence_ids(
 ) -> Int[Tensor, " tokens"]:
     """Id of the sequence that each token of a packed batch belongs to.
 
+    Tokens beyond the last boundary are padding: they get the id of the last sequence, and the mask
+    has to be False there.
+
     Args:
         cu_seqlens: cumulative lengths `[0, |y_1|, |y_1| + |y_2|, ...]`; empty sequences are fine.
-        tokens: length of the packed batch, the last entry of `cu_seqlens`.
+        tokens: length of the packed batch: the last entry of `cu_seqlens`, or more with padding.
+
+    Raises:
+        ValueError: the boundaries are no integers on one axis, do not begin with 0, fall, or end
+            beyond the tokens; or there are tokens, but no sequence.
     """
+    check_integer("cu_seqlens", cu_seqlens)
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < (2 if tokens else 1):
+        raise ValueError(
+            f"cu_seqlens has shape {tuple(cu_seqlens.shape)} for {tokens} tokens, but must be one "
+            "axis of boundaries, one more than there are sequences: [0, |y_1|, |y_1| + |y_2|, ...]"
+        )
+    wrong = (cu_seqlens[1:] < cu_seqlens[:-1]).sum() + (cu_seqlens[0] != 0)
+    if count_known(wrong + (cu_seqlens[-1] > tokens)):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens.tolist()} for {tokens} tokens, but must begin with 0, "
+            "never fall, and end at the number of tokens (before it, if padding follows); prepend "
+            "a 0 to lengths.cumsum(0)"
+        )
     positions = torch.arange(tokens, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:].contiguous().long(), positions, right=True)
+    ids = torch.searchsorted(cu_seqlens[1:].contiguous().long(), positions, right=True)
+    return ids.clamp(max=max(0, cu_seqlens.shape[0] - 2))
 
 
 def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:

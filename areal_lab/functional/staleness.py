@@ -14,7 +14,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 
 class TrajectoryLag(NamedTuple):
@@ -54,20 +54,21 @@ def token_lag(
 def trajectory_lag(
     lag: Int[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
-    ids: Int[Tensor, "*shape"],
-    trajectories: int,
+    *,
+    sequences: Segments | None = None,
 ) -> TrajectoryLag:
     """Head, tail and mean lag of each trajectory.
 
     Args:
         lag: lag of each token, from `token_lag`.
         mask: True where the policy chose the token.
-        ids: trajectory of each token (`padded_sequence_ids`, `packed_sequence_ids`).
-        trajectories: number of trajectories.
+        sequences: trajectory of each token (`packed_sequences`); None takes rows.
 
     Raises:
         ValueError: shapes differ.
     """
+    check_token_inputs(mask, lag=lag)
+    ids, trajectories = sequences_or_rows(mask, sequences)
     return TrajectoryLag(
         head=segment_reduce(lag, ids, trajectories, mask=mask, reduce="max"),
         tail=segment_reduce(lag, ids, trajectories, mask=mask, reduce="min"),
@@ -97,7 +98,7 @@ def mean_by_lag(
     *,
     bins: int,
 ) -> Float[Tensor, " bins"]:
-    """Mean of the values of each lag, such as a divergence, a weight, or a clipped share.
+    """Mean of the values of each lag, such as a divergence, a weight, or a clipped share; float64.
 
     Args:
         values: one value per token; pass `x.double()` for a boolean.
@@ -110,7 +111,7 @@ def mean_by_lag(
     """
     check_token_inputs(mask, values=values)
     index = _bin(lag, mask, bins)
-    return segment_reduce(values.detach(), index, bins, mask=mask, reduce="mean")
+    return segment_reduce(values.detach().double(), index, bins, mask=mask, reduce="mean")
 
 
 def effective_sample_size(
@@ -124,6 +125,8 @@ def effective_sample_size(
         weights: non-negative, finite importance weights, such as `PolicyLossResult.behavior_weight`
             or its product with `ratio`. Their scale does not matter.
         mask: True where a token counts. 0 when none does, or when all weights are 0.
+
+    Summed in float64: float32 stops counting at 16,777,216 equal weights.
 
     Source: Kong, Liu, Wong (1994), as in Owen, Monte Carlo theory, methods and examples, eq. 9.13.
 
@@ -170,6 +173,8 @@ def effective_sample_size_of_logs(
         log_weights: log w of each token, or of each sequence; minus infinity is a weight of 0.
         mask: True where it counts. 0 when none does, or when all weights are 0.
 
+    Source: see `effective_sample_size`.
+
     Raises:
         ValueError: shapes differ.
     """
@@ -189,15 +194,17 @@ def effective_sample_size_by_lag(
     *,
     bins: int,
 ) -> Float[Tensor, " bins"]:
-    """Effective sample size of the tokens of each lag; the bins are those of `lag_histogram`.
+    """Effective sample size of the tokens of each lag, float64; bins as in `lag_histogram`.
 
     Divide by the histogram for the share that is left of the tokens of each age.
+
+    Source: see `effective_sample_size`.
 
     Raises:
         ValueError: shapes differ, or `bins` is not positive.
     """
     check_token_inputs(mask, weights=weights)
-    weights = select(weights.detach(), mask)
+    weights = select(weights.detach(), mask).double()
     index = _bin(lag, mask, bins)
     # Squares of large weights overflow; ESS does not depend on the scale, hence divide by the max.
     largest = segment_reduce(weights, index, bins, mask=mask, reduce="max")

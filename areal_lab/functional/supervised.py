@@ -58,7 +58,8 @@ def sft_loss(
         mask: True where a token is to be learned; an empty mask gives 0.
         weights: w of each token; None weighs all the same. The aggregate's count does not change.
         aggregate: `(values, mask, sequences) -> scalar`: `token_mean`, or `sequence_mean` to count
-            each demonstration the same.
+            each demonstration the same. In micro-batches bind the count of the whole batch by
+            `partial`, as for a policy loss: each would else be a mean of its own.
         sequences: sequence of each token; None takes rows.
 
     Source: InstructGPT (arXiv:2203.02155), section 3.5.
@@ -101,7 +102,8 @@ def value_loss(
         mask: True where a token counts; an empty mask gives 0.
         clip_epsilon: half-width of the range, in the unit of the returns; infinity never clips.
         error: `half_squared_error` (default), `squared_error`, or one from `huber_error`.
-        aggregate: `(values, mask, sequences) -> scalar`.
+        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
+            by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
 
     Source: the code of PPO's authors, as described in arXiv:2005.12729, section 3.
@@ -128,12 +130,18 @@ def value_loss(
 
 
 def half_squared_error(difference: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """$d^2 / 2$, whose gradient is the difference itself."""
+    """$d^2 / 2$, whose gradient is the difference itself.
+
+    Source: OpenAI Baselines' PPO, whose value loss has this half.
+    """
     return difference.square() / 2
 
 
 def squared_error(difference: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """$d^2$, whose gradient is twice as large as that of `half_squared_error`."""
+    """$d^2$, whose gradient is twice as large as that of `half_squared_error`.
+
+    Source: PPO (arXiv:1707.06347), eq. 9.
+    """
     return difference.square()
 
 

@@ -14,9 +14,9 @@ from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.returns import (
     Discount,
-    check_unit,
     chosen,
     finite_or_none,
+    per_token_or_number,
     step_discounts,
 )
 from areal_lab.functional.segments import Segments
@@ -29,7 +29,7 @@ def vtrace(
     mask: Bool[Tensor, "*shape"],
     *,
     gamma: Discount = 1.0,
-    lambda_: float = 1.0,
+    lambda_: Discount = 1.0,
     rho_cap: float = 1.0,
     trace_cap: float = 1.0,
     advantage_cap: float = 1.0,
@@ -39,13 +39,13 @@ def vtrace(
 ) -> AdvantagesAndReturns:
     r"""V-trace targets and policy-gradient advantages.
 
-    $$ e_t = \bar\rho_t (r_t + \gamma V_{t+1} - V_t) + \gamma c_t e_{t+1}, \qquad
+    $$ e_t = \bar\rho_t (r_t + \gamma V_{t+1} - V_t) + \gamma c_t \lambda_{t+1} e_{t+1}, \qquad
     R_t = V_t + e_t $$
     $$ A_t = \min(\rho_t, \bar\rho_{pg})
-    \left( r_t + \gamma (V_{t+1} + \lambda e_{t+1}) - V_t \right) $$
+    \left( r_t + \gamma (V_{t+1} + \lambda_{t+1} e_{t+1}) - V_t \right) $$
 
     with $\rho_t = \pi_\theta / \pi_{behav}$, $\bar\rho_t = \min(\rho_t, \bar\rho)$ and
-    $c_t = \lambda \min(\rho_t, \bar c)$; t + 1 is the next unmasked token. On policy, with caps of
+    $c_t = \min(\rho_t, \bar c)$; t + 1 is the next unmasked token. On policy, with caps of
     at least 1, these are the lambda returns and GAE's advantages.
 
     A is already weighted by the capped ratio: train with $A \log \pi_\theta$, without a further
@@ -59,7 +59,8 @@ def vtrace(
         log_ratio: log pi_theta - log pi_behav of each token; a cap is put on it before exp.
         mask: True = the policy chose this token.
         gamma: discount of the step that leaves a token; one number, or one per token.
-        lambda_: weight of later errors against the value, in 0 .. 1.
+        lambda_: one number, or one per token: the weight that the token before gives to the error
+            from this one on, as in `gae`.
         rho_cap: bound of the weight of each error: which policy the values belong to.
         trace_cap: bound of the weight of later errors: how far they travel back. 1 in rlax.
         advantage_cap: bound of the weight of the advantage.
@@ -75,11 +76,11 @@ def vtrace(
             0 .. 1, or a cap is not positive.
     """
     check_token_inputs(mask, rewards=rewards, values=values, log_ratio=log_ratio)
-    check_unit("lambda_", lambda_)
     rewards, values = chosen("rewards", rewards, mask), chosen("values", values, mask)
     log_ratio = chosen("log_ratio", log_ratio.detach(), mask)
     dtype = torch.promote_types(rewards.dtype, values.dtype)
     rewards, values, log_ratio = rewards.to(dtype), values.to(dtype), log_ratio.to(dtype)
+    lambda_ = per_token_or_number("lambda_", lambda_, mask, dtype)
     discounts = step_discounts(gamma, mask, holes, sequences, dtype)
     beyond = finite_or_none("bootstrap_values", bootstrap_values)
 
@@ -87,13 +88,12 @@ def vtrace(
     nearest = linear_recurrence(0.0, values, mask, beyond=beyond, sequences=sequences)
     next_values = next_in_sequence(nearest, beyond=beyond, sequences=sequences)
     one_step = rewards + discounts * next_values - values
-    errors = linear_recurrence(
-        lambda_ * discounts * _capped("trace_cap", log_ratio, trace_cap),
-        _capped("rho_cap", log_ratio, rho_cap) * one_step,
-        mask,
-        sequences=sequences,
-    )
-    later = lambda_ * discounts * next_in_sequence(errors, sequences=sequences)
+    trace = discounts * _capped("trace_cap", log_ratio, trace_cap)
+    weighted = _capped("rho_cap", log_ratio, rho_cap) * one_step
+    # What the token before sees, lambda_t e_t, is the recurrence, and is carried back over holes.
+    seen = linear_recurrence(lambda_ * trace, lambda_ * weighted, mask, sequences=sequences)
+    following = next_in_sequence(seen, sequences=sequences)
+    errors, later = weighted + trace * following, discounts * following
     advantages = _capped("advantage_cap", log_ratio, advantage_cap) * (one_step + later)
     zero = torch.zeros_like(advantages)
     return AdvantagesAndReturns(

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.checks import check_token_inputs, wide
 
 VocabularyDivergence: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`(student, teacher)` log-probabilities to one number per position."""
@@ -110,6 +110,8 @@ def log_distribution(
         mask: True where the position counts.
         temperature: tau.
 
+    Source: Hinton, Vinyals, Dean (arXiv:1503.02531), eq. 1.
+
     Raises:
         ValueError: shapes differ, or the temperature is not positive and finite.
     """
@@ -121,6 +123,6 @@ def log_distribution(
         )
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature is {temperature}, but must be positive and finite")
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = torch.where(mask.unsqueeze(-1), wide, torch.zeros_like(wide))
+    kept = wide(logits)
+    chosen = torch.where(mask.unsqueeze(-1), kept, torch.zeros_like(kept))
     return torch.log_softmax(chosen / temperature, dim=-1)

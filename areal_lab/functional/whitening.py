@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.advantages import group_advantages, no_scale
+from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.masked import select
+from areal_lab.functional.returns import Discount, reinforce_plus_plus_returns
 from areal_lab.functional.segments import Segments, sequences_or_rows
 
 
@@ -105,6 +107,7 @@ def whiten(
 def spread_to_tokens(
     values: Float[Tensor, " sequences"],
     mask: Bool[Tensor, "*shape"],
+    *,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
     """Give each unmasked token the number of its sequence, such as an advantage; 0 elsewhere.
@@ -126,12 +129,53 @@ def spread_to_tokens(
     return select(values[ids], mask)
 
 
+def reinforce_plus_plus_advantages(
+    rewards: Float[Tensor, "*sequences"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    token_rewards: Float[Tensor, "*shape"] | None = None,
+    gamma: Discount = 1.0,
+    holes: Holes = carry_over_holes,
+    sequences: Segments | None = None,
+    moments: Moments | None = None,
+    unbiased: bool = True,
+    eps: float = 1e-8,
+) -> Float[Tensor, "*shape"]:
+    r"""Returns of tokens, whitened over all tokens of the batch: no groups, no critic.
+
+    $$ A_t = \mathrm{whiten}_t(R_t), \quad
+    R_t = \sum_{s \ge t} \gamma^{s-t} \left( r_s + [s = |y|]\, R \right) $$
+
+    Source: REINFORCE++ (arXiv:2501.03262).
+
+    Args:
+        rewards: R of each sequence: `[N]` for `[N, T]` tokens, a scalar for one sequence `[T]`.
+        mask: True where the policy chose the token; elsewhere the result is 0.
+        token_rewards: r of each token, such as -beta times a KL estimate; None is 0. These two get
+            a gradient.
+        gamma: discount of a token; one number, or one per token.
+        holes: `carry_over_holes` or `restart_at_holes`.
+        sequences: sequence of each token; None takes rows.
+        moments: `token_moments` of `reinforce_plus_plus_returns` over a whole batch that is split;
+            None takes those of this part.
+        unbiased: divide squares by N - 1 rather than by N.
+        eps: added to the variance, inside the root.
+
+    Raises:
+        ValueError: as `reinforce_plus_plus_returns` and `whiten`.
+    """
+    returns = reinforce_plus_plus_returns(
+        rewards, mask, token_rewards=token_rewards, gamma=gamma, holes=holes, sequences=sequences
+    )
+    return whiten(returns, mask, moments=moments, unbiased=unbiased, eps=eps)
+
+
 def reinforce_plus_plus_baseline_advantages(
     rewards: Float[Tensor, " sequences"],
     groups: Int[Tensor, " sequences"],
     mask: Bool[Tensor, "*shape"],
-    sequences: Segments | None = None,
     *,
+    sequences: Segments | None = None,
     moments: Moments | None = None,
     unbiased: bool = True,
     eps: float = 1e-8,
@@ -160,5 +204,5 @@ def reinforce_plus_plus_baseline_advantages(
         ValueError: as `group_advantages`, `spread_to_tokens` and `whiten`.
     """
     centered = group_advantages(rewards, groups, scale=no_scale)
-    tokens = spread_to_tokens(centered, mask, sequences)
+    tokens = spread_to_tokens(centered, mask, sequences=sequences)
     return whiten(tokens, mask, moments=moments, unbiased=unbiased, eps=eps)

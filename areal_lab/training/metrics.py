@@ -19,6 +19,7 @@ from areal_lab.control.events import Version
 from areal_lab.data.batch import PackedBatch
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional.losses import HasLoss
+from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness import effective_sample_size, token_lag, trajectory_lag
 from areal_lab.training.forward import Predictions
 
@@ -100,7 +101,8 @@ def _lags(trajectories: Sequence[Trajectory], version: Version) -> dict[str, flo
             ids.extend([index] * len(segment.tokens))
     mask = torch.ones(len(ids), dtype=torch.bool)
     lag = token_lag(torch.tensor(versions), mask, version)
-    head, tail, _, _ = trajectory_lag(lag, mask, torch.tensor(ids), len(trajectories))
+    members = Segments(torch.tensor(ids), len(trajectories))
+    head, tail, _, _ = trajectory_lag(lag, mask, sequences=members)
     metrics = {}
     for name, values in (("head", head), ("tail", tail), ("token", lag)):
         metrics[f"lag_{name}_mean"] = float(values.double().mean())

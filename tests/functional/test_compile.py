@@ -1,40 +1,62 @@
 """Every function in one graph: `torch.compile(fullgraph=True)`, value and gradient.
 
-In one fresh interpreter for all of them, without the shape checks that tests switch on: what
-loading the compiler costs is paid once.
+In one fresh interpreter for all of them, without the shape checks that tests switch on, and all
+functions of a family in one graph: what the compiler costs is paid once. When a family fails, its
+functions are compiled one by one, to say which.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from tests.functional.case import Case
 from tests.functional.test_table import FAMILIES, ROOT, cases_of, flat, with_leaves
 
 
+def compile_together(cases: Sequence[Case]) -> None:
+    """Values and gradients of these functions in one graph, each equal to the eager one."""
+
+    def everything(inputs: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [flat(case.function(*each)) for case, each in zip(cases, inputs, strict=True)]
+
+    torch.compiler.reset()
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    results: list[Any] = []
+    for function in (everything, compiled):
+        inputs = [with_leaves(case, 0) for case in cases]
+        outputs = function(inputs)
+        carrying = [o.square().sum() for part in outputs for o in part if o.requires_grad]
+        if carrying:
+            sum(carrying[1:], start=carrying[0]).backward()
+        results.append((outputs, [[x.grad for x in each] for each in inputs]))
+    for case, values, gradients in zip(
+        cases, *(zip(*parts, strict=True) for parts in zip(*results, strict=True)), strict=True
+    ):
+        for eager, ours in (values, gradients):
+            for one, other in zip(ours, eager, strict=True):
+                assert (one is None) == (other is None), case.name
+                if one is not None:
+                    torch.testing.assert_close(
+                        one.detach(), other.detach(), msg=lambda m, c=case: f"{c.name}: {m}"
+                    )
+
+
 def compile_family(family: str) -> None:
-    """Value and gradient of each function of a family in one graph."""
-    for case in cases_of(family):
-        if "compile" in case.reasons:
-            continue
-        torch.compiler.reset()
-        compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
-        results = []
-        for function in (case.function, compiled):
-            leaves = with_leaves(case, 0)
-            outputs = flat(function(*leaves))
-            carrying = [o.square().sum() for o in outputs if o.requires_grad]
-            if carrying:
-                sum(carrying[1:], start=carrying[0]).backward()
-            results.append(([o.detach() for o in outputs], [x.grad for x in leaves]))
-        eager, ours = results
-        torch.testing.assert_close(ours[0], eager[0], msg=lambda m, c=case: f"{c.name}: {m}")
-        for one, other in zip(ours[1], eager[1], strict=True):
-            assert (one is None) == (other is None), case.name
-            if one is not None:
-                torch.testing.assert_close(one, other, msg=lambda m, c=case: f"{c.name}: {m}")
+    """All functions of a family in one graph; where that fails, say with which of them."""
+    cases = [case for case in cases_of(family) if "compile" not in case.reasons]
+    try:
+        compile_together(cases)
+    except Exception:
+        for case in cases:
+            print(f"{family}: {case.name}", file=sys.stderr)
+            compile_together([case])
+        raise
 
 
 def test_functions_compile_to_one_graph():

@@ -22,6 +22,7 @@ from areal_lab.functional.divergences import (
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness import effective_sample_share
 from tests.functional.test_corrections import padded
+from tests.functional.test_table import flat
 from tests.reference import diagnostics as reference
 
 POLICY = [0.1, 0.2, 0.05, 0.4, 0.25]
@@ -251,3 +252,31 @@ def test_histogram_has_room_for_everything():
 def test_bad_inputs_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(3), torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_no_tokens_give_zeros_and_no_quantiles(shape):
+    empty = torch.zeros(shape)
+    summary = off_policy_diagnostics(empty, empty, empty > 0)
+    assert summary.weight_quantiles.isnan().all()
+    rest = summary._replace(weight_quantiles=torch.zeros(3))
+    assert all((x == 0).all() for x in flat(rest))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_token_that_one_policy_cannot_draw_gives_limits_and_no_nan(which):
+    logprobs = torch.tensor([-1.0, -0.5, -2.0]).repeat(2, 1).double()
+    logprobs[which, 1] = -torch.inf
+    summary = off_policy_diagnostics(*logprobs, torch.ones(3) > 0)
+    assert not any(x.isnan().any() for x in flat(summary))
+    assert summary.kl_behavior_proximal.k3 == torch.inf
+    gap = math.exp(-0.5) / 3
+    torch.testing.assert_close(summary.probability_gap, torch.tensor(gap).double())
+    if which == 0:
+        # rho = 0: 0 log 0 = 0, and the others have rho = 1.
+        torch.testing.assert_close(
+            [summary.jensen_shannon, *summary.kl_proximal_behavior],
+            [torch.tensor(x).double() for x in (math.log(2) / 6, 0.0, 0.0, 1 / 3)],
+        )
+    else:
+        assert summary.jensen_shannon > 1e300

@@ -79,8 +79,8 @@ def test_bounds_of_the_band_are_outside():
 def test_answers_at_the_limit_count_if_they_ended_there():
     lengths = torch.tensor([5, 10, 10, 12])
     finished = torch.tensor([True, True, False, False])
-    assert overlong_mask(lengths, max_length=10).tolist() == [True, False, False, False]
-    ours = overlong_mask(lengths, max_length=10, finished=finished)
+    assert overlong_mask(lengths, max_length_tokens=10).tolist() == [True, False, False, False]
+    ours = overlong_mask(lengths, max_length_tokens=10, finished=finished)
     assert ours.tolist() == [True, True, False, False]
     pairs = zip(lengths.tolist(), finished.tolist(), strict=True)
     assert ours.tolist() == [reference.counts(n, ended, 10) for n, ended in pairs]
@@ -91,7 +91,7 @@ def test_dropped_samples_lose_all_their_tokens():
     keep = torch.tensor([False, True])
     assert keep_samples(mask, keep).tolist() == [[False] * 3, [True] * 3]
     packed = packed_sequences(torch.tensor([0, 2, 5]), 5)
-    ours = keep_samples(torch.ones(5).bool(), keep, packed)
+    ours = keep_samples(torch.ones(5).bool(), keep, sequences=packed)
     assert ours.tolist() == [False, False, True, True, True]
 
 
@@ -104,14 +104,17 @@ def test_dropped_samples_lose_all_their_tokens():
         (lambda: zero_variance_groups(REWARDS, GROUPS[:2]), r"groups has shape \(2,\)"),
         (lambda: difficulty_band(REWARDS / 0, GROUPS), "NaN or infinite"),
         (lambda: difficulty_band(REWARDS, GROUPS, low=0.5, high=0.5), "low is 0.5 and high 0.5"),
-        (lambda: overlong_mask(REWARDS, max_length=9), "lengths has dtype torch.float32"),
-        (lambda: overlong_mask(GROUPS, max_length=0), "max_length is 0"),
         (
-            lambda: overlong_mask(GROUPS, max_length=9, finished=GROUPS[:2] > 0),
-            r"finished has shape \(2,\) and lengths \(7,\)",
+            lambda: overlong_mask(REWARDS, max_length_tokens=9),
+            "length_tokens has dtype torch.float32",
+        ),
+        (lambda: overlong_mask(GROUPS, max_length_tokens=0), "max_length_tokens is 0"),
+        (
+            lambda: overlong_mask(GROUPS, max_length_tokens=9, finished=GROUPS[:2] > 0),
+            r"finished has shape \(2,\) and length_tokens \(7,\)",
         ),
         (
-            lambda: overlong_mask(GROUPS, max_length=9, finished=GROUPS),
+            lambda: overlong_mask(GROUPS, max_length_tokens=9, finished=GROUPS),
             "finished has dtype torch.int64",
         ),
         (lambda: keep_samples(GROUPS > 0, GROUPS[:1]), "keep has dtype torch.int64"),

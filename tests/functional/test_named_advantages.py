@@ -165,7 +165,7 @@ def test_remax_refuses_bad_greedy_rewards(greedy, message):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_opo_refuses_lengths_of_another_shape():
-    with pytest.raises(ValueError, match=r"lengths has shape \(3,\) and rewards \(2,\)"):
+    with pytest.raises(ValueError, match=r"length_tokens has shape \(3,\) and rewards \(2,\)"):
         opo_advantages(torch.zeros(2), torch.zeros(2).long(), torch.ones(3).long())
 
 

@@ -238,3 +238,11 @@ def test_bad_inputs_are_refused(change, message):
     inputs = {"factors": torch.ones(3), "inputs": torch.ones(3)}
     with pytest.raises(ValueError, match=message):
         linear_recurrence(**{**inputs, **change})
+
+
+def test_integers_are_refused(unchecked_shapes):
+    whole = torch.arange(3)
+    with pytest.raises(ValueError, match=r"inputs has dtype torch.int64.*pass \.float\(\)"):
+        linear_recurrence(0.9, whole)
+    with pytest.raises(ValueError, match="factors has dtype torch.int64"):
+        linear_recurrence(whole, whole.double())

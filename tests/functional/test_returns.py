@@ -325,7 +325,7 @@ def test_rewards_of_sequences_go_to_their_last_unmasked_token(masks, seed):
         for reward, mask in zip(rewards.tolist(), batch.lists(batch.mask), strict=True)
     ]
     assert torch.equal(placed, batch.padded(expected))
-    packed = terminal_rewards(rewards, batch.pack(batch.mask), batch.sequences)
+    packed = terminal_rewards(rewards, batch.pack(batch.mask), sequences=batch.sequences)
     assert torch.equal(packed, batch.pack(placed))
     assert torch.equal(last_unmasked(batch.mask).sum(1), batch.mask.any(1).long())
     kept = torch.where(batch.mask.any(1), rewards, 0.0)
@@ -486,7 +486,7 @@ def every_estimator(rewards, values, mask, number):
     """Each with masked tokens in mind: all of its per-token inputs come from the arguments."""
     yield from gae(rewards, values, mask, gamma=0.9, lambda_=0.8, bootstrap_values=number)
     yield from vtrace(rewards, values, values, mask, gamma=0.9, bootstrap_values=number)
-    yield discounted_returns(rewards, mask, gamma=values, bootstrap_values=number)
+    yield discounted_returns(rewards, mask, gamma=values.clamp(0, 1), bootstrap_values=number)
     yield reinforce_plus_plus_returns(number, mask, token_rewards=rewards)
     yield turn_returns(rewards, mask, gamma=0.5)
     groups = Segments(torch.zeros_like(mask, dtype=torch.long), 1)
@@ -610,3 +610,39 @@ def test_bad_inputs_are_refused(change, message):
 def test_bad_inputs_of_the_others_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["gamma", "lambda_"])
+@pytest.mark.parametrize("wrong", [1.5, -0.5, torch.nan])
+@pytest.mark.parametrize("function", [gae, lambda_returns, "vtrace"])
+def test_discounts_per_token_have_bounds(function, name, wrong, unchecked_shapes):
+    ones, mask = torch.ones(3), torch.tensor([True, True, False])
+    inputs = (ones, ones, ones, mask) if function == "vtrace" else (ones, ones, mask)
+    function = vtrace if function == "vtrace" else function
+    masked = torch.tensor([0.5, 0.5, wrong])
+    assert function(*inputs, **{name: masked}) is not None
+    with pytest.raises(ValueError, match=rf"{name} \(shape \(3,\)\) has 2 entries outside 0 .. 1"):
+        function(*inputs, **{name: torch.tensor([wrong, wrong, 0.5])})
+
+
+def test_vtrace_takes_a_lambda_per_token_and_is_gae_on_policy():
+    torch.manual_seed(0)
+    rewards, values, lambda_ = torch.rand(3, 2, 6, dtype=torch.double)
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 1, 0]]) > 0
+    bootstrap = torch.tensor([0.5, -1.0], dtype=torch.double)
+    options = {"gamma": 0.9, "lambda_": lambda_, "bootstrap_values": bootstrap}
+    ours = vtrace(rewards, values, torch.zeros_like(values), mask, **options)
+    torch.testing.assert_close(tuple(ours), tuple(gae(rewards, values, mask, **options)))
+    constant = torch.full_like(values, 0.7)
+    log_ratio = torch.randn(2, 6, dtype=torch.double)
+    torch.testing.assert_close(
+        tuple(vtrace(rewards, values, log_ratio, mask, lambda_=constant)),
+        tuple(vtrace(rewards, values, log_ratio, mask, lambda_=0.7)),
+    )
+
+
+def test_the_tokens_of_a_sequence_need_not_be_neighbors_for_its_reward():
+    sequences = Segments(torch.tensor([0, 1, 0, 1]), 2)
+    mask = torch.tensor([True, True, True, False])
+    placed = terminal_rewards(torch.tensor([2.0, 3.0]), mask, sequences=sequences)
+    assert placed.tolist() == [0, 3, 2, 0]

@@ -36,7 +36,9 @@ def test_clipped_rewards_get_no_gradient():
 @given(st.integers(1, 200), st.integers(0, 200), st.lists(st.integers(0, 500), max_size=20))
 def test_overlong_penalty_equals_the_reference(buffer, rest, lengths):
     ours = overlong_penalty(
-        torch.tensor(lengths, dtype=torch.long), max_length=buffer + rest, buffer=buffer
+        torch.tensor(lengths, dtype=torch.long),
+        max_length_tokens=buffer + rest,
+        buffer_tokens=buffer,
     )
     expected = [reference.overlong_penalty(n, buffer + rest, buffer) for n in lengths]
     torch.testing.assert_close(ours, torch.tensor(expected))
@@ -45,9 +47,11 @@ def test_overlong_penalty_equals_the_reference(buffer, rest, lengths):
 def test_overlong_penalty_is_capped_beyond_the_limit():
     """80 tokens free, 20 over which it grows; 130 of 100 would be -2.5 without the cap."""
     lengths = torch.tensor([0, 80, 90, 100, 130])
-    ours = overlong_penalty(lengths, max_length=100, buffer=20)
+    ours = overlong_penalty(lengths, max_length_tokens=100, buffer_tokens=20)
     assert ours.tolist() == [0, 0, -0.5, -1, -1]
-    assert overlong_penalty(lengths, max_length=100, buffer=20, factor=0.5)[-1] == -0.5
+    assert (
+        overlong_penalty(lengths, max_length_tokens=100, buffer_tokens=20, factor=0.5)[-1] == -0.5
+    )
 
 
 def test_running_normalization_equals_the_reference():
@@ -102,19 +106,21 @@ def test_advantages_are_clipped_on_both_sides():
         (lambda: normalize_rewards(REWARDS, no_moments(), decay=1.5), "decay is 1.5"),
         (lambda: normalize_rewards(REWARDS / 0, no_moments()), "NaN or infinite"),
         (
-            lambda: overlong_penalty(REWARDS, max_length=9, buffer=3),
-            "lengths has dtype torch.float64",
+            lambda: overlong_penalty(REWARDS, max_length_tokens=9, buffer_tokens=3),
+            "length_tokens has dtype torch.float64",
         ),
         (
-            lambda: overlong_penalty(torch.ones(1).long(), max_length=9, buffer=10),
-            "buffer is 10 and max_length 9 tokens",
+            lambda: overlong_penalty(torch.ones(1).long(), max_length_tokens=9, buffer_tokens=10),
+            "buffer_tokens is 10 and max_length_tokens 9",
         ),
         (
-            lambda: overlong_penalty(torch.ones(1).long(), max_length=9, buffer=0),
-            "buffer is 0",
+            lambda: overlong_penalty(torch.ones(1).long(), max_length_tokens=9, buffer_tokens=0),
+            "buffer_tokens is 0",
         ),
         (
-            lambda: overlong_penalty(torch.ones(1).long(), max_length=9, buffer=3, factor=-1.0),
+            lambda: overlong_penalty(
+                torch.ones(1).long(), max_length_tokens=9, buffer_tokens=3, factor=-1.0
+            ),
             "factor is -1.0",
         ),
     ],

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 from areal_lab.functional import (
     Segments,
     dense_ids,
+    last_unmasked,
+    linear_recurrence,
     masked_mean,
     masked_quantiles,
     masked_sum,
     packed_sequence_ids,
+    packed_sequences,
     padded_sequence_ids,
+    restart_at_holes,
     segment_reduce,
     sequence_mean,
+    sequences_or_rows,
     token_mean,
 )
 from tests.reference import formulas
@@ -162,3 +167,60 @@ def test_bad_inputs_are_refused():
         token_mean(values, torch.ones(1, dtype=torch.bool))
     with pytest.raises(ValueError, match="sequence_count is 0"):
         sequence_mean(values, values == 0, Segments(ids, 1), sequence_count=0)
+
+
+def test_infinite_values_are_their_own_extrema():
+    ids = torch.tensor([0, 0, 1])
+    for sign, reduce in ((1, "min"), (-1, "max")):
+        values = sign * torch.tensor([torch.inf, torch.inf, 2.0])
+        assert segment_reduce(values, ids, 2, reduce=reduce).tolist() == [
+            sign * torch.inf,
+            sign * 2,
+        ]
+
+
+@pytest.mark.parametrize("boundaries", [[0, 3], [0, 3, 3], [0, 1, 2, 3]])
+def test_padding_behind_a_packed_batch_belongs_to_the_last_sequence(boundaries):
+    count = len(boundaries) - 1
+    ids, segments = packed_sequences(torch.tensor(boundaries), 5)
+    assert segments == count
+    assert ids[3:].tolist() == [count - 1] * 2
+    mask = torch.arange(5) < 3
+    values = torch.where(mask, torch.arange(5.0), torch.nan)
+    sums = segment_reduce(values, ids, count, mask=mask)
+    assert sums.sum() == 3
+    returns = linear_recurrence(1.0, values, mask, sequences=Segments(ids, count))
+    assert returns[:3].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "tokens"), [([0, 3, 9], 5), ([2, 5], 5), ([0, 4, 2, 5], 5), ([0, 9], 0)]
+)
+def test_wrong_boundaries_are_refused(boundaries, tokens):
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[.*must begin with 0, never fall"):
+        packed_sequences(torch.tensor(boundaries), tokens)
+
+
+@pytest.mark.parametrize("boundaries", [[0], []])
+def test_tokens_without_a_sequence_are_refused(boundaries):
+    with pytest.raises(ValueError, match="one axis of boundaries"):
+        packed_sequences(torch.tensor(boundaries, dtype=torch.long), 5)
+
+
+def test_no_tokens_are_no_sequence_or_an_empty_one():
+    assert packed_sequences(torch.tensor([0]), 0).count == 0
+    assert packed_sequences(torch.tensor([0, 0]), 0).ids.shape == (0,)
+
+
+def test_a_mask_without_an_axis_is_refused():
+    for function in (sequences_or_rows, last_unmasked, restart_at_holes):
+        with pytest.raises(ValueError, match=r"mask has shape \(\), but needs an axis"):
+            function(torch.tensor(True))
+    with pytest.raises(ValueError, match=r"tokens have shape \(\)"):
+        linear_recurrence(1.0, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_quantiles_of_no_tokens_are_nan(shape):
+    empty = torch.zeros(shape)
+    assert masked_quantiles(empty, empty > 0, torch.tensor([0.1, 0.9])).isnan().tolist() == [1, 1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.functional.masked import masked_quantiles
-from areal_lab.functional.segments import padded_sequence_ids, segment_reduce
+from areal_lab.functional.segments import Segments, padded_sequence_ids, segment_reduce
 from areal_lab.functional.staleness import (
     effective_sample_share,
     effective_sample_size,
@@ -36,7 +36,7 @@ def test_token_lag_by_hand():
 
 def test_trajectory_lag_equals_the_reference():
     lag = token_lag(VERSIONS, MASK, 5)
-    ours = trajectory_lag(lag, MASK, padded_sequence_ids(MASK), 3)
+    ours = trajectory_lag(lag, MASK)
     for i in range(2):
         head, tail, mean = formulas.trajectory_lag(VERSIONS[i].tolist(), MASK[i].tolist(), 5)
         assert (ours.head[i], ours.tail[i]) == (head, tail)
@@ -47,8 +47,8 @@ def test_trajectory_lag_equals_the_reference():
 
 def test_packed_trajectories_have_the_same_lag():
     lag, ids = token_lag(VERSIONS, MASK, 5), padded_sequence_ids(MASK)
-    padded = trajectory_lag(lag, MASK, ids, 3)
-    packed = trajectory_lag(lag[MASK], torch.ones_like(lag[MASK]) > 0, ids[MASK], 3)
+    padded = trajectory_lag(lag, MASK)
+    packed = trajectory_lag(lag[MASK], MASK[MASK], sequences=Segments(ids[MASK], 3))
     assert all(torch.equal(one, other) for one, other in zip(padded, packed, strict=True))
 
 
@@ -219,3 +219,11 @@ def test_bad_inputs_are_refused():
         mean_by_lag(torch.ones(2), VERSIONS, MASK, bins=2)
     with pytest.raises(ValueError, match="bins is 0"):
         mean_by_lag(MASK.double(), VERSIONS, MASK, bins=0)
+
+
+def test_many_equal_weights_are_all_counted():
+    """As float32 stops counting at 2^24, bfloat16 does at 2^8."""
+    weights = torch.ones(1000, dtype=torch.bfloat16)
+    mask = weights > 0
+    assert effective_sample_size(weights, mask).item() == 1000
+    assert mean_by_lag(weights, mask.long(), mask, bins=2).tolist() == [0, 1]

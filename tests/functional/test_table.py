@@ -147,6 +147,8 @@ rows; `python -m tests.functional.test_table` writes it anew.
 - `jacrev`: equals autograd's Jacobian.
 - `compile`: `torch.compile(fullgraph=True)`, value and gradient.
 - `double backward`: finite differences of the gradient.
+  For a hessian take `jacrev(jacrev(f))`: the recurrence of returns and the log-probs from hidden
+  states have no forward mode, so that `torch.func.hessian` and `jvp` fail on them.
 - `packed = padded`: to 1e-12 in float64, with NaN on the padding."""
 
 CHECKS = {

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.functional.named_advantages import dr_grpo_advantages
+from areal_lab.functional.returns import reinforce_plus_plus_returns
 from areal_lab.functional.segments import packed_sequences
 from areal_lab.functional.whitening import (
     Moments,
     add_moments,
+    reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     spread_to_tokens,
     token_moments,
@@ -102,7 +104,7 @@ def test_each_token_gets_the_number_of_its_sequence():
     ours = spread_to_tokens(values, MASK)
     assert ours.tolist() == [[5, 5, 0], [7, 7, 7]]
     packed = packed_sequences(torch.tensor([0, 2, 5]), 5)
-    assert spread_to_tokens(values, MASK[MASK], packed).tolist() == [5, 5, 7, 7, 7]
+    assert spread_to_tokens(values, MASK[MASK], sequences=packed).tolist() == [5, 5, 7, 7, 7]
     nothing = torch.tensor([5.0, float("nan")])
     assert spread_to_tokens(nothing, torch.tensor([[True], [False]])).tolist() == [[5], [0]]
     assert spread_to_tokens(values[:1], MASK[0]).tolist() == [5, 5, 0]
@@ -146,3 +148,35 @@ def test_bad_inputs_are_refused():
         token_moments(VALUES, MASK.long())
     with pytest.raises(ValueError, match=r"values has shape \(3,\), but mask .* has 2 sequences"):
         spread_to_tokens(torch.zeros(3), MASK)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_reinforce_plus_plus_equals_the_reference(gamma):
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 0]]) > 0
+    penalty = torch.tensor([[0.5, 9.0, -1.0], [0.25, 2.0, 9.0], [9.0, 9.0, 9.0]])
+    ours = reinforce_plus_plus_advantages(
+        torch.tensor([1.0, -2.0, 5.0]), mask, token_rewards=penalty, gamma=gamma
+    )
+    returns = [0.5 + gamma * 0.0, 0.0, 0.25 + gamma * 0.0, 0.0]
+    mean = sum(returns) / 4
+    variance = sum((x - mean) ** 2 for x in returns) / 3
+    expected = torch.tensor([(x - mean) / (variance + 1e-8) ** 0.5 for x in returns])
+    torch.testing.assert_close(ours[mask], expected)
+    assert (ours[~mask] == 0).all()
+
+
+def test_reinforce_plus_plus_of_two_ranks_is_that_of_one():
+    rewards, mask = torch.tensor([1.0, 0.0, 3.0, 2.0]), torch.ones(4, 3) > 0
+    whole = reinforce_plus_plus_advantages(rewards, mask, gamma=0.5)
+    ranks = [slice(0, 1), slice(1, 4)]
+    moments = add_moments(
+        *(
+            token_moments(reinforce_plus_plus_returns(rewards[r], mask[r], gamma=0.5), mask[r])
+            for r in ranks
+        )
+    )
+    parts = [
+        reinforce_plus_plus_advantages(rewards[r], mask[r], gamma=0.5, moments=moments)
+        for r in ranks
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole)

@@ -97,14 +97,14 @@ def spread_layouts(batch: Ragged):
     values = rewards(0, 4)
     packed_mask = batch.pack(batch.mask)
     ours = spread_to_tokens(values, batch.mask)
-    return batch.pack(ours), spread_to_tokens(values, packed_mask, batch.sequences)
+    return batch.pack(ours), spread_to_tokens(values, packed_mask, sequences=batch.sequences)
 
 
 def baseline_layouts(batch: Ragged):
     values, groups = rewards(0, 4), torch.tensor([0, 0, 1, 1])
     ours = reinforce_plus_plus_baseline_advantages(values, groups, batch.mask)
     packed = reinforce_plus_plus_baseline_advantages(
-        values, groups, batch.pack(batch.mask), batch.sequences
+        values, groups, batch.pack(batch.mask), sequences=batch.sequences
     )
     return batch.pack(ours), packed
 

@@ -51,7 +51,7 @@ def state(seed: int) -> tuple[Tensor, ...]:
 
 def kept_layouts(batch: Ragged):
     keep = torch.tensor([True, False, True, True])
-    packed = keep_samples(batch.pack(batch.mask), keep, batch.sequences)
+    packed = keep_samples(batch.pack(batch.mask), keep, sequences=batch.sequences)
     return batch.pack(keep_samples(batch.mask, keep)), packed
 
 
@@ -82,7 +82,7 @@ CASES = [
     ),
     Case(
         name="overlong_penalty",
-        function=partial(overlong_penalty, max_length=100, buffer=40),
+        function=partial(overlong_penalty, max_length_tokens=100, buffer_tokens=40),
         sample=lengths,
         reasons={**PER_SAMPLE, **OF_LENGTHS},
     ),
@@ -100,7 +100,7 @@ CASES = [
     ),
     Case(
         name="overlong_mask",
-        function=partial(overlong_mask, max_length=90),
+        function=partial(overlong_mask, max_length_tokens=90),
         sample=lengths,
         reasons={**PER_SAMPLE, **WHICH},
     ),

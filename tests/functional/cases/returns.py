@@ -176,7 +176,7 @@ def runs(mask, sequences=None):
 
 
 def placed(reward, mask, sequences=None):
-    return terminal_rewards(reward, mask, sequences)
+    return terminal_rewards(reward, mask, sequences=sequences)
 
 
 CASES = [

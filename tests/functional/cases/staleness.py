@@ -40,7 +40,7 @@ def histogram(values, versions, mask):
 
 
 def trajectories(values, versions, mask, sequences=TURNS):
-    return trajectory_lag(lag_of(values, versions, mask), mask, *sequences)
+    return trajectory_lag(lag_of(values, versions, mask), mask, sequences=sequences)
 
 
 def mean(values, versions, mask):
