@@ -69,6 +69,8 @@ class Case:
     layouts: Callable[[Ragged], tuple[Any, Any]] | None = None
     """The padded and the packed result in comparable form: token tensors of the padded batch
     packed with `Ragged.pack`. None needs a reason in `reasons`."""
+    covers: tuple[str, ...] = ()
+    """Public functions that this row goes through and that have no row of their own."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Column to why it does not apply, a short sentence for the table."""
 

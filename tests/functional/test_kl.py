@@ -478,7 +478,7 @@ def test_bad_inputs_of_the_loss_are_refused(change, message):
     [
         (
             {"terminal_rewards": torch.zeros(2, 3)},
-            r"terminal_rewards has shape \(2, 3\).*one per seq",
+            r"terminal_rewards has shape \(2, 3\)",
         ),
         ({"terminal_rewards": torch.tensor([0.0, math.nan])}, "terminal_rewards .* 1 entries"),
         ({"token_rewards": torch.zeros(2)}, r"token_rewards has shape \(2,\)"),
@@ -559,7 +559,8 @@ def test_rewards_are_placed_as_terminal_rewards_places_them():
     assert ours.rewards.tolist() == [0, 3, 2, 0]
 
 
-def test_whole_numbers_as_terminal_rewards_are_refused(unchecked_shapes):
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_whole_numbers_as_terminal_rewards_are_refused():
     zeros = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"terminal_rewards has dtype torch.int64"):
         kl_shaped_rewards(torch.tensor([1, 0]), zeros, zeros, zeros == 0, coefficient=0.1)

@@ -612,10 +612,11 @@ def test_bad_inputs_of_the_others_are_refused(call, message):
         call(torch.ones(2, 3, dtype=torch.bool))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("name", ["gamma", "lambda_"])
 @pytest.mark.parametrize("wrong", [1.5, -0.5, torch.nan])
 @pytest.mark.parametrize("function", [gae, lambda_returns, "vtrace"])
-def test_discounts_per_token_have_bounds(function, name, wrong, unchecked_shapes):
+def test_discounts_per_token_have_bounds(function, name, wrong):
     ones, mask = torch.ones(3), torch.tensor([True, True, False])
     inputs = (ones, ones, ones, mask) if function == "vtrace" else (ones, ones, mask)
     function = vtrace if function == "vtrace" else function
