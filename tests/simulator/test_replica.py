@@ -325,15 +325,20 @@ def test_first_come_first_served() -> None:
 
 def test_tokens_have_the_version_that_generated_them() -> None:
     engine = replica(Costs(read_token_s=0.5))
-    engine.submit(0.0, 0, 0, [2, 5, 9], 3)
-    engine.pause(3.5)  # The fourth step ends at 4 s.
+    engine.submit(0.0, 0, 0, [2, 4, 5, 9], 3)
+    engine.pause(3.5)  # The fourth step ends at 4 s, and the second answer with it.
     assert engine.next_s() == math.inf
     engine.resume(10.0, 4)  # Contexts of 4 and 4 tokens: 4 s.
     assert engine.next_s() == pytest.approx(19.0)  # The last answer's end is the group's.
     engine.pause(16.2)
     engine.resume(20.0, 6, recompute=False)
     (done,) = drain(engine).values()
-    assert done.segments == (((3, 2),), ((3, 4), (4, 1)), ((3, 4), (4, 3), (6, 2)))
+    assert done.segments == (
+        ((3, 2),),
+        ((3, 4),),
+        ((3, 4), (4, 1)),
+        ((3, 4), (4, 3), (6, 2)),
+    )
     assert done.time_s == pytest.approx(22.0)
     assert engine.recomputed_tokens == 8
     assert engine.activity_s == pytest.approx(
@@ -370,6 +375,17 @@ def test_a_pause_stops_a_prefill_at_once() -> None:
         engine.pause(3.0)
         engine.resume(20.0, 1, recompute=recompute)
         assert drain(engine)[0] == (0, pytest.approx(end_s), (((1, 2),),))
+
+
+def test_pauses_within_one_step_wait_for_its_end() -> None:
+    engine = replica(Costs(read_token_s=1.0))
+    engine.submit(0.0, 0, 0, [10], 0)
+    engine.pause(2.2)  # The third step ends at 3 s, ...
+    engine.resume(2.4, 1)
+    engine.pause(2.6)  # ... when 3 s of reading have not begun.
+    engine.resume(10.0, 1, recompute=False)
+    assert drain(engine)[0] == (0, pytest.approx(10 + 3 + 7), (((0, 3), (1, 7)),))
+    assert engine.activity_s["paused"] == pytest.approx(7.0)
 
 
 def test_work_that_comes_during_a_pause_waits_behind() -> None:
