@@ -18,13 +18,13 @@ from areal_lab.functional.corrections import (
 )
 from areal_lab.functional.kl import k2, k3
 from areal_lab.functional.losses import decoupled_ppo, policy_loss
-from areal_lab.functional.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.rejection import (
     divergence_mask,
     off_policy_sequence_mask,
     probability_difference_mask,
     reject,
 )
+from areal_lab.functional.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.sequence_corrections import (
     mask_outlier_sequences,
