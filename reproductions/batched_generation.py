@@ -34,8 +34,9 @@ OTHER_TOKENS = (8_192, 9_277, 12_288)
 WHY = (
     "With few GPUs the cache is full and its reading takes most of a step. With 64 and 128 GPUs a "
     "step is as long as the engine's CPU needs: more GPUs give nothing, as the article says.",
-    "With the lengths of a training run the longest answer, of 27,648 tokens, would hold up 128 GPUs: "
-    "at most 0.22 million tokens/s. So the figure must have answers of equal length, or short ones.",
+    "With the lengths of a training run the longest answer, of 27,648 tokens, would hold up 128 "
+    "GPUs: at most 0.22 million tokens/s. So the figure must have answers of equal length, or "
+    "short ones.",
     "Ours is high in the middle of the curve and low at its end. The kernels' times are of SGLang "
     "0.5, the curve is of 0.4.6; and a CPU time that grows with the batch would move both ends.",
 )

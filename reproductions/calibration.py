@@ -43,7 +43,7 @@ MEMORY = Parameter(
     name="rollout.memory_utilization",
     value=0.7,
     unit="share of memory",
-    source="mem_fraction_static of AReaL's released settings for models over 1.5B (2025-05)",
+    source="mem_fraction_static in AReaL's released benchmark (build_cmd.py, 2025-05), over 1.5B",
     applies_to="7B, 14B, 32B",
 )
 LAYOUT_14B = Parameter(
