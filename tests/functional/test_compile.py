@@ -18,7 +18,6 @@ from torch import Tensor
 from tests.functional.case import Case
 from tests.functional.test_table import FAMILIES, ROOT, cases_of, flat, with_leaves
 
-
 TRACED_BACKWARD = {"logprobs", "recurrence"}
 """Families with an autograd function of their own: the backward pass is traced as well. Elsewhere
 autograd differentiates the captured graph, which is tested in half the time."""
