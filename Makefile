@@ -72,7 +72,7 @@ check: $(READY)
 	@$(BIN)/lint-imports
 	@echo "codespell, interrogate: words and docstrings"
 	@$(BIN)/codespell
-	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks
+	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions
 	@$(MAKE) test
 
 doctor: $(READY)
