@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from simulator.sequences import NO_START, Cohort, Group
 from simulator.versions import Epoch, Segments
 
 _MOST_STEPS = 1 << 17
@@ -63,44 +64,6 @@ class StepCost(Protocol):
         """Whole steps that are done after so many seconds."""
         ...
 
-
-class Group:
-    """A prompt and the answers to it that are being generated."""
-
-    __slots__ = ("cohorts", "lengths", "number", "prompt_tokens", "results", "serial")
-
-    def __init__(
-        self, number: int, serial: int, prompt_tokens: int, lengths: Sequence[int]
-    ) -> None:
-        self.number = number
-        self.serial = serial  # in order of submission
-        self.prompt_tokens = prompt_tokens
-        self.lengths = lengths
-        self.cohorts = 0  # that decode; while there are any the prompt is cached
-        self.results: dict[int, Segments] = {}  # by place, of answers that ended
-
-
-class Cohort:
-    """Sequences of one group that decode in step: equal prompts, equal numbers of tokens so far.
-
-    A slot of the batch has one record, for one cohort after another: making records takes time.
-    """
-
-    __slots__ = ("epoch", "group", "members", "past", "slot", "start_step")
-
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.group = _NOBODY
-        self.members: list[int] = []  # places in group.lengths, ascending; those that ended stay
-        self.start_step = _FREE  # before its first token, as if it had never been interrupted
-        self.epoch = _NO_EPOCH
-        self.past: Segments = ()  # what it generated before it last began
-
-
-_NOBODY = Group(-1, -1, 0, ())
-_NO_EPOCH = Epoch(-1, 0)
-_FREE = -(1 << 62)
-"""Start of a slot that is free: before any other."""
 
 _Ahead: TypeAlias = tuple[float, int, int, int, int, int, int]
 """The batch at a later time: time, step, sequences and both sums; how many entries of `ends` are
@@ -144,7 +107,7 @@ class DecodeBatch:
         self._mask = (1 << self._bits) - 1
         self._free = list(range(max_running - 1, -1, -1))
         self._cohorts = [Cohort(slot) for slot in range(max_running)]
-        self._starts = [_FREE] * max_running
+        self._starts = [NO_START] * max_running
         self._origin = [0] * max_running
         self._own = [0] * max_running
         self._last = [0] * max_running  # of its entries in `ends`
@@ -175,7 +138,7 @@ class DecodeBatch:
     @property
     def cohorts(self) -> list[Cohort]:
         """Of which some sequence has not ended."""
-        return [cohort for cohort in self._cohorts if self._starts[cohort.slot] != _FREE]
+        return [cohort for cohort in self._cohorts if self._starts[cohort.slot] != NO_START]
 
     def running(self) -> list[tuple[Cohort, int]]:
         """The same, each with how many of its sequences have not ended."""
@@ -266,12 +229,11 @@ class DecodeBatch:
         """
         starts = self._starts
         latest_start = max(starts)
-        cohort = self._cohorts[starts.index(latest_start)]
-        if starts.count(latest_start) > 1:
-            cohort = max(
-                [self._cohorts[slot] for slot, at in enumerate(starts) if at == latest_start],
-                key=self._retracts_after,
-            )
+        slot = starts.index(latest_start)
+        cohort = self._cohorts[slot]
+        for _ in range(starts.count(latest_start) - 1):
+            slot = starts.index(latest_start, slot + 1)
+            cohort = max(cohort, self._cohorts[slot], key=self._retracts_before)
         slot, lengths = cohort.slot, cohort.group.lengths
         member = self._latest(cohort)
         cohort.members.remove(member)
@@ -285,7 +247,7 @@ class DecodeBatch:
         self._last[slot] = latest_start + longest << self._bits | slot
         return cohort, member, False
 
-    def _retracts_after(self, cohort: Cohort) -> tuple[int, int, int]:
+    def _retracts_before(self, cohort: Cohort) -> tuple[int, int, int]:
         return (cohort.group.prompt_tokens, cohort.group.serial, self._latest(cohort))
 
     def _latest(self, cohort: Cohort) -> int:
@@ -303,7 +265,7 @@ class DecodeBatch:
     def _close(self, cohort: Cohort) -> None:
         """Give the slot back, and the prompt's place if nobody needs it any more."""
         slot, group = cohort.slot, cohort.group
-        self._starts[slot] = _FREE
+        self._starts[slot] = NO_START
         self._free.append(slot)
         group.cohorts -= 1
         if self._sharing and not group.cohorts:
@@ -318,7 +280,7 @@ class DecodeBatch:
         self._last = [code - (by << self._bits) for code in self._last]
         self._origin = [origin - by for origin in self._origin]
         self._own = [own - by for own in self._own]
-        self._starts = [start if start == _FREE else start - by for start in self._starts]
+        self._starts = [start if start == NO_START else start - by for start in self._starts]
         self._origins -= by * self.sequences
         self._owned -= by * self.sequences
         self._ahead = None

@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from areal_lab.control.events import GroupId, Version
-from simulator.decode_batch import Cohort, DecodeBatch, Group, StepCost
+from simulator.decode_batch import DecodeBatch, StepCost
 from simulator.prefill_cost import causal_pairs
+from simulator.sequences import Cohort, Group, Queued
 from simulator.timesheet import RecordSpan, Timesheet
 from simulator.versions import Epoch, Segments, segments
 
@@ -73,23 +74,6 @@ class GroupDone(NamedTuple):
     time_s: float
     segments: tuple[Segments, ...]
     """(version, tokens) of each answer, in the order of the lengths."""
-
-
-class _Queued:
-    """Answers of one group that wait for a place: new ones, or one that was preempted."""
-
-    __slots__ = ("done", "group", "members", "past")
-
-    def __init__(self, group: Group, members: list[int], done: int, past: Segments) -> None:
-        self.group = group
-        self.members = members
-        self.done = done  # tokens generated before
-        self.past = past  # their versions
-
-    def take(self, count: int) -> list[int]:
-        """The first of them, who wait no more."""
-        taken, self.members = self.members[:count], self.members[count:]
-        return taken
 
 
 class Replica:
@@ -147,7 +131,7 @@ class Replica:
         self._now_s = 0.0
         self._groups: dict[GroupId, Group] = {}
         self._serial = 0
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[Queued] = deque()
         self._epoch = Epoch(-1, 0)
         self._done: list[GroupDone] = []
         self._ended_tokens = 0  # of groups that are done, dropped or lost
@@ -271,7 +255,7 @@ class Replica:
                         self._end_step(now_s)
                     self._admission_due = True
             batch.forget_change()
-        self._queue.append(_Queued(one, list(range(len(lengths))), 0, ()))
+        self._queue.append(Queued(one, list(range(len(lengths))), 0, ()))
 
     def pause(self, now_s: float) -> None:
         """Stop after the step that runs, and keep what is unfinished. Twice is as good as once."""
@@ -526,7 +510,7 @@ class Replica:
             cohort, member, closed = batch.retract()
             done = batch.step - cohort.start_step
             (past,) = segments(cohort.epoch, cohort.start_step, cohort.past, [done])
-            self._queue.append(_Queued(cohort.group, [member], done, past))
+            self._queue.append(Queued(cohort.group, [member], done, past))
             self.preemptions += 1
             if closed and cohort.members:
                 self._finish(cohort)
