@@ -14,10 +14,10 @@ GAIN = 0.05
 WHY = (
     "Without interruption every engine drains before it loads new weights: it waits for its "
     "longest answer, 27,648 tokens at most, with ever fewer beside it.",
-    "For 1.5B we are near the throughput without interruption, and have half as much again with it: "
-    "the paper's engines were 40 % slower than in the project's own batched-generation curve on as "
-    "many GPUs. A smaller batch, or a share of the 4 nodes for the trainer, would do that; the "
-    "paper prints neither.",
+    "For 1.5B we are near the throughput without interruption, and have half as much again with "
+    "it: the paper's engines were 40 % slower than in the project's own batched-generation curve "
+    "on as many GPUs. A smaller batch, or a share of the 4 nodes for the trainer, would do that; "
+    "the paper prints neither.",
     "How much draining costs depends on how often weights come, so on the trainer: 32 more GPUs "
     "are assumed, as in the preset, since the figure's own are not printed.",
     "For 7B both throughputs are close to the paper's, but their ratio is not: the errors have "
