@@ -1,0 +1,149 @@
+"""The least time that a training step can take, in closed form: a first look without simulating.
+
+    t_train    one batch, by the cost model
+    t_work     all tokens of a batch, engines always full
+    t_long     the longest answer of a batch, alone on its engine
+    latency    of a group: its longest answer, alone on its engine; mean over groups
+
+    one after the other       max(t_work, t_long) + t_train + update
+    unfinished carried over   t_work + t_train + update
+    beside one another        max(t_train, t_work, (latency + t_train) / (eta + 1))
+
+The last term is Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at most
+eta + 1 batches be under way. Prompts, preemptions, interruptions and waiting come on top of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.config import LengthConfig, SimulationConfig, TrainerConfig
+from simulator.decode_cost import DecodeCost, decode_cost
+from simulator.draws import LENGTHS, stream
+from simulator.hardware import find_gpu
+from simulator.lengths import lengths_from
+from simulator.model_shape import find_model
+from simulator.plan_space import effective_eta
+from simulator.simulation import running_sequences
+from simulator.switch_cost import switch_cost
+from simulator.training_cost import training_cost
+from simulator.weight_sync import weight_sync
+
+_BATCHES = 3
+"""Whose lengths are drawn: the first ones that the simulation draws with this seed."""
+
+
+def least_step_s(config: SimulationConfig) -> float:
+    """Seconds that a training step takes at least, up to the chance in what lengths are drawn."""
+    cluster, rollout, workload = config.cluster, config.rollout, config.workload
+    gpu = find_gpu(cluster.gpu)
+    rollout_gpu = find_gpu(cluster.rollout_gpu or cluster.gpu)
+    model = find_model(config.model)
+    colocated = cluster.placement == "colocated"
+    generating = cluster.gpus if colocated else cluster.rollout_gpus
+    training = cluster.gpus if colocated else cluster.gpus - cluster.rollout_gpus
+    lengths = _drawn(config)
+    train_s = _train_s(config, training)
+    decode = decode_cost(
+        model,
+        rollout_gpu,
+        rollout.tensor_parallel,
+        overhead_s=rollout.engine_overhead_s,
+        overlap=rollout.engine_overlap,
+        step_s=rollout.decode_step_s,
+    )
+    engines = generating // rollout.tensor_parallel
+    running = running_sequences(config, model, rollout_gpu)
+    work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
+    if colocated:
+        switch = switch_cost(config.weights, model, gpu, cluster.gpus)
+        update_s = switch.to_training_s + switch.to_generation_s
+    else:
+        sync = weight_sync(config.weights, model, gpu)
+        update_s = sync.export_s + sync.load_s
+    eta = effective_eta(config)
+    if eta == 0:
+        longest_s = float(
+            np.mean([_alone_s(decode, workload.prompt_tokens, int(one.max())) for one in lengths])
+        )
+        return max(work_s, longest_s) + train_s + update_s
+    if config.schedule.name == "partial_rollout":
+        return work_s + train_s + update_s
+    slowest = float(lengths.max(axis=2).mean())
+    latency_s = _alone_s(decode, workload.prompt_tokens, int(slowest))
+    return max(train_s, work_s, (latency_s + train_s) / (eta + 1))
+
+
+def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
+    """[batches, groups, samples] tokens."""
+    workload = config.workload
+    return _draw(
+        dataclasses.astuple(workload.answers),
+        workload.prompts_per_batch,
+        workload.samples_per_prompt,
+        config.seed,
+    )
+
+
+@lru_cache(maxsize=8)
+def _draw(answers: tuple[object, ...], groups: int, samples: int, seed: int) -> NDArray[np.int64]:
+    names = [field.name for field in dataclasses.fields(LengthConfig)]
+    lengths = lengths_from(LengthConfig(**dict(zip(names, answers, strict=True))))  # type: ignore[arg-type]
+    return np.stack(
+        [lengths.draw(stream(seed, LENGTHS, k), groups, samples) for k in range(_BATCHES)]
+    )
+
+
+def _work_s(
+    decode: DecodeCost, lengths: NDArray[np.int64], prompt_tokens: int, running: int
+) -> float:
+    """Seconds of one always full engine for all tokens of a batch, mean over the batches.
+
+    A token sees, in the mean, the prompt and half of its own answer: long answers count more often.
+    """
+    tokens = float(lengths.sum(dtype=np.float64))
+    context = prompt_tokens + float((lengths.astype(np.float64) ** 2).sum()) / tokens / 2
+    # Fewer at a time may be faster where reading the cache is all that counts.
+    counts = {running, *(2**power for power in range(running.bit_length()))}
+    per_token_s = min(decode.step_s(count, count * context) / count for count in counts)
+    return float(tokens / len(lengths) * per_token_s)
+
+
+def _alone_s(decode: DecodeCost, prompt_tokens: int, tokens: int) -> float:
+    return decode.steps_s(1, prompt_tokens, tokens)
+
+
+def _train_s(config: SimulationConfig, gpus: int) -> float:
+    workload = config.workload
+    return _step_s(
+        dataclasses.astuple(config.trainer),
+        config.model,
+        config.cluster.gpu,
+        gpus,
+        dataclasses.astuple(workload.answers),
+        (workload.prompts_per_batch, workload.samples_per_prompt, config.seed),
+        (workload.prompt_tokens, workload.minibatches),
+    )
+
+
+@cache
+def _step_s(  # noqa: PLR0917 - a key of the cache
+    trainer: tuple[object, ...],
+    model: str,
+    gpu: str,
+    gpus: int,
+    answers: tuple[object, ...],
+    batch: tuple[int, int, int],
+    rest: tuple[int, int],
+) -> float:
+    """Seconds to train on the first batch; many candidates share a trainer."""
+    names = [field.name for field in dataclasses.fields(TrainerConfig)]
+    layout = TrainerConfig(**dict(zip(names, trainer, strict=True)))  # type: ignore[arg-type]
+    cost = training_cost(layout, find_model(model), find_gpu(gpu), gpus)
+    prompt_tokens, minibatches = rest
+    lengths = _draw(answers, *batch)[0].ravel() + prompt_tokens
+    return cost.step(lengths.tolist(), minibatches=minibatches).seconds

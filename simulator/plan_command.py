@@ -1,0 +1,151 @@
+"""What `areal-lab plan` does: load, search with progress, print, draw."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from simulator.plan_config import load_plan
+from simulator.plan_report import plan_report, show_plan
+from simulator.plan_trial import Progress, workers
+from simulator.planner import find_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH: Final = 110
+_SAY_S: Final = 15.0
+"""Between two lines about progress where there is no terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedPlan:
+    """Everything that one call of the command asks for."""
+
+    file: Path
+    overrides: tuple[str, ...] = ()
+    as_json: bool = False
+    plot: Path | None = None
+    workers: int | None = None
+    """Processes; None has one per processor."""
+
+
+def run_plan(wanted: WantedPlan) -> None:
+    """Do it.
+
+    Raises:
+        ValueError: if something about the settings is wrong; one line each.
+    """
+    config = load_plan(wanted.file, wanted.overrides)
+    notes = _console(sys.stderr)
+    began_s = time.monotonic()
+    with (
+        workers(wanted.workers or os.cpu_count() or 1) as run,
+        _progress(notes) as progress,
+    ):
+        plan = find_plan(config, run, progress=progress)
+    notes.print(
+        f"{plan.simulations} simulations in {time.monotonic() - began_s:.0f} s", highlight=False
+    )
+    if wanted.as_json:
+        print(json.dumps(plan_report(plan), indent=2, allow_nan=False))
+    else:
+        show_plan(_console(sys.stdout), plan)
+    if wanted.plot is not None:
+        from simulator.plan_plots import draw_plan
+
+        notes.print(f"written: {draw_plan(plan, wanted.plot)}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(notes: Console) -> Iterator[Progress]:
+    if not notes.is_terminal:
+        yield _Lines(notes)
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many a second."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Bars(*columns, console=notes, transient=True) as bars:
+        yield _Bar(bars)
+
+
+class _Bar:
+    """On a terminal."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._task: Any = None
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin another bar."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, count: int = 1) -> None:
+        """Fill it."""
+        self._bars.advance(self._task, count)
+
+
+class _Lines:
+    """A line now and then."""
+
+    def __init__(self, notes: Console) -> None:
+        self._notes = notes
+        self._name, self._total, self._done = "", 0, 0
+        self._began_s = self._said_s = time.monotonic()
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin to count again."""
+        self._name, self._total, self._done = name, total, 0
+        self._began_s = time.monotonic()
+
+    def advance(self, count: int = 1) -> None:
+        """Count, and say so if it is time."""
+        self._done += count
+        now_s = time.monotonic()
+        if now_s - self._said_s < _SAY_S or now_s <= self._began_s:
+            return
+        self._said_s = now_s
+        rate = self._done / (now_s - self._began_s)
+        left_s = (self._total - self._done) / rate
+        self._notes.print(
+            f"{self._name}: {self._done} of {self._total}, {rate:.1f}/s, {left_s:.0f} s left",
+            highlight=False,
+        )
+
+
+def _console(file: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=file)
+    return console if console.is_terminal else Console(file=file, width=_WIDTH, soft_wrap=False)

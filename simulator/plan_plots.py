@@ -1,0 +1,199 @@
+"""The picture of a plan: time against money with the front, and the tornado of the inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_lab.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    new_figure,
+    nothing_yet,
+    save_picture,
+)
+from simulator.plan_result import Outcome, Plan
+from simulator.quantities import number
+from simulator.sensitivity import at_end, measure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+
+
+def draw_plan(plan: Plan, path: Path) -> Path:
+    """Draw both, and write the file; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    config = plan.config
+    title = f"{config.name}: {config.steps:,} steps of {config.base.model}, simulated"
+    return save_picture(lambda: _draw(plan), path, title)
+
+
+def _draw(plan: Plan) -> Figure:
+    figure = new_figure(13, 5)
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    draw_front(left, plan)
+    draw_tornado(right, plan)
+    return figure
+
+
+def draw_front(axes: Axes, plan: Plan) -> None:
+    """Hours against dollars, or against GPU-hours where a price is missing; both logarithmic."""
+    if not plan.front:
+        nothing_yet(axes, "no candidate is possible")
+        return
+    priced = all(one.dollars is not None for one in plan.front)
+    types = list(dict.fromkeys(one.candidate.config.cluster.gpu for one in plan.screened))
+    color = {name: _TYPE_COLORS[k % len(_TYPE_COLORS)] for k, name in enumerate(types)}
+    axes.scatter(
+        [_money(one, priced=priced) for one in plan.screened],
+        [one.hours.mean for one in plan.screened],
+        s=7,
+        color="#C8C8C8",
+        label="simulated once",
+    )
+    for name in types:
+        for stale, marker in ((True, "o"), (False, "s")):
+            some = [
+                one
+                for one in plan.front
+                if one.candidate.config.cluster.gpu == name and one.candidate.stale is stale
+            ]
+            if not some:
+                continue
+            kind = "asynchronous" if stale else "synchronous"
+            axes.errorbar(
+                [_money(one, priced=priced) for one in some],
+                [one.hours.mean for one in some],
+                yerr=_reach(some),
+                fmt=marker,
+                color=color[name],
+                markersize=6,
+                capsize=3,
+                linewidth=1,
+                label=f"front: {name}, {kind}",
+            )
+    for one in plan.front:
+        axes.annotate(
+            f"{one.candidate.gpus}",
+            (_money(one, priced=priced), one.hours.mean),
+            xytext=(5, 4),
+            textcoords="offset points",
+            fontsize=7.5,
+        )
+    if plan.best is not None:
+        axes.scatter(
+            _money(plan.best, priced=priced),
+            plan.best.hours.mean,
+            s=170,
+            facecolors="none",
+            edgecolors=BLACK,
+            linewidths=1.4,
+            label=f"the answer (least {plan.config.objective})",
+        )
+    axes.set(xscale="log", yscale="log")
+    _limits(axes, plan, priced=priced)
+    axes.set(
+        xlabel="cost of all steps (dollars, typical price)" if priced else "GPU-hours of all steps",
+        ylabel="duration of all steps (hours)",
+        title="Front; numbers are GPUs, bars 95 % intervals of the hours",
+    )
+    _plain_ticks(axes)
+    axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="none")
+
+
+def draw_tornado(axes: Axes, plan: Plan) -> None:
+    """The answer's hours or dollars with each input at either end."""
+    found = plan.sensitivity
+    if found is None:
+        why = "switched off" if plan.best is not None else "no candidate keeps to the limits"
+        nothing_yet(axes, f"no sensitivity: {why}")
+        axes.axis("off")
+        return
+    name, own = measure(plan.config.objective), found.base
+    middle = own.value(name)
+    shown: set[str] = set()
+    for row, one in enumerate(found.inputs):
+        for end, color, side in ((one.low, SKY, "low"), (one.high, ORANGE, "high")):
+            there = at_end(end, own)
+            if there is None:
+                continue
+            value = there.value(name)
+            label = f"input at its {side} end"
+            axes.barh(
+                row,
+                value - middle,
+                0.62,
+                left=middle,
+                color=color,
+                label=None if label in shown else label,
+            )
+            shown.add(label)
+            changes = end.best is None or end.best.candidate is not own.candidate
+            # What changes nothing has its low end on the left.
+            right = value > middle or (value == middle and side == "high")
+            axes.annotate(
+                end.value + (" †" if changes else ""),
+                (value, row),
+                xytext=(3 if right else -3, 0),
+                textcoords="offset points",
+                ha="left" if right else "right",
+                va="center",
+                fontsize=7.5,
+            )
+    axes.axvline(middle, color=BLACK, linewidth=0.9)
+    axes.set_yticks(range(len(found.inputs)), [one.name for one in found.inputs])
+    axes.set_ylim(len(found.inputs) - 0.5, -0.5)
+    axes.margins(x=0.28)
+    axes.grid(visible=False, axis="y")
+    limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
+    low, high = axes.get_xlim()
+    if low < limit[name] < high:
+        axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
+    unit = "hours" if name == "hours" else "dollars"
+    axes.set(
+        xlabel=f"{unit} of all steps, now {number(middle)} († another candidate is then best)",
+        title=f"The answer ({own.candidate.hardware}), one input at a time",
+    )
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.legend(loc="lower right")
+
+
+def _limits(axes: Axes, plan: Plan, *, priced: bool) -> None:
+    limits = plan.config.limits
+    if math.isfinite(limits.deadline_h):
+        axes.axhline(limits.deadline_h, color=GREY, linewidth=1, dashes=(4, 3), label="limit given")
+    if priced and math.isfinite(limits.budget_dollars):
+        axes.axvline(limits.budget_dollars, color=GREY, linewidth=1, dashes=(4, 3))
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Numbers, not powers, and some within a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _money(one: Outcome, *, priced: bool) -> float:
+    if priced and one.dollars is not None:
+        return one.dollars.mean
+    return math.nan if priced else one.gpu_hours.mean
+
+
+def _reach(outcomes: Sequence[Outcome]) -> Any:
+    if not all(math.isfinite(one.hours.low) for one in outcomes):
+        return None
+    return [one.hours.half_width for one in outcomes]

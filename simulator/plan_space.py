@@ -1,0 +1,259 @@
+"""The candidates of a plan: every combination, what is impossible about some, and why.
+
+lists of the plan file --every combination, once--> limits --> check --> possible candidates
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.check import problems
+from simulator.config import SimulationConfig
+from simulator.hardware import find_gpu
+from simulator.plan_config import PlanConfig
+
+_KINDS: Final = (
+    ("memory", (" fits", " fit ", "GiB")),
+    ("divisibility", ("multiple", "evenly", "divide", "layers", "stages")),
+    ("placement and schedule", ("colocated", "rollout_gpus", "node of")),
+)
+"""Kinds of impossibility, by words of the line that says it."""
+OTHER: Final = "settings"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """One combination."""
+
+    number: int
+    """In the order of the plan file; names it, too."""
+    config: SimulationConfig
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.config.cluster.gpus
+
+    @property
+    def cluster(self) -> tuple[str, str, int]:
+        """What is bought: types and number."""
+        cluster = self.config.cluster
+        return (cluster.gpu, cluster.rollout_gpu, cluster.gpus)
+
+    @property
+    def eta(self) -> float:
+        """How many versions generation may run ahead."""
+        return effective_eta(self.config)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it trains on answers of older weights; else it is synchronous."""
+        return self.eta > 0
+
+    @property
+    def hardware(self) -> str:
+        """As in `128 H100`, `96 H20 + 32 H100` or `8 H100`."""
+        cluster = self.config.cluster
+        if cluster.placement == "colocated" or cluster.rollout_gpu in ("", cluster.gpu):
+            return f"{cluster.gpus} {cluster.gpu}"
+        trains = cluster.gpus - cluster.rollout_gpus
+        return f"{cluster.rollout_gpus} {cluster.rollout_gpu} + {trains} {cluster.gpu}"
+
+    @property
+    def split(self) -> str:
+        """Who does what, as in `96 + 32, TP 1`; generation comes first."""
+        cluster, trainer = self.config.cluster, self.config.trainer
+        place = "shared"
+        if cluster.placement != "colocated":
+            place = f"{cluster.rollout_gpus} + {cluster.gpus - cluster.rollout_gpus}"
+        text = f"{place}, TP {self.config.rollout.tensor_parallel}"
+        if trainer.tensor_parallel > 1 or trainer.pipeline_parallel > 1:
+            text += f" / TP {trainer.tensor_parallel} PP {trainer.pipeline_parallel}"
+        return text
+
+    @property
+    def schedule(self) -> str:
+        """As in `asynchronous, eta 4`."""
+        name = self.config.schedule.name.replace("_", " ")
+        if self.config.schedule.name in ("synchronous", "one_step_overlap"):
+            return name
+        return f"{name}, eta {self.eta:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a candidate is not looked at."""
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All combinations, sorted."""
+
+    possible: tuple[Candidate, ...]
+    impossible: tuple[Refusal, ...]
+    over_limits: tuple[Refusal, ...]
+    merged: int
+    """Combinations that are another one: two shares that give the same split, eta of a synchronous
+    schedule."""
+
+    @property
+    def combinations(self) -> int:
+        """All of them."""
+        others = len(self.impossible) + len(self.over_limits) + self.merged
+        return len(self.possible) + others
+
+
+def expand(plan: PlanConfig) -> Space:
+    """Every combination that the plan file allows."""
+    possible: list[Candidate] = []
+    impossible: list[Refusal] = []
+    over: list[Refusal] = []
+    seen: set[tuple[object, ...]] = set()
+    merged = 0
+    for number, found in enumerate(_combinations(plan)):
+        if isinstance(found, Refusal):
+            impossible.append(found)
+            continue
+        key = _key(found)
+        if key in seen:
+            merged += 1
+            continue
+        seen.add(key)
+        candidate = Candidate(number, found)
+        if candidate.gpus > plan.limits.gpus:
+            over.append(Refusal(kind="limits.gpus", why=f"{candidate.gpus} GPUs"))
+        elif candidate.eta > plan.limits.eta:
+            over.append(Refusal(kind="limits.eta", why=f"eta {candidate.eta:g}"))
+        elif lines := problems(found):
+            impossible.append(Refusal(kind=kind_of(lines[0]), why=lines[0]))
+        else:
+            possible.append(candidate)
+    return Space(
+        possible=tuple(possible),
+        impossible=tuple(impossible),
+        over_limits=tuple(over),
+        merged=merged,
+    )
+
+
+def effective_eta(config: SimulationConfig) -> float:
+    """How many versions the schedule lets generation run ahead."""
+    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(
+        config.schedule.name, config.schedule.eta
+    )
+
+
+def kind_of(line: str) -> str:
+    """The kind of what `simulator.check` says."""
+    return next((kind for kind, words in _KINDS if any(word in line for word in words)), OTHER)
+
+
+def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
+    base, lists = plan.base, plan.candidates
+    share = base.cluster.rollout_gpus / base.cluster.gpus
+    for gpu in lists.gpu or [base.cluster.gpu]:
+        for choice in itertools.product(
+            _counts(plan, gpu),
+            lists.rollout_gpu or [base.cluster.rollout_gpu],
+            lists.placement or [base.cluster.placement],
+            lists.schedule or [base.schedule.name],
+            lists.eta or [base.schedule.eta],
+            lists.rollout_tensor_parallel or [base.rollout.tensor_parallel],
+            lists.trainer_tensor_parallel or [base.trainer.tensor_parallel],
+            lists.trainer_pipeline_parallel or [base.trainer.pipeline_parallel],
+            lists.micro_batch_tokens or [base.trainer.micro_batch_tokens],
+            lists.rollout_share or [share],
+        ):
+            yield _combine(base, find_gpu(gpu).name, *choice)
+
+
+def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
+    base: SimulationConfig,
+    gpu: str,
+    gpus: int,
+    rollout_gpu: str,
+    placement: str,
+    schedule: str,
+    eta: float,
+    engine: int,
+    trainer_tensor: int,
+    trainer_pipeline: int,
+    micro_batch_tokens: int,
+    share: float,
+) -> SimulationConfig | Refusal:
+    rollout_gpus = gpus
+    if placement != "colocated":
+        split = nearest_split(gpus, share, engine, trainer_tensor * trainer_pipeline)
+        if split is None:
+            return Refusal(
+                kind="divisibility",
+                why=(
+                    f"{gpus} GPUs cannot be split into engines of {engine} and a trainer of "
+                    f"{trainer_tensor * trainer_pipeline} (tensor x pipeline parallel) GPUs or "
+                    "multiples; take more GPUs or less parallelism"
+                ),
+            )
+        rollout_gpus = split
+    if schedule == "asynchronous" and eta == 0:
+        schedule = "synchronous"
+    return dataclasses.replace(
+        base,
+        cluster=dataclasses.replace(
+            base.cluster,
+            gpu=gpu,
+            gpus=gpus,
+            placement=placement,
+            rollout_gpus=rollout_gpus,
+            rollout_gpu="" if rollout_gpu == gpu else rollout_gpu,
+        ),
+        schedule=dataclasses.replace(base.schedule, name=schedule, eta=float(eta)),
+        rollout=dataclasses.replace(base.rollout, tensor_parallel=engine),
+        trainer=dataclasses.replace(
+            base.trainer,
+            tensor_parallel=trainer_tensor,
+            pipeline_parallel=trainer_pipeline,
+            micro_batch_tokens=micro_batch_tokens,
+        ),
+    )
+
+
+def nearest_split(gpus: int, share: float, engine: int, trainer: int) -> int | None:
+    """GPUs that generate, as near to a share of all as both sides can divide; None if none can.
+
+    Args:
+        gpus: all of them.
+        share: of them that should generate.
+        engine: GPUs per engine.
+        trainer: GPUs per copy of the trained model.
+    """
+    fitting = [
+        rollout for rollout in range(engine, gpus, engine) if (gpus - rollout) % trainer == 0
+    ]
+    return min(fitting, key=lambda rollout: (abs(rollout - share * gpus), rollout), default=None)
+
+
+def _counts(plan: PlanConfig, gpu: str) -> Sequence[int]:
+    lists, node = plan.candidates, find_gpu(gpu).node_gpus
+    nodes = list(lists.nodes)
+    if lists.node_range:
+        first, last, *step = lists.node_range
+        nodes.extend(range(first, last + 1, step[0] if step else 1))
+    counts = [*lists.gpus, *(node * count for count in nodes)]
+    return sorted(set(counts)) or [plan.base.cluster.gpus]
+
+
+def _key(config: SimulationConfig) -> tuple[object, ...]:
+    """What a combination is, whatever it was combined from."""
+    cluster, trainer, schedule = config.cluster, config.trainer, config.schedule
+    return (
+        *(cluster.gpu, cluster.rollout_gpu, cluster.gpus, cluster.placement, cluster.rollout_gpus),
+        *(schedule.name, effective_eta(config), config.rollout.tensor_parallel),
+        *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.micro_batch_tokens),
+    )

@@ -1,0 +1,341 @@
+"""What becomes of the answer if an input is not what it was taken for: one at a time, either end.
+
+    the answer and what is near it x {low, high} of each input --simulate--> a new best?
+
+The ends are the stated errors of what the input was fitted to, where there is one; else they are
+assumed, and it says so. One seed, the same for all: draws cancel in the comparison.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from simulator.check import problems
+from simulator.config import SimulationConfig
+from simulator.decode_cost import ENGINE_S, decode_cost
+from simulator.economics import Cost
+from simulator.hardware import find_gpu
+from simulator.lengths import lengths_from
+from simulator.model_shape import find_model
+from simulator.plan_config import PlanConfig
+from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
+from simulator.plan_trial import Job, Progress, Trial, shortened
+from simulator.quantities import number
+from simulator.switch_cost import switch_cost
+from simulator.trainer_speeds import AREAL
+from simulator.weight_sync import weight_sync
+
+ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
+"""CPU time per decode step: the least that Qwen2.5's published speeds leave over the kernels, and
+the most that Qwen3-0.6B's does (`simulator.decode_cost.ENGINE_S`)."""
+GIVEN: Final = 0.1
+"""Relative error of what the user gave, which states none."""
+LENGTH_MEAN: Final = 0.2
+LENGTH_SIGMA: Final = 0.2
+"""Relative errors of the workload's lengths: assumed. They change that much within a run."""
+TRAINER_ELSEWHERE: Final = 0.3
+"""Relative error of training speed on other chips than it was fitted on
+(`simulator.trainer_speeds`)."""
+UPDATE: Final = 0.3
+"""Relative error of a weight update where the fit states none: assumed."""
+CLEARLY: Final = 0.005
+"""By how much another candidate must be better, of one seed, for the best to have changed."""
+_FITTED_ON: Final = ("H100", "H800", "H200")
+
+Change: TypeAlias = Callable[[Job], Job]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """An input before it is tried."""
+
+    name: str
+    value: str
+    source: str
+    ends: tuple[tuple[str, Change], tuple[str, Change]]
+
+
+def sensitivity(
+    plan: PlanConfig,
+    best: Outcome,
+    finalists: Sequence[Outcome],
+    run: Callable[[Sequence[Job]], Iterator[Trial]],
+    progress: Progress,
+) -> Sensitivity:
+    """Try every input at both ends.
+
+    Args:
+        plan: the question.
+        best: its answer, one of the finalists.
+        finalists: what might be the answer instead.
+        run: performs simulations.
+        progress: is told how many there are.
+    """
+    tried = list(_inputs(best.candidate.config))
+    steps, warmup = plan.search.steps, plan.search.warmup_steps
+    as_they_are = [
+        Job(config=shortened(one.candidate.config, steps, warmup), seed=plan.base.seed)
+        for one in finalists
+    ]
+    jobs: dict[tuple[int, int, int], Job] = {}
+    why: dict[tuple[int, int], str] = {}
+    for which, one in enumerate(tried):
+        for side, (_, change) in enumerate(one.ends):
+            for place, job in enumerate(as_they_are):
+                changed = change(job)
+                wrong = problems(changed.config)
+                if not wrong:
+                    jobs[which, side, place] = changed
+                elif finalists[place] is best:
+                    why[which, side] = wrong[0]
+    progress.stage("sensitivity", len(as_they_are) + len(jobs))
+    trials = list(run([*as_they_are, *jobs.values()]))
+    base = [
+        dataclasses.replace(one, trials=(trial,))
+        for one, trial in zip(finalists, trials, strict=False)
+    ]
+    answers = dict(zip(jobs, trials[len(base) :], strict=True))
+
+    def end(which: int, side: int) -> End:
+        outcomes = tuple(
+            dataclasses.replace(one, trials=(answers[which, side, place],))
+            for place, one in enumerate(base)
+            if (which, side, place) in answers
+        )
+        return End(
+            value=tried[which].ends[side][0],
+            outcomes=outcomes,
+            best=_best_then(outcomes, best, plan),
+            why_not=why.get((which, side), ""),
+        )
+
+    inputs = [
+        Input(name=one.name, value=one.value, source=one.source, low=end(k, 0), high=end(k, 1))
+        for k, one in enumerate(tried)
+    ]
+    own = next(one for one in base if one.candidate is best.candidate)
+    if price := _price(own, base, plan):
+        inputs.append(price)
+    inputs.sort(key=lambda one: -swing(one, own, measure(plan.objective)))
+    return Sensitivity(base=own, finalists=len(base), inputs=tuple(inputs))
+
+
+def _best_then(outcomes: Sequence[Outcome], own: Outcome, plan: PlanConfig) -> Outcome | None:
+    """The best of them; the answer stays where no other is clearly better."""
+    best = best_of(outcomes, plan.objective, plan.limits)
+    stays = next((one for one in outcomes if one.candidate is own.candidate), None)
+    if best is None or stays is None or not stays.meets(plan.limits):
+        return best
+    clearly = best.value(plan.objective) < stays.value(plan.objective) * (1 - CLEARLY)
+    return best if clearly else stays
+
+
+def measure(objective: str) -> str:
+    """What a tornado shows: of the fewest GPUs, the hours, which decide whether they suffice."""
+    return "hours" if objective == "gpus" else objective
+
+
+def at_end(end: End, own: Outcome) -> Outcome | None:
+    """The answer under the changed input; None if it cannot be simulated so."""
+    return next((one for one in end.outcomes if one.candidate is own.candidate), None)
+
+
+def swing(one: Input, own: Outcome, name: str) -> float:
+    """Largest change of the answer's hours or dollars, relative."""
+    ends = [at_end(end, own) for end in (one.low, one.high)]
+    return max((abs(end.value(name) / own.value(name) - 1) for end in ends if end), default=0.0)
+
+
+def _inputs(config: SimulationConfig) -> Iterator[_Tried]:
+    """All inputs but the price, as far as this configuration has them."""
+    if config.rollout.decode_step_s is None:
+        yield _engine_overhead(config)
+        yield _memory_bandwidth(config)
+    if config.trainer.step_s is None:
+        yield _training_speed(config)
+    yield _weight_update(config)
+    yield _length_mean(config)
+    if config.workload.answers.kind == "lognormal":
+        yield _length_sigma(config)
+
+
+def _engine_overhead(config: SimulationConfig) -> _Tried:
+    given = config.rollout.engine_overhead_s
+    taken = ENGINE_S if given is None else given
+    ends = ENGINE_ENDS_S if given is None else (taken * (1 - GIVEN), taken * (1 + GIVEN))
+    source = "published speeds of one sequence" if given is None else f"given: ±{GIVEN:.0%}"
+
+    def change(seconds: float) -> Change:
+        return lambda job: dataclasses.replace(
+            job,
+            config=dataclasses.replace(
+                job.config,
+                rollout=dataclasses.replace(job.config.rollout, engine_overhead_s=seconds),
+            ),
+        )
+
+    low, high = ((f"{1e3 * one:.3g} ms", change(one)) for one in ends)
+    return _Tried(
+        name="engine overhead", value=f"{1e3 * taken:.3g} ms", source=source, ends=(low, high)
+    )
+
+
+def _memory_bandwidth(config: SimulationConfig) -> _Tried:
+    gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
+    cost = decode_cost(find_model(config.model), gpu, config.rollout.tensor_parallel)
+    at = cost.coefficients
+    taken = 1 / at.cache_reading
+
+    def end(error: float) -> tuple[str, Change]:
+        # So much less of the bandwidth is reached: reading takes so much longer.
+        slowdown = 1 / (1 + error)
+        return (
+            f"{taken / slowdown:.0%}",
+            lambda job: dataclasses.replace(job, memory_slowdown=slowdown),
+        )
+
+    return _Tried(
+        name="GPU memory bandwidth reached",
+        value=f"{taken:.0%}",
+        source=f"fit of the decode kernels: ±{cost.error:.1%}",
+        ends=(end(-cost.error), end(cost.error)),
+    )
+
+
+def _training_speed(config: SimulationConfig) -> _Tried:
+    if config.trainer.mfu is not None:
+        error, source = GIVEN, f"given: ±{GIVEN:.0%}"
+    elif find_gpu(config.cluster.gpu).name in _FITTED_ON:
+        error, source = AREAL.error, f"fit of published training speeds: ±{AREAL.error:.1%}"
+    else:
+        error, source = TRAINER_ELSEWHERE, f"fitted on other GPUs: ±{TRAINER_ELSEWHERE:.0%}"
+
+    def end(change: float) -> tuple[str, Change]:
+        slowdown = 1 / (1 + change)
+        return (
+            f"{change:+.1%}",
+            lambda job: dataclasses.replace(job, training_slowdown=slowdown),
+        )
+
+    return _Tried(
+        name="MFU of training", value="as fitted", source=source, ends=(end(-error), end(error))
+    )
+
+
+def _weight_update(config: SimulationConfig) -> _Tried:
+    model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
+    colocated = config.cluster.placement == "colocated"
+    if colocated:
+        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
+        taken = switch.to_training_s + switch.to_generation_s
+        given, error = config.weights.switch_s is not None, None
+    else:
+        sync = weight_sync(config.weights, model, gpu)
+        taken, given, error = sync.seconds, config.weights.update_s is not None, sync.error
+    if given:
+        error, source = GIVEN, f"given: ±{GIVEN:.0%}"
+    elif not error:
+        error, source = UPDATE, f"assumed: ±{UPDATE:.0%}"
+    else:
+        source = f"fit of published updates: ±{error:.0%}"
+
+    def end(factor: float) -> tuple[str, Change]:
+        return (f"{taken * factor:.3g} s", lambda job: _with_update(job, factor))
+
+    return _Tried(
+        name="weight update" if not colocated else "switch and weight update",
+        value=f"{taken:.3g} s",
+        source=source,
+        ends=(end(max(0.0, 1 - error)), end(1 + error)),
+    )
+
+
+def _with_update(job: Job, factor: float) -> Job:
+    """Its own update or switch, so many times longer."""
+    config = job.config
+    model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
+    switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
+    weights = dataclasses.replace(
+        config.weights,
+        update_s=weight_sync(config.weights, model, gpu).seconds * factor,
+        switch_s=(switch.to_training_s + switch.to_generation_s) * factor,
+    )
+    return dataclasses.replace(job, config=dataclasses.replace(config, weights=weights))
+
+
+def _length_mean(config: SimulationConfig) -> _Tried:
+    taken = lengths_from(config.workload.answers).mean_tokens()
+    most = float(config.workload.answers.max_tokens)
+    ends = (max(1.0, taken * (1 - LENGTH_MEAN)), min(taken * (1 + LENGTH_MEAN), 0.98 * most))
+    low, high = (
+        (f"{one:,.0f} tokens", lambda job, one=one: _with_answers(job, mean_tokens=one))
+        for one in ends
+    )
+    return _Tried(
+        name="mean length",
+        value=f"{taken:,.0f} tokens",
+        source=f"assumed: ±{LENGTH_MEAN:.0%}",
+        ends=(low, high),
+    )
+
+
+def _length_sigma(config: SimulationConfig) -> _Tried:
+    taken = config.workload.answers.sigma
+    low, high = (
+        (f"{one:.3g}", lambda job, one=one: _with_answers(job, sigma=one))
+        for one in (taken * (1 - LENGTH_SIGMA), taken * (1 + LENGTH_SIGMA))
+    )
+    return _Tried(
+        name="spread of ln(length)",
+        value=f"{taken:.3g}",
+        source=f"assumed: ±{LENGTH_SIGMA:.0%}",
+        ends=(low, high),
+    )
+
+
+def _with_answers(job: Job, **changed: float) -> Job:
+    workload = job.config.workload
+    answers = dataclasses.replace(workload.answers, **changed)  # type: ignore[arg-type]
+    workload = dataclasses.replace(workload, answers=answers)
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, workload=workload))
+
+
+def _price(own: Outcome, base: Sequence[Outcome], plan: PlanConfig) -> Input | None:
+    """Nothing to simulate: money is hours times the price."""
+    cost = own.hourly
+    if cost.dollars is None or cost.low is None or cost.high is None:
+        return None
+    given = cost.low == cost.high
+    source = f"given: ±{GIVEN:.0%}" if given else "low and high of the price's source"
+    gpus = own.candidate.gpus
+
+    def end(name: str, factor: float) -> End:
+        outcomes = tuple(
+            dataclasses.replace(one, hourly=_at_price(one.hourly, name, factor, given=given))
+            for one in base
+        )
+        at = next(one for one in outcomes if one.candidate is own.candidate)
+        assert at.hourly.dollars is not None
+        return End(
+            value=f"{number(at.hourly.dollars / gpus)} $",
+            outcomes=outcomes,
+            best=_best_then(outcomes, own, plan),
+        )
+
+    return Input(
+        name="price of a GPU-hour",
+        value=f"{number(cost.dollars / gpus)} $",
+        source=source,
+        low=end("low", 1 - GIVEN),
+        high=end("high", 1 + GIVEN),
+    )
+
+
+def _at_price(cost: Cost, name: str, factor: float, *, given: bool) -> Cost:
+    if cost.dollars is None:
+        return cost
+    dollars = cost.dollars * factor if given else getattr(cost, name)
+    return dataclasses.replace(cost, dollars=dollars)

@@ -1,0 +1,367 @@
+"""The planner: the front, the space of candidates, and answers small enough to check.
+
+The system is the preset `small`: a token takes 10 ms, a training step 2 s, new weights 0.5 s.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.pareto import Point, dominates, front, most_promising_first
+from simulator.plan_bound import least_step_s
+from simulator.plan_config import PlanConfig, PriceEntry, load_plan
+from simulator.plan_report import answer_lines, plan_report, question_lines, verdict
+from simulator.plan_result import Plan
+from simulator.plan_space import expand, nearest_split
+from simulator.plan_trial import Job, Trial, limit_of, run_job, workers
+from simulator.planner import find_plan
+from simulator.sensitivity import at_end
+
+EXAMPLE = Path(__file__).parents[2] / "configs/plan_example.yaml"
+
+POINTS = st.lists(
+    st.builds(
+        Point,
+        st.integers(1, 4).map(float),
+        st.integers(1, 4).map(float),
+        st.integers(1, 4),
+        st.sampled_from(["dollars", "GPU-hours of H800"]),
+    ),
+    max_size=12,
+)
+
+
+def small_plan(*overrides: str) -> PlanConfig:
+    return load_plan(
+        None,
+        [
+            *("simulation=small", "objective=hours", "steps=100", "search.sensitivity=0"),
+            *("candidates.gpus=[4, 8]", "candidates.eta=[0, 1, 4]", "search.seeds=2"),
+            *("candidates.rollout_share=[0.25, 0.5]", *overrides),
+        ],
+    )
+
+
+def solved(*overrides: str) -> Plan:
+    with workers(1) as run:
+        return find_plan(small_plan(*overrides), run)
+
+
+# --- the front ----------------------------------------------------------------------------------
+
+
+@given(POINTS)
+def test_nothing_on_the_front_is_dominated_and_everything_else_is(points: list[Point]) -> None:
+    on_front = front(list(enumerate(points)))
+    for number, point in enumerate(points):
+        beaten = any(dominates(other, point) for other in points)
+        assert (number in on_front) is not beaten
+
+
+@given(POINTS)
+def test_dominance_orders_strictly(points: list[Point]) -> None:
+    for one in points:
+        assert not dominates(one, one)
+        for two in points:
+            assert not (dominates(one, two) and dominates(two, one))
+            for three in points:
+                if dominates(one, two) and dominates(two, three):
+                    assert dominates(one, three)
+
+
+@given(POINTS, st.floats(0.01, 1))
+def test_what_is_near_the_front_contains_it(points: list[Point], slack: float) -> None:
+    named = list(enumerate(points))
+    assert set(front(named)) <= set(front(named, slack=slack))
+
+
+@given(POINTS)
+def test_the_front_is_looked_at_first(points: list[Point]) -> None:
+    named = list(enumerate(points))
+    ordered = most_promising_first(named)
+    assert sorted(ordered) == list(range(len(points)))
+    on_front = front(named)
+    assert set(ordered[: len(on_front)]) == set(on_front)
+
+
+# --- the space ----------------------------------------------------------------------------------
+
+
+def test_every_combination_is_counted_once() -> None:
+    plan = small_plan(
+        *("candidates.gpus=[2, 4]", "candidates.eta=[0, 1, 8]", "limits.eta=4"),
+        *("candidates.placement=[disaggregated, colocated]", "candidates.rollout_share=[0.3, 0.5]"),
+    )
+    space = expand(plan)
+    assert space.combinations == 2 * 2 * 3 * 2
+    # 2 GPUs have one split; shares do not matter when colocated.
+    assert space.merged == 3 + 6 + 0 + (0 if nearest_split(4, 0.3, 1, 1) != 2 else 3)
+    assert {one.kind for one in space.over_limits} == {"limits.eta"}
+    assert {one.kind for one in space.impossible} == {"placement and schedule"}
+
+
+def test_an_impossible_space_says_why() -> None:
+    found = solved(
+        *("candidates.rollout_tensor_parallel=[3, 16]", "candidates.gpus=[4]"),
+        "candidates.rollout_share=[0.5]",
+    )
+    assert found.best is None
+    assert not found.front
+    assert found.simulations == 0
+    assert {one.kind for one in found.space.impossible} == {"divisibility"}
+    assert list(answer_lines(found)) == ["no candidate is possible; the reasons are above"]
+    assert any("engines of 16" in one.why for one in found.space.impossible)
+    assert any("divisibility" in line for line in question_lines(found))
+
+
+def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
+    plan = small_plan("base.model=R1-Distill-Qwen-32B", "candidates.gpu=[A100-40]")
+    space = expand(plan)
+    assert not space.possible
+    assert {one.kind for one in space.impossible} == {"memory"}
+    assert "tensor_parallel" in space.impossible[0].why
+
+
+@given(st.integers(2, 64), st.floats(0.05, 0.95), st.integers(1, 8), st.integers(1, 8))
+def test_both_sides_of_a_split_divide(gpus: int, share: float, engine: int, trainer: int) -> None:
+    split = nearest_split(gpus, share, engine, trainer)
+    fitting = [k for k in range(1, gpus) if k % engine == 0 and (gpus - k) % trainer == 0]
+    assert (split is None) == (not fitting)
+    if split is not None:
+        assert split in fitting
+        assert abs(split - share * gpus) == min(abs(k - share * gpus) for k in fitting)
+
+
+# --- the answer ---------------------------------------------------------------------------------
+
+
+def test_the_answer_is_the_best_of_all_candidates_simulated_one_by_one() -> None:
+    plan = small_plan()
+    search = plan.search
+    seconds = {}
+    for one in expand(plan).possible:
+        workload = dataclasses.replace(
+            one.config.workload, steps=search.steps, warmup_steps=search.warmup_steps
+        )
+        config = dataclasses.replace(one.config, workload=workload)
+        trials = [run_job(Job(config=config, seed=seed)) for seed in (1, 2)]
+        seconds[one.number] = sum(trial.step_s for trial in trials) / 2
+    found = solved()
+    assert found.best is not None
+    assert found.best.hours.mean == pytest.approx(min(seconds.values()) * 100 / 3600)
+
+
+def test_the_closed_form_is_never_slower_than_the_simulation() -> None:
+    plan = small_plan(
+        "candidates.placement=[disaggregated, colocated]",
+        "candidates.schedule=[asynchronous, one_step_overlap, partial_rollout]",
+    )
+    for one in expand(plan).possible:
+        workload = dataclasses.replace(one.config.workload, steps=24, warmup_steps=8)
+        config = dataclasses.replace(one.config, workload=workload)
+        assert 0.9 * least_step_s(config) <= run_job(Job(config=config, seed=1)).step_s
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    assert plan_report(solved("seed=3")) == plan_report(solved("seed=3"))
+    assert plan_report(solved("seed=3")) != plan_report(solved("seed=4"))
+
+
+def test_two_workers_find_what_one_finds() -> None:
+    with workers(2) as run:
+        two = find_plan(small_plan(), run)
+    assert plan_report(two) == plan_report(solved())
+
+
+@pytest.mark.parametrize("objective", ["gpus", "dollars", "hours"])
+def test_more_of_a_limit_is_never_worse(objective: str) -> None:
+    before = float("inf")
+    for deadline_h in (0.05, 0.08, 0.2, 1.0):
+        plan = small_plan(f"objective={objective}")
+        plan.limits.deadline_h = deadline_h
+        with workers(1) as run:
+            best = find_plan(plan, run).best
+        value = float("inf") if best is None else best.value(objective)
+        assert value <= before
+        before = value
+    assert before < float("inf")
+
+
+def test_a_run_that_training_fills_gains_nothing_from_asynchrony() -> None:
+    found = solved("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]")
+    (comparison,) = found.comparisons
+    assert not comparison.pays
+    assert comparison.ratio.mean == pytest.approx(1, abs=0.02)
+    assert "does not help" in verdict(comparison)
+    assert comparison.asynchronous.limit == "train-bound"
+
+
+def test_asynchrony_pays_where_generation_and_training_take_alike() -> None:
+    found = solved("candidates.gpus=[4]", "candidates.eta=[0, 4]", "search.seeds=5")
+    (comparison,) = found.comparisons
+    assert comparison.pays
+    assert comparison.ratio.mean > 1.5
+    assert "asynchrony pays" in verdict(comparison)
+
+
+def test_no_limit_that_can_be_kept_names_the_fastest() -> None:
+    found = solved("deadline_h=0.001")
+    assert found.best is None
+    assert found.front
+    assert "no candidate keeps to the limits; the fastest is" in "\n".join(answer_lines(found))
+
+
+# --- money --------------------------------------------------------------------------------------
+
+
+def test_money_without_a_price_is_refused_with_the_mend() -> None:
+    with pytest.raises(ValueError, match=r"prices: \[\{gpu: H800, typical: 2.0\}\]"):
+        solved("objective=dollars", "candidates.gpu=[H800]")
+
+
+def test_time_without_a_price_leaves_money_unknown() -> None:
+    found = solved("candidates.gpu=[H800]")
+    told = plan_report(found)
+    assert told["best"]["dollars"] is None
+    assert any("money is unknown" in line for line in told["warnings"])
+    assert "money unknown" in told["answer"]
+
+
+def test_a_price_of_ones_own_counts() -> None:
+    plan = small_plan("candidates.gpu=[H800]", "objective=dollars")
+    plan.prices = [PriceEntry(gpu="H800", typical=2.0, low=1.0, high=4.0)]
+    with workers(1) as run:
+        best = find_plan(plan, run).best
+    assert best is not None
+    assert best.dollars is not None
+    assert best.dollars.mean == pytest.approx(2.0 * best.gpu_hours.mean)
+    assert best.hourly.high == pytest.approx(4.0 * best.candidate.gpus)
+
+
+# --- what limits, what it depends on ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("training", "engines", "limit"),
+    [
+        ({"train": 0.95, "waiting for a batch": 0.05}, {"decode": 0.5}, "train-bound"),
+        ({"train": 0.5, "waiting for a batch": 0.5}, {"decode": 0.98}, "generation-bound"),
+        (
+            {"train": 0.5, "waiting for a batch": 0.5},
+            {"decode": 0.5, "nothing admitted (staleness bound)": 0.5},
+            "staleness-bound",
+        ),
+        ({"train": 0.5, "waiting for weights": 0.5}, {"decode": 0.5}, "weight updates"),
+        (
+            {"train": 0.5, "waiting for a batch": 0.5},
+            {"decode": 0.5, "waiting for rewards": 0.5},
+            "rewards and tools",
+        ),
+    ],
+)
+def test_the_limit_is_what_the_pools_wait_for(
+    training: dict[str, float], engines: dict[str, float], limit: str
+) -> None:
+    trial = Trial(
+        step_s=1.0,
+        tokens_per_s=1.0,
+        kwh=1.0,
+        busy={"training": {}, "rollout": {}},
+        idle={"training": training, "rollout": engines},
+    )
+    assert limit_of([trial]) == limit
+
+
+def test_the_price_moves_money_in_proportion_and_nothing_else() -> None:
+    found = solved("objective=dollars", "search.sensitivity=2", "candidates.gpus=[4]")
+    assert found.sensitivity is not None
+    price = next(one for one in found.sensitivity.inputs if one.name == "price of a GPU-hour")
+    own = found.sensitivity.base
+    for end, of in ((price.low, own.hourly.low), (price.high, own.hourly.high)):
+        there = at_end(end, own)
+        assert there is not None
+        assert of is not None
+        assert own.hourly.dollars is not None
+        assert there.value("dollars") / own.value("dollars") == pytest.approx(
+            of / own.hourly.dollars
+        )
+        assert there.hours == own.hours
+
+
+def test_longer_answers_take_longer_where_generation_limits() -> None:
+    found = solved("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]")
+    assert found.sensitivity is not None
+    length = next(one for one in found.sensitivity.inputs if one.name == "mean length")
+    ends = [at_end(end, found.sensitivity.base) for end in (length.low, length.high)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].hours.mean < found.sensitivity.base.hours.mean < ends[1].hours.mean
+    assert length is found.sensitivity.inputs[0]
+
+
+def test_slower_memory_and_training_are_slower() -> None:
+    config = load_plan(None, ["simulation=table_7", "base.workload.steps=3"]).base
+    config.workload.warmup_steps = 1
+    config.workload.prompts_per_batch = 16
+    base, memory, training = (
+        run_job(Job(config=config, seed=1, memory_slowdown=one, training_slowdown=two)).step_s
+        for one, two in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
+    )
+    assert training > base
+    synchronous = dataclasses.replace(
+        config, schedule=dataclasses.replace(config.schedule, name="synchronous")
+    )
+    one, two = (
+        run_job(Job(config=synchronous, seed=1, memory_slowdown=by)).step_s for by in (1.0, 2.0)
+    )
+    assert two > one
+    assert memory >= base * 0.99
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
+    plan = load_plan(EXAMPLE)
+    assert plan.base.model == "R1-Distill-Qwen-7B"
+    space = expand(plan)
+    assert 400 <= len(space.possible) <= 600
+    assert space.impossible
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["objective=money"], "objective is 'money'"),
+        (["steps=0"], "steps is 0"),
+        (["candidates.rollout_share=[1.5]"], "between 0 and 1"),
+        (["candidates.gpu=[H1000]"], "H100"),
+        (["candidates.node_range=[4, 2]"], "first <= last"),
+        (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),
+        (["limits.deadline_h=-1"], "limits.deadline_h is -1"),
+        (["base.workload.answers.drift_per_step=0.01"], "drift"),
+        (["candidates.etas=[1]"], "did you mean 'candidates.eta'"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        load_plan(None, overrides)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_report_is_plain_json() -> None:
+    told = json.loads(json.dumps(plan_report(solved("search.sensitivity=2")), allow_nan=False))
+    assert told["best"]["hours"]["low"] <= told["best"]["hours"]["mean"]
+    assert told["candidates"]["combinations"] == 12
+    assert told["sensitivity"]["of"] == "hours"
+    assert {row["input"] for row in told["sensitivity"]["inputs"]} >= {"mean length"}
