@@ -149,6 +149,43 @@ def simulate(
 
 
 @app.command()
+def plan(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c", help="Settings that replace the file's: objective=gpus"),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the front and what the answer depends on (PNG).")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one per processor if not given.")
+    ] = None,
+) -> None:
+    """Find the fewest GPUs, the least money or the shortest time for a number of steps."""
+    from simulator.plan_command import WantedPlan, run_plan
+
+    try:
+        run_plan(
+            WantedPlan(
+                file=file,
+                overrides=tuple(overrides or ()),
+                as_json=as_json,
+                plot=plot,
+                workers=workers,
+            )
+        )
+    except ValueError as error:  # of several mistakes, each has a line
+        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
+    except OSError as error:
+        raise _stop(_failure(error), FAILED) from error
+
+
+@app.command()
 def trace(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[

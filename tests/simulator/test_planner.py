@@ -41,6 +41,11 @@ POINTS = st.lists(
 
 
 def small_plan(*overrides: str) -> PlanConfig:
+    return copy.deepcopy(_loaded(overrides))
+
+
+@cache
+def _loaded(overrides: tuple[str, ...]) -> PlanConfig:
     return load_plan(
         None,
         [
