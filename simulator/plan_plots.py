@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
+_NOTHING: Final = 0.002
+"""Relative change that is not seen in the picture."""
+
 
 def draw_plan(plan: Plan, path: Path) -> Path:
     """Draw both, and write the file; returns its path."""
@@ -141,7 +144,8 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
             shown.add(label)
             changes = end.best is None or end.best.candidate is not own.candidate
             # What changes nothing has its low end on the left.
-            right = value > middle or (value == middle and side == "high")
+            nothing = abs(value / middle - 1) < _NOTHING
+            right = side == "high" if nothing else value > middle
             axes.annotate(
                 end.value + (" †" if changes else ""),
                 (value, row),

@@ -20,7 +20,7 @@ from simulator.pareto import Point, dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig, PriceEntry, load_plan
 from simulator.plan_report import answer_lines, plan_report, question_lines, verdict
-from simulator.plan_result import Plan
+from simulator.plan_result import Comparison, Plan
 from simulator.plan_space import expand, nearest_split
 from simulator.plan_trial import Job, Trial, limit_of, run_job, workers
 from simulator.planner import find_plan
@@ -370,3 +370,43 @@ def test_the_report_is_plain_json() -> None:
     assert told["candidates"]["combinations"] == 12
     assert told["sensitivity"]["of"] == "hours"
     assert {row["input"] for row in told["sensitivity"]["inputs"]} >= {"mean length"}
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_fewer_gpus_excuse_more_hours_and_not_the_other_way_round() -> None:
+    small, large = Point(2.0, 2.0, 4), Point(1.0, 2.0, 8)
+    assert front([("small", small), ("large", large), ("both", Point(2.0, 2.0, 8))]) == [
+        "small",
+        "large",
+    ]
+    assert dominates(small, Point(2.0, 3.0, 8))
+    assert not dominates(Point(1.0, 1.0, 8), small)
+
+
+def test_what_the_closed_form_leaves_out_was_not_the_best() -> None:
+    plan = small_plan(
+        *("candidates.gpus=[2, 3, 4, 5, 6, 8]", "candidates.rollout_share=[0.2, 0.5, 0.8]"),
+        "candidates.eta=[0, 1, 2]",
+    )
+    plan.objective = "dollars"
+    with workers(1) as run:
+        bounded = find_plan(plan, run)
+        everything = find_plan(plan, run, bound=lambda _: 1e-9)
+    assert everything.bounded == 0 < bounded.bounded
+    assert {one.candidate.number for one in bounded.front} == {
+        one.candidate.number for one in everything.front
+    }
+
+
+@pytest.mark.parametrize(("gain", "pays"), [(0.9, False), (1.01, False), (1.05, True)])
+def test_asynchrony_pays_from_two_percent(gain: float, *, pays: bool) -> None:
+    one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
+    trial = one.trials[0]
+    slower = dataclasses.replace(trial, step_s=trial.step_s * gain)
+    comparison = Comparison(
+        synchronous=dataclasses.replace(one, trials=(slower, slower)),
+        asynchronous=dataclasses.replace(one, trials=(trial, trial)),
+    )
+    assert comparison.pays is pays
