@@ -46,7 +46,6 @@ def reproduce(arguments: Arguments) -> Reproduction:
             paper=value,
             ours=runs[eta].tokens_per_s,
             unit="trained tokens/s",
-            bar=BAR,
             fitted=eta in FITTED_ETAS,
         )
         for eta, value in printed.items()
