@@ -33,7 +33,8 @@ WHY = (
     "grow with the number of stages, which is 2, 4 and 8 here.",
     "So our gain grows from 1.5B to 32B, while the paper's is largest for 7B; not even "
     "the mean of the three agrees. Neither batch nor lengths nor layout of this figure are "
-    "printed: those of Table 1 and of the scaling runs are assumed. Fewer stages for 32B, or more for 7B, would give the "
+    "printed: those of Table 1 and of the scaling runs are assumed. "
+    "Fewer stages for 32B, or more for 7B, would give the "
     "paper's order. Answers to a prompt are neighbors in a batch: with a correlation of 0.3 "
     "instead of 0.8 the gains would be 8, 31 and 50 %, and their mean the paper's.",
 )

@@ -26,7 +26,8 @@ WHY = (
     "Training-bound asynchronous steps are proportional to tokens: the hours printed are what 12 "
     "to 14 thousand tokens an answer (14B) and 17 to 19 thousand (32B) would take.",
     "14B's ratio stays below the paper's at every length tried, 9 to 17 thousand tokens: "
-    "its trainer would have to be about 15 % faster than our cost model has it with the released layout. The layout is not printed, and "
+    "its trainer would have to be about 15 % faster than our "
+    "cost model has it with the released layout. The layout is not printed, and "
     "Figure 6a has no 14B bar to calibrate on. Executing the unit tests of code, which synchronous "
     "training waits for, is not printed either and is left out.",
     "verl's hours are the authors' estimates from measured throughput. Ours has all GPUs generate "
