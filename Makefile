@@ -60,7 +60,7 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "Running the test suite (about 5 minutes on two cores)."
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	@echo "ruff: lint and format"
