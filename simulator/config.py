@@ -129,7 +129,7 @@ class TrainerConfig:
     micro_batch_tokens: int = 32768
     """Token budget of a micro-batch, for dynamic micro-batching."""
     dynamic_batching: bool = True
-    """False cuts the batch into `micro_batches` of equal numbers of sequences, padded."""
+    """False cuts the batch into `micro_batches` of equal numbers of sequences, packed."""
     micro_batches: int = 32
     """Micro-batches per minibatch and data-parallel rank, without dynamic batching."""
     activation_recompute: bool = True

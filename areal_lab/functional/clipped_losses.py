@@ -41,7 +41,7 @@ def grpo(
     *,
     clip_epsilon: ClipEpsilon = 0.2,
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -86,7 +86,7 @@ def dr_grpo(
     max_tokens: Count,
     clip_epsilon: ClipEpsilon = 0.2,
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:

@@ -157,7 +157,7 @@ def kimi(
     *,
     tau: float = 0.1,
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:

@@ -234,7 +234,7 @@ def topr(
     mask: Bool[Tensor, "*shape"],
     *,
     cap: float = 1.0,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:

@@ -43,7 +43,7 @@ def gspo(
     *,
     clip_epsilon: ClipEpsilon = (3e-4, 4e-4),
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -89,7 +89,7 @@ def gspo_token(
     *,
     clip_epsilon: ClipEpsilon = (3e-4, 4e-4),
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -134,7 +134,7 @@ def luspo(
     *,
     clip_epsilon: ClipEpsilon = (2e-3, 2.5e-3),
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -177,7 +177,7 @@ def gmpo(
     *,
     log_clip_epsilon: ClipEpsilon = 0.4,
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
@@ -222,7 +222,7 @@ def sapo(
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
     correct: Correction = unbounded,
-    token_count: Count | None = None,  # noqa: ARG001 - every trainer passes it
+    token_count: Count | None = None,  # noqa: ARG001 - part of the protocol
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
