@@ -232,6 +232,7 @@ class Drive:
             timer.callbacks.append(self._on_timer)
 
     def _on_timer(self, timer: simpy.Event) -> None:
+        # simpy types the value of every event as Any or None.
         slot: Slot = timer.value  # type: ignore[assignment]
         now_s = self.env.now
         if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):

@@ -92,6 +92,7 @@ def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
 @lru_cache(maxsize=8)
 def _draw(answers: tuple[object, ...], groups: int, samples: int, seed: int) -> NDArray[np.int64]:
     names = [field.name for field in dataclasses.fields(LengthConfig)]
+    # The tuple has the fields in their order; the checker sees objects.
     lengths = lengths_from(LengthConfig(**dict(zip(names, answers, strict=True))))  # type: ignore[arg-type]
     return np.stack(
         [lengths.draw(stream(seed, LENGTHS, k), groups, samples) for k in range(_BATCHES)]
@@ -142,6 +143,7 @@ def _step_s(  # noqa: PLR0917 - a key of the cache
 ) -> float:
     """Seconds to train on the first batch; many candidates share a trainer."""
     names = [field.name for field in dataclasses.fields(TrainerConfig)]
+    # The tuple has the fields in their order; the checker sees objects.
     layout = TrainerConfig(**dict(zip(names, trainer, strict=True)))  # type: ignore[arg-type]
     cost = training_cost(layout, find_model(model), find_gpu(gpu), gpus)
     prompt_tokens, minibatches = rest

@@ -298,6 +298,7 @@ def _length_sigma(config: SimulationConfig) -> _Tried:
 
 def _with_answers(job: Job, **changed: float) -> Job:
     workload = job.config.workload
+    # The names are fields; what they hold is known here and not to the checker.
     answers = dataclasses.replace(workload.answers, **changed)  # type: ignore[arg-type]
     workload = dataclasses.replace(workload, answers=answers)
     return dataclasses.replace(job, config=dataclasses.replace(job.config, workload=workload))

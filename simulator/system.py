@@ -207,6 +207,7 @@ class Seconds:
         """All in one."""
         return {self.name: self.seconds}
 
+    # Part of the protocol; given seconds do not depend on it.
     def step(self, lengths: Sequence[int], *, minibatches: int) -> Seconds:  # noqa: ARG002
         """Itself."""
         return self

@@ -161,7 +161,7 @@ def length_weighted_mean(lengths: Shaped[Tensor, " N"]) -> Baseline:
 def no_scale(
     centered: Float[Tensor, " N"],
     groups: GroupedRewards,  # noqa: ARG001 - part of the signature of a scale
-    unbiased: bool,  # noqa: ARG001
+    unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
     """Leave rewards in their own unit: a scale of 1, to which no eps is added."""
     return torch.ones_like(centered)
@@ -230,7 +230,7 @@ def std_of_others(
 def mean_reward_of_group(
     centered: Float[Tensor, " N"],  # noqa: ARG001 - part of the signature of a scale
     groups: GroupedRewards,
-    unbiased: bool,  # noqa: ARG001
+    unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
     """Mean of the group's rewards as they are: with rewards of 0 and 1, its success rate."""
     return mean_of_group(groups) + groups.smallest

@@ -121,6 +121,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad_logprobs = torch.where(logprobs == -math.inf, 0, grad_logprobs)
             if grad_entropy is not None:
                 grad_entropy = torch.where(normalizer < NOT_KEPT / 2, 0, grad_entropy)
+        # torch leaves `apply` untyped.
         grad_hidden, grad_weight = ChunkedGradients.apply(  # type: ignore[no-untyped-call]
             hidden,
             weight,
@@ -148,6 +149,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, targets, mask, *rest = flatten_members(
             info.batch_size, in_dims, args, (0, 2, 3)
         )
+        # torch leaves `apply` untyped.
         *outputs, cached = ChunkedLogprobs.apply(hidden, weight, targets, mask, *rest)  # type: ignore[no-untyped-call]
         return (
             (*(unflatten_members(info.batch_size, output) for output in outputs), cached),
@@ -234,6 +236,7 @@ class ChunkedGradients(torch.autograd.Function):
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
     @staticmethod
+    # Nothing is saved here; torch passes all three.
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ARG004
         *saved, _, _, _, _, ctx.temperature, ctx.entries, _ = inputs
         ctx.set_materialize_grads(False)
@@ -283,6 +286,7 @@ class ChunkedGradients(torch.autograd.Function):
         flat = flatten_members(info.batch_size, in_dims, args, token_inputs)
         # The forward pass was mapped over hidden too, and so has kept no logits.
         flat[10] = args[0].new_empty(0, args[1].shape[0])
+        # torch leaves `apply` untyped.
         grad_hidden, _ = ChunkedGradients.apply(*flat)  # type: ignore[no-untyped-call]
         if grad_hidden is None:
             return (None, None), (None, None)

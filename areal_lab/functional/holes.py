@@ -25,7 +25,7 @@ Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
 
 def carry_over_holes(
     mask: Bool[Tensor, "*shape"],  # noqa: ARG001 - part of the signature
-    sequences: Segments | None = None,  # noqa: ARG001
+    sequences: Segments | None = None,  # noqa: ARG001 - part of the signature
 ) -> None:
     """Leave holes out: the token before a hole is followed by the token after it.
 

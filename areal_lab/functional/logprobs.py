@@ -101,6 +101,7 @@ def logprobs_and_entropy(
         entries = _TILE_ENTRIES_GPU
     differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     cached_tokens = cache_bytes // (vocab * hidden.element_size()) if differentiated else 0
+    # torch leaves `apply` untyped.
     logprobs, entropy, *_ = ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden,
         weight,

@@ -94,6 +94,7 @@ def linear_recurrence(
     factors = torch.where(edges, 0.0, factors).expand(inputs.shape)
     if torch.compiler.is_compiling():
         return _double(factors, inputs, reverse)
+    # torch leaves `apply` untyped.
     result: Tensor = _Recurrence.apply(factors, inputs, reverse)  # type: ignore[no-untyped-call]
     return result
 
@@ -183,6 +184,7 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         # y_t reaches y_{t-1} with the factor a_{t-1}: the same recurrence the other way.
         factors, y = ctx.saved_tensors
+        # torch leaves `apply` untyped.
         reached = _Recurrence.apply(  # type: ignore[no-untyped-call]
             _neighbor(factors, reverse=not ctx.reverse), grad, not ctx.reverse
         )
@@ -197,6 +199,7 @@ class _Recurrence(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(args[:2], in_dims[:2], strict=True)
         )
+        # torch leaves `apply` untyped.
         return _Recurrence.apply(factors, inputs, args[2]), 0  # type: ignore[no-untyped-call]
 
 
