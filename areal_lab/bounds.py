@@ -13,7 +13,6 @@ from areal_lab.load import nearest, settings
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset.type": DATASET_TYPES,
-    "rollout.backend": ("embedded",),
     "rollout.schedule": ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout"),
     "rollout.batch_order": ("oldest_finished_first", "strict_start_order", "bounded_lag"),
     "rollout.pause_mode": tuple(mode.value for mode in PauseMode),

@@ -61,7 +61,12 @@ class RolloutConfig:
     """The inference side and how far it may run ahead."""
 
     backend: str = "embedded"
-    """The inference server: `embedded` is this package's own."""
+    """The inference server: `embedded` is this package's own; `sglang` and `vllm` are installed by
+    `areal-lab engine install`. With sizes, as in `sglang:d2t1`: two servers of one device each."""
+    addresses: list[str] = field(default_factory=list)
+    """Servers that someone else runs, as `http://127.0.0.1:30000`; then none is started here."""
+    engine_args: list[str] = field(default_factory=list)
+    """More arguments for each SGLang or vLLM server, after those that are made here."""
     schedule: str = "asynchronous"
     """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
     max_head_offpolicyness: float = 4.0
@@ -185,6 +190,9 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run_dir: str = "runs"
     """Runs are folders below this one, named by experiment and start time."""
+    allocation_mode: str = ""
+    """Engines and trainer in AReaL's words, as `sglang:d2+fsdp:d1`; empty leaves it to
+    `rollout.backend` and `rollout.engines`."""
     save_every_steps: int = 0
     """Steps between checkpoints; 0 saves at the end (and on Ctrl-C) only."""
     plots: bool = True

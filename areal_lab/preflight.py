@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+from areal_lab.allocation import engine_plan
 from areal_lab.bounds import check_choices, check_numbers
 from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
@@ -24,6 +25,7 @@ from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
 from areal_lab.model_facts import ModelFacts, read_model_facts, transfer_bytes
+from areal_lab.placement import check_placement, this_machine
 from areal_lab.training.model_path import (
     PACKAGED_MODELS,
     ModelNotFound,
@@ -67,6 +69,7 @@ def check(
     check_values(config)
     check_staleness(config)
     check_batches(config)
+    check_engines(config)
     check_ports(config)
     check_run_folder(config)
     problems = check_problems(config, problems)
@@ -148,12 +151,20 @@ def check_batches(config: TrainConfig) -> None:
         )
 
 
+def check_engines(config: TrainConfig) -> None:
+    """The engines are installed, and what they are to run on is there."""
+    try:
+        check_placement(config, this_machine())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def check_ports(config: TrainConfig) -> None:
     """The engines' ports are free."""
     first = config.rollout.port
-    if first == 0:
+    if first == 0 or config.rollout.addresses:
         return
-    for port in range(first, first + config.rollout.engines):
+    for port in range(first, first + engine_plan(config).servers):
         mend = "choose another rollout.port, or rollout.port=0 for a free one"
         if port > 65535:
             raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_lab import preflight
+from areal_lab.allocation import engine_plan
 from areal_lab.config import TrainConfig
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
@@ -26,7 +27,7 @@ from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client import EngineClient
-from areal_lab.engines.launch import launch_embedded
+from areal_lab.engines.launch import launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
 from areal_lab.functions import pickle_function
@@ -289,10 +290,12 @@ async def _start_engines(
     task: Task, weights: WeightsFolder, threads: int
 ) -> dict[EngineId, EngineClient]:
     rollout = task.config.rollout
+    plan = engine_plan(task.config)
     clients: dict[EngineId, EngineClient] = {}
 
     async def start(index: EngineId) -> None:
-        engine = await launch_embedded(
+        engine = await launch_engine(
+            plan.backend,
             index=index,
             weights=weights,
             port=rollout.port + index if rollout.port else 0,
@@ -302,13 +305,15 @@ async def _start_engines(
             context_length=None,
             log_path=task.folder.log(f"engine-{index}"),
             request_timeout_s=rollout.request_timeout_s,
+            tensor_parallel=plan.tensor_parallel,
+            extra=tuple(rollout.engine_args),
         )
         task.fleet.add_engine(engine)
         clients[index] = engine.client
 
     # If one cannot start, the others are stopped before the error goes on.
     async with asyncio.TaskGroup() as starting:
-        for index in range(rollout.engines):
+        for index in range(plan.servers):
             starting.create_task(start(index), name=f"start engine {index}")
     return dict(sorted(clients.items()))
 
