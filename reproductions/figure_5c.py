@@ -1,6 +1,6 @@
 """Figure 5c: effective training throughput of the 1.5B run against eta, as multiples of eta 0.
 
-Nothing was fitted to it but what Table 1 shares with it: eta 0 and eta 4.
+Nothing was fitted to it but what Table 1 shares with it: eta 0.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from reproductions.harness import Reproduction, Row, expected, length, main, run
 from simulator.result import Replicated
 
 BAR = 0.10
-FITTED_ETAS = ("0", "4")
-"""Table 1 has the same two numbers."""
+FITTED_ETA = "0"
+"""Synchronous: Table 1 has the same number, to which the engine's CPU time was fitted."""
 WHY = (
     "Up to eta 2 generation waits for versions; from there on the limit of 512 running prompts "
     "binds first, and more eta changes nothing here. The paper prints the same number for eta 2 "
@@ -35,7 +35,6 @@ def reproduce(arguments: Arguments) -> Reproduction:
             ours=runs[eta].ratio(runs["0"], lambda result: result.tokens_per_s),
             unit="times",
             bar=BAR,
-            fitted=eta in FITTED_ETAS,
         )
         for eta, value in printed.items()
         if eta != "0"
@@ -46,7 +45,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
             paper=value,
             ours=runs[eta].tokens_per_s,
             unit="trained tokens/s",
-            fitted=eta in FITTED_ETAS,
+            fitted=eta == FITTED_ETA,
         )
         for eta, value in printed.items()
     ]
