@@ -168,7 +168,7 @@ def test_the_demo_is_the_measured_recipe() -> None:
     assert (config.dataset.batch_size, config.gconfig.n_samples) == (8, 8)
     assert (config.gconfig.max_new_tokens, config.gconfig.stop) == (5, ["\n"])
     assert (config.actor.optimizer.lr, config.actor.optimizer.warmup_steps) == (1e-5, 5)
-    assert config.rollout.max_head_offpolicyness == 4
+    assert config.rollout.max_head_offpolicyness == 2
     assert config.actor.use_decoupled_loss
 
 
