@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -120,6 +121,19 @@ def environment(backend: str) -> Environment:
         version=package_version,
         build=build,
     )
+
+
+def torch_cuda(packages: Path) -> str | None:
+    """CUDA version that the torch in a folder of packages was built for; None for a CPU build.
+
+    From the file that torch was built with: importing torch takes seconds.
+    """
+    try:
+        text = (packages / "torch" / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _condition(backend: str, folder: Path, build: Build) -> Condition:

@@ -37,6 +37,7 @@ from areal_lab.processes import Child, ChildDied, last_lines, start_command
 from areal_lab.processor import native_bfloat16
 
 HOST: Final = "127.0.0.1"
+EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
 """Ports tried, if any free one will do."""
 _POLL_S = 0.05
@@ -223,7 +224,7 @@ async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
 async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
     name = f"engine {start.index}"
     logged = start.log_path.stat().st_size if start.log_path.exists() else 0
-    with bind(options.port) as reservation, _scratch_folder(start.backend) as scratch:
+    with bind(options.port, options.host) as reservation, _scratch_folder(start.backend) as scratch:
         options = replace(options, port=reservation.getsockname()[1])
         hand_over = start.backend is EMBEDDED
         child = await start_command(
@@ -235,7 +236,8 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             | ({} if scratch is None else {"TMPDIR": str(scratch), SCRATCH: str(scratch)}),
             pass_fds=(reservation.fileno(),) if hand_over else (),
         )
-        base_url = f"http://{options.host}:{options.port}"
+        # 0.0.0.0 is every address of this machine, and none to call.
+        base_url = f"http://{HOST if options.host == EVERYWHERE else options.host}:{options.port}"
         engine = EngineProcess(
             child=child,
             client=EngineClient(base_url, request_timeout_s=start.request_timeout_s),
@@ -285,8 +287,8 @@ def server_environment(
     return variables
 
 
-def bind(port: int) -> socket.socket:
-    """A TCP socket bound to this port of the local host, not listening yet; 0 takes a free port.
+def bind(port: int, host: str = HOST) -> socket.socket:
+    """A TCP socket bound to this port, not listening yet; 0 takes a free port.
 
     Raises:
         ValueError: naming the port, if it is not available.
@@ -296,7 +298,7 @@ def bind(port: int) -> socket.socket:
         # A port that a stopped run used a moment ago counts as free, one that is served does not.
         # And the server may bind it too while it is kept here: both say so, and only one listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
