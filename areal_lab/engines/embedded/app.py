@@ -127,7 +127,13 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return JSONResponse(
             {
                 "spans": [
-                    {"id": s.id, "name": s.name, "start_s": s.start_s, "end_s": s.end_s}
+                    {
+                        "id": s.id,
+                        "name": s.name,
+                        "start_s": s.start_s,
+                        "end_s": s.end_s,
+                        "counts": s.counts,
+                    }
                     for s in found
                 ],
                 "next": found[-1].id if found else since,

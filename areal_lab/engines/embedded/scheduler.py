@@ -139,14 +139,17 @@ class Scheduler:
             self._tasks.popleft()()
         start_s = time.time()
         name: ActivityName
+        counts: dict[str, float] = {}
         if self._updates and (batcher.paused or not batcher.running):
             self._update(self._updates.popleft())
             name = "load_weights"
         elif not batcher.paused and (batcher.running or (batcher.waiting and not self._updates)):
-            prompt_tokens, decoding = batcher.prompt_tokens, len(batcher.running)
+            before, decoding = _totals(batcher), len(batcher.running)
             ended = batcher.step(admit=not self._updates)
             self._finish(ended)
-            if batcher.prompt_tokens == prompt_tokens:
+            counts = {what: total - before[what] for what, total in _totals(batcher).items()}
+            counts["steps"] = 1
+            if not counts["prompt_tokens"]:
                 name = "decode"
             else:
                 name = "prefill_and_decode" if decoding else "prefill"
@@ -155,7 +158,7 @@ class Scheduler:
                 while not self._tasks:
                     self._wake.wait()
             name = "paused" if batcher.paused else "idle"
-        self.activity.add(name, start_s, time.time())
+        self.activity.add(name, start_s, time.time(), counts)
 
     def _put(self, task: Callable[[], None]) -> None:
         with self._wake:
@@ -192,6 +195,16 @@ class Scheduler:
             update.future.set_exception(error)
         else:
             update.future.set_result(f"weights of version {version} are in force")
+
+
+def _totals(batcher: Batcher) -> dict[str, float]:
+    """What was done since the start, by the names of `areal_lab.engines.embedded.activity`."""
+    return {
+        "sequences": batcher.generated_tokens,
+        "context_tokens": batcher.context_tokens,
+        "prompt_tokens": batcher.prompt_tokens,
+        "prompt_pairs": batcher.prompt_pairs,
+    }
 
 
 def _new_future() -> Future[Any]:
