@@ -181,7 +181,8 @@ class LiveRun:
         for engine, client in self.clients.items():
             spans, self._span_cursor[engine] = await client.spans(self._span_cursor.get(engine, 0))
             for span in spans if final else spans[:-1]:
-                self.log.span(engine_process(engine), span["name"], span["start_s"], span["end_s"])
+                times_s = span["start_s"], span["end_s"]
+                self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
 
     def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
         self.log.group(
