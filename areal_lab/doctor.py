@@ -128,7 +128,7 @@ def judge(facts: Facts) -> list[Finding]:
         _shared_memory(facts),
         _disk(facts),
         _gpus(facts),
-        *(_engine(found, facts) for found in facts.engines),
+        *(judge_engine(found, facts.gpus) for found in facts.engines),
     ]
 
 
@@ -292,7 +292,8 @@ def _gpus(facts: Facts) -> Finding:
     return Finding("GPUs", Status.OK, ", ".join(facts.gpus) if facts.gpus else "none visible")
 
 
-def _engine(found: Environment, facts: Facts) -> Finding:
+def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
+    """What is to be said about the environment of an engine."""
     name = f"engine {found.backend}"
     command = f"areal-lab engine install {found.backend}"
     where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
@@ -308,7 +309,7 @@ def _engine(found: Environment, facts: Facts) -> Finding:
             return Finding(name, Status.NOTE, detail, command)
         case Condition.FOREIGN:
             return Finding(name, Status.OK, f"{where}, made by hand")
-    if found.build == "gpu" and not facts.gpus:
+    if found.build == "gpu" and not gpus:
         return Finding(
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
         )

@@ -134,7 +134,7 @@ def serve(
 ) -> None:
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
     from areal_lab.engines.backends import backend_of
-    from areal_lab.engines.environments import python_of
+    from areal_lab.engines.environments import engine_version, python_of
     from areal_lab.engines.launch import PortTaken, Start, server_options, start_server
     from areal_lab.processes import ChildDied
     from areal_lab.training.model_path import resolve_model_path
@@ -163,6 +163,7 @@ def serve(
     start = Start(
         backend=backend,
         python=python_of(engine),
+        version=engine_version(engine),
         index=0,
         log_path=log,
         ready_timeout_s=ready_timeout_s,

@@ -67,6 +67,8 @@ class Backend:
     pause_modes: tuple[PauseMode, ...]
     transfers: tuple[str, ...]
     """How weights get into it."""
+    transfers_why: str = ""
+    """Why not in the other ways."""
     own_seeds: bool
     """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
     tensor_parallel: bool
@@ -104,6 +106,9 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        # An idle scheduler asks for work without a pause otherwise: three quarters of a core, which
+        # the trainer could use.
+        "--sleep-on-idle",
     ]
     if options.build == "gpu":
         # Triton and torch for all three, so that what is measured does not depend on which
@@ -131,6 +136,8 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
         # Without it the endpoint that takes and returns tokens refuses.
         "--enable-scale-out",
+        # Log-probs of what was drawn from, after the temperature; its default is before it.
+        *("--logprobs-mode", "processed_logprobs"),
         # Compiling takes longer than a short run; on a GPU it is worth it.
         *(("--enforce-eager",) if options.build == "cpu" else ()),
         *options.extra,
@@ -182,7 +189,7 @@ EMBEDDED: Final = Backend(
     distribution={},
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
-    transfers=("folder",),
+    transfers=("folder", "http_tensor", "distributed"),
     own_seeds=True,
     tensor_parallel=False,
     arguments=_embedded_arguments,
@@ -211,8 +218,9 @@ VLLM: Final = Backend(
     gpu_package="vllm",
     ready_path="/health",
     version_path="/update_weight_version",
-    pause_modes=(PauseMode.ABORT, PauseMode.IN_PLACE),
+    pause_modes=tuple(PauseMode),
     transfers=("folder",),
+    transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     own_seeds=True,
     tensor_parallel=True,
     arguments=_vllm_arguments,

@@ -28,9 +28,11 @@ import httpx
 from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
-from areal_lab.engines.environments import environment, python_of
+from areal_lab.engines.environments import engine_version, environment, python_of
 from areal_lab.engines.leftovers import remove_segments, shared_segments
-from areal_lab.engines.listeners import group_listens, listener_of, name_of
+from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
+from areal_lab.engines.probe import DIALECTS
+from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.model_facts import cache_room
 from areal_lab.processes import Child, ChildDied, last_lines, start_command
@@ -129,6 +131,7 @@ async def launch_engine(
     start = Start(
         backend=facts,
         python=python_of(backend),
+        version=engine_version(backend),
         index=index,
         log_path=log_path,
         ready_timeout_s=ready_timeout_s,
@@ -143,6 +146,8 @@ class Start:
 
     backend: Backend
     python: Path
+    version: str = ""
+    """Of the engine's package."""
     index: int
     log_path: Path
     ready_timeout_s: float
@@ -240,10 +245,14 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
         base_url = f"http://{HOST if options.host == EVERYWHERE else options.host}:{options.port}"
         engine = EngineProcess(
             child=child,
-            client=EngineClient(base_url, request_timeout_s=start.request_timeout_s),
+            client=EngineClient(
+                base_url,
+                api=DIALECTS[start.backend.api],
+                request_timeout_s=start.request_timeout_s,
+            ),
             base_url=base_url,
             backend=start.backend.name,
-            version=environment(start.backend.name).version,
+            version=start.version,
             _scratch=scratch,
         )
         try:
@@ -330,17 +339,18 @@ async def _answers(
     """Whether the server is ready.
 
     Raises:
-        PortTaken: if it is another process that answers.
+        PortTaken: if it is another process that listens.
     """
+    match who_listens(options.port, engine.child.pid):
+        case Listener.NOBODY:
+            return False
+        case Listener.OTHER:
+            raise _taken(engine.child.name, options.port)
     try:
         answer = await http.get(backend.ready_path)
-    except httpx.ConnectError:
-        return False
     except httpx.TransportError:
-        answer = None  # somebody listens, and does not speak HTTP, or not yet
-    if group_listens(engine.child.pid, options.port) is False:
-        raise _taken(engine.child.name, options.port)
-    return answer is not None and answer.status_code == httpx.codes.OK
+        return False
+    return answer.status_code == httpx.codes.OK
 
 
 def _taken(name: str, port: int) -> PortTaken:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from enum import Enum, auto
 from pathlib import Path
 
 _PROC = Path("/proc")
 _LISTEN = "0A"  # state TCP_LISTEN in /proc/net/tcp
+
+
+class Listener(Enum):
+    """Who listens."""
+
+    NOBODY = auto()
+    GROUP = auto()
+    OTHER = auto()
+    UNKNOWN = auto()
+    """There is no /proc to tell."""
 
 
 def listener_of(port: int) -> int | None:
@@ -20,11 +31,13 @@ def listener_of(port: int) -> int | None:
     return None
 
 
-def group_listens(group: int, port: int) -> bool | None:
-    """Whether a process of this process group listens on the port; None if it cannot be told."""
+def who_listens(port: int, group: int) -> Listener:
+    """Whether a process of this process group listens on the port, or another one."""
     inodes = _listening(port)
     if inodes is None:
-        return None
+        return Listener.UNKNOWN
+    if not inodes:
+        return Listener.NOBODY
     for process in _PROC.iterdir():
         if not process.name.isdigit():
             continue
@@ -34,8 +47,8 @@ def group_listens(group: int, port: int) -> bool | None:
         except ProcessLookupError:
             continue
         if not inodes.isdisjoint(_sockets(process)):
-            return True
-    return False
+            return Listener.GROUP
+    return Listener.OTHER
 
 
 def name_of(process: int) -> str:
