@@ -63,9 +63,9 @@ def reproduce(arguments: Arguments) -> Reproduction:
 
 def _run(eta: str, arguments: Arguments) -> Replicated:
     sizes = (
-        length(arguments, steps=10, warmup=2, quick=(4, 1))
+        length(arguments, steps=6, warmup=1, quick=(3, 1))
         if eta == "0"
-        else length(arguments, steps=40, warmup=15, quick=(12, 4))
+        else length(arguments, steps=30, warmup=12, quick=(8, 4))
     )
     # Synchronous training waits at every step: few steps say as much.
     setting = f"eta={'.inf' if eta == 'inf' else eta}"

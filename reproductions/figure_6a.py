@@ -14,6 +14,7 @@ from benchmarks.harness import Arguments
 from reproductions.calibration import GROUP_CORRELATION
 from reproductions.harness import Parameter, Reproduction, Row, configured, expected, main
 from simulator.draws import LENGTHS, stream
+from simulator.lengths import lengths_from
 from simulator.model_shape import find_model
 from simulator.simulation import build
 from simulator.statistics import Estimate, estimate
@@ -92,12 +93,12 @@ def reproduce(arguments: Arguments) -> Reproduction:
 
 def _memory(models: list[str], arguments: Arguments) -> str:
     """Whether the standard micro-batches of the batch assumed here would fit at all."""
-    said = []
+    said, tokens = [], 0.0
     for model in models:
         config = configured(f"figure_6a_{model.lower()}", [GROUP_CORRELATION], arguments=arguments)
         trainer, system, shape = config.trainer, build(config), find_model(config.model)
         ranks = system.training_gpus // (trainer.tensor_parallel * trainer.pipeline_parallel)
-        mean_tokens = system.prompt_tokens + system.lengths.mean_tokens()
+        mean_tokens = system.prompt_tokens + lengths_from(config.workload.answers).mean_tokens()
         sequences = system.limits.batch_groups * system.samples / system.minibatches
         tokens = sequences * mean_tokens / ranks / trainer.micro_batches
         memory = training_memory(

@@ -89,7 +89,7 @@ def _under_other(
 
 def _run(model: str, kind: str, arguments: Arguments, *settings: str) -> Replicated:
     setting = f"schedule.interruptible={str(kind == 'interruptible').lower()}"
-    sizes = length(arguments, steps=24, warmup=8, quick=(8, 3))
+    sizes = length(arguments, steps=18, warmup=6, quick=(8, 3))
     preset = f"figure_6b_{model.lower()}"
     chosen = parameters(model)
     return run(preset, chosen, setting, *sizes, *settings, arguments=arguments)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 GPUS = 16
 SPLITS, QUICK_SPLITS = (2, 4, 6, 8, 10, 12, 14), (4, 12)
-SIGMAS, QUICK_SIGMAS = (0.05, 0.2, 0.4, 0.684, 0.9, 1.2), (0.05, 0.684)
-BATCHES, QUICK_BATCHES = (16, 32, 64, 128, 256), (32, 128)
+SIGMAS, QUICK_SIGMAS = (0.05, 0.3, 0.5, 0.684, 1.0), (0.05, 0.684)
+BATCHES, QUICK_BATCHES = (16, 32, 64, 128, 192), (32, 128)
 PROMPTS, SPLIT = 64, 12
 PRESET = "table_1_1.5b_asynchronous"
 COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
@@ -99,7 +99,7 @@ def _simulate(arguments: Arguments) -> Maps:
 
     @cache
     def simulated(sigma: float, prompts: int, *settings: str) -> Replicated:
-        sizes = length(arguments, steps=26, warmup=10, quick=(8, 3))
+        sizes = length(arguments, steps=22, warmup=10, quick=(8, 3))
         common = (
             f"workload.prompts_per_batch={prompts}",
             f"workload.answers.sigma={sigma}",

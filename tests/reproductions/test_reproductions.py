@@ -35,6 +35,7 @@ from reproductions.harness import (
     to_json,
 )
 from reproductions.show import draw, to_markdown, to_text
+from reproductions.within_prompt import SIGMA
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation, presets
 from simulator.statistics import Estimate
@@ -157,6 +158,7 @@ def test_every_preset_of_the_paper_has_the_calibrated_values(name: str) -> None:
     config = load_simulation(name)
     for parameter in CALIBRATED:
         assert value_of(config, parameter.name) == parameter.value
+    assert config.workload.answers.sigma == SIGMA
     large = config.model != "R1-Distill-Qwen-1.5B"
     assert config.rollout.memory_utilization == (MEMORY.value if large else 0.85)
 
@@ -257,7 +259,7 @@ def test_the_command_line_prints_one_object_and_draws(
 @pytest.mark.slow
 @pytest.mark.parametrize("reproduce", ALL)
 def test_the_quick_form_of_each_runs(reproduce: object) -> None:
-    name = reproduce.__module__.rpartition(".")[2]  # type: ignore[attr-defined]
+    name = reproduce.__module__.rpartition(".")[2]
     command = [sys.executable, "-m", f"reproductions.{name}", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = json.loads(done.stdout.splitlines()[-1])

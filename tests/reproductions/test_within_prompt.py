@@ -9,7 +9,6 @@ import pytest
 
 from reproductions.calibration import GROUP_CORRELATION
 from reproductions.within_prompt import (
-    SIGMA,
     Prompt,
     correlation_among,
     correlation_in_all,
@@ -18,7 +17,6 @@ from reproductions.within_prompt import (
     variances,
     with_interval,
 )
-from simulator.load import load_simulation, presets
 
 
 def drawn(prompts: int, answers: int, correlation: float, sigma: float) -> list[Prompt]:
@@ -59,9 +57,3 @@ def test_the_value_in_use_is_the_measured_one() -> None:
     assert found.low < found.mean < found.high
     assert f"{spread_within():.3f}" in GROUP_CORRELATION.source
     assert f"{found.low:.2f} to {found.high:.2f}" in GROUP_CORRELATION.source
-
-
-def test_sigma_is_that_of_the_presets() -> None:
-    for name in presets():
-        if name != "small":
-            assert load_simulation(name).workload.answers.sigma == SIGMA
