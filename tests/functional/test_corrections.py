@@ -14,10 +14,12 @@ from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.corrections import (
     behavior_weight,
     chain,
+    drop,
     keep,
     mask_above,
     mask_outside,
     over_segments,
+    replace_weight,
     self_normalize,
     truncate,
     unbounded,
@@ -523,6 +525,11 @@ def test_sequence_weights_do_not_depend_on_the_aggregate(batch):
 # --- bad input
 
 
+def two_rows():
+    zeros = torch.zeros(2, 3)
+    return behavior_weight(zeros, zeros, zeros == 0)
+
+
 @pytest.mark.parametrize(("low", "high"), [(2.0, 0.5), (-0.1, 1.0), (math.nan, 1.0), (0.0, 0.0)])
 @pytest.mark.parametrize("factory", [mask_outside, mask_sequences_outside, mask_outlier_sequences])
 def test_bands_of_weights_need_an_order(factory, low, high):
@@ -578,6 +585,15 @@ def test_bands_of_weights_need_an_order(factory, low, high):
             ),
             "low is 0.1 and high -0.1",
         ),
+        (
+            lambda: drop(two_rows(), torch.ones(2, 1, dtype=torch.bool)),
+            r"kept has shape \(2, 1\)",
+        ),
+        (
+            lambda: keep(torch.ones(2, 1, dtype=torch.bool))(two_rows()),
+            r"kept has shape \(2, 1\)",
+        ),
+        (lambda: replace_weight(two_rows(), torch.ones(2, 1)), r"new has shape \(2, 1\)"),
     ],
 )
 def test_bad_inputs_are_refused(call, message):

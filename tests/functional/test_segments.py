@@ -108,6 +108,18 @@ def test_integers_stay_integers():
     assert segment_reduce(lag, ids, 2).dtype == torch.int64
 
 
+def test_sums_and_means_of_bfloat16_are_in_float32():
+    """Beyond 256 a bfloat16 cannot count, and 1 + 2**-8 is between two of them."""
+    ones, ids = torch.ones(300, dtype=torch.bfloat16), torch.zeros(300, dtype=torch.long)
+    assert segment_reduce(ones, ids, 1).tolist() == [300]
+    pair = torch.tensor([1.0, 1.0 + 2.0**-7]).bfloat16()
+    mean = segment_reduce(pair, ids[:2], 1, reduce="mean")
+    assert mean.dtype == torch.float32
+    assert mean.tolist() == [1.0 + 2.0**-8]
+    assert segment_reduce(pair, ids[:2], 1, reduce="max").dtype == torch.bfloat16
+    assert segment_reduce(pair.double(), ids[:2], 1).dtype == torch.float64
+
+
 @pytest.mark.parametrize("reduce", sorted(REDUCTIONS))
 def test_segment_reduce_has_right_derivatives(reduce):
     values = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.double, requires_grad=True)
