@@ -46,7 +46,10 @@ from areal_lab.control.events import (
 from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import OnNewWeights
 
-__all__ = ["Coordinator", "Counts", "Limits", "replay"]
+__all__ = ["NO_ENGINE_LEFT", "Coordinator", "Counts", "Limits", "replay"]
+
+NO_ENGINE_LEFT = "no engine left"
+"""Why a run ended whose engines were all lost for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +284,7 @@ class Coordinator:
             # Nothing answers a push any more, and nothing is left to resume.
             self._pushing, self._interrupted = None, False
             if self._ending is None:
-                self._ending = "no engine left"
+                self._ending = NO_ENGINE_LEFT
                 drops = self._drop_everything(self._ending)
         return (*drops, *self._decide())
 
