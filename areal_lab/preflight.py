@@ -21,6 +21,8 @@ from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.addresses import CannotAttach, check_addresses
+from areal_lab.engines.backends import backend_of
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
@@ -70,6 +72,8 @@ def check(
     check_staleness(config)
     check_batches(config)
     check_engines(config)
+    check_transfer(config)
+    check_servers(config)
     check_ports(config)
     check_run_folder(config)
     problems = check_problems(config, problems)
@@ -156,6 +160,26 @@ def check_engines(config: TrainConfig) -> None:
     try:
         check_placement(config, this_machine())
     except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_transfer(config: TrainConfig) -> None:
+    """The engines take weights the way they are to be sent."""
+    backend = backend_of(engine_plan(config).backend)
+    transfer = config.rollout.transfer
+    if transfer not in backend.transfers:
+        why = f": {backend.transfers_why}" if backend.transfers_why else ""
+        raise ConfigError(
+            f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
+            f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+        )
+
+
+def check_servers(config: TrainConfig) -> None:
+    """Something answers at the addresses of servers that somebody else runs."""
+    try:
+        check_addresses(config.rollout.addresses)
+    except CannotAttach as error:
         raise ConfigError(str(error)) from error
 
 
