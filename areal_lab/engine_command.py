@@ -94,18 +94,18 @@ def install(
 @app.command("list")
 def list_engines() -> None:
     """Say which engines there are, which are installed, and where."""
-    from rich.console import Console
-    from rich.table import Table
-
     from areal_lab.engines.backends import BACKENDS
     from areal_lab.engines.environments import environment
 
-    table = Table("engine", "state", "version", "build", "folder", box=None, pad_edge=False)
+    rows = [("engine", "state", "version", "build", "folder")]
     for name in BACKENDS:
         found = environment(name)
         build = found.build.upper() if found.version else ""
-        table.add_row(name, found.condition, found.version, build, str(found.folder))
-    Console(soft_wrap=True).print(table)
+        rows.append((name, found.condition, found.version, build, str(found.folder)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
 
 
 @app.command()

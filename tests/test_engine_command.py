@@ -60,7 +60,7 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
         (("install", "embedded"), "engine embedded is part of this package"),
         (("install", "sglang", "--build", "tpu"), "--build is 'tpu', but must be cpu or gpu"),
         (("serve", "sglang"), "run: areal-lab engine install sglang"),
-        (("serve", "embeded"), "did you mean 'embedded'?"),
+        (("serve", "embedd"), "did you mean 'embedded'?"),
         (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
     ],
 )
@@ -71,8 +71,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(arguments: tuple[str, ...], 
     assert told.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("ending", ["Ctrl-C", "the server is killed"])
-def test_served_by_hand_until_the_end(tmp_path: Path, ending: str) -> None:
+def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
     with subprocess.Popen(
@@ -89,19 +88,33 @@ def test_served_by_hand_until_the_end(tmp_path: Path, ending: str) -> None:
         assert f"'rollout.addresses=[\"{address.group()}\"]'" in serving.stdout.readline()
         info = httpx.get(f"{address.group()}/model_info", trust_env=False).json()
         assert info["weight_version"] == "5"
-        server = int(child_of(serving.pid))
-        pidfd = os.pidfd_open(server)
-        if ending == "Ctrl-C":
-            serving.send_signal(signal.SIGINT)
-        else:
-            os.kill(server, signal.SIGKILL)
+        pidfd = os.pidfd_open(int(child_of(serving.pid)))
+        serving.send_signal(signal.SIGINT)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         assert poll.poll(BOUND_S * 1000)
         os.close(pidfd)
-        assert serving.wait(BOUND_S) == (0 if ending == "Ctrl-C" else 1)
-        told = serving.stderr.read()
-        assert ("stopped" if ending == "Ctrl-C" else "was killed by SIGKILL") in told
+        assert serving.wait(BOUND_S) == 0
+        assert serving.stderr.read().endswith("stopped\n")
+
+
+def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
+    from areal_lab.engine_command import _until_asked
+    from areal_lab.engines.client import EngineClient
+    from areal_lab.engines.launch import EngineProcess
+    from areal_lab.processes import ChildDied, start_command
+
+    async def scenario() -> None:
+        async def launch() -> EngineProcess:
+            command = [sys.executable, "-c", "raise SystemExit('out of memory')"]
+            child = await start_command("engine 0", command, log_path=tmp_path / "log")
+            url = "http://127.0.0.1:1"
+            return EngineProcess(child=child, client=EngineClient(url), base_url=url)
+
+        await _until_asked(launch, "model")
+
+    with pytest.raises(ChildDied, match=r"engine 0 .* exited with 1; .*\n.*out of memory"):
+        asyncio.run(scenario())
 
 
 def child_of(parent: int) -> str:

@@ -38,8 +38,9 @@ class Progress:
     def pip(self, said: str, present: int, total: int | None) -> None:
         """What pip has said since the last call, and how many packages are in the environment."""
         for line in said.splitlines():
-            if found := re.match(r"Collecting (\S+)", line):
-                self._last = re.split(r"[=<>!~\[;@]", found.group(1))[0]
+            # What lies in a folder of this machine is processed, everything else collected.
+            if found := re.match(r"Collecting (\S+)|Processing \S*?([^/\s-]+)-\S*\.whl", line):
+                self._last = re.split(r"[=<>!~\[;@]", found[1] or found[2])[0]
                 self._collected.add(self._last)
             elif found := re.search(r"Downloading .*\((\d+(?:\.\d+)?) (k|M|G)?B\)", line):
                 size = float(found.group(1)) * {"k": 1e3, "M": 1e6, "G": 1e9, None: 1}[found[2]]

@@ -29,9 +29,8 @@ from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.environments import engine_version, environment, python_of
-from areal_lab.engines.leftovers import remove_segments, shared_segments
+from areal_lab.engines.leftovers import group_lives, remove_segments, shared_segments
 from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
-from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.model_facts import cache_room
@@ -43,6 +42,7 @@ EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
 """Ports tried, if any free one will do."""
 _POLL_S = 0.05
+_GONE_S = 10.0  # a process in an uninterruptible wait is not waited for longer
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
 SCRATCH: Final = "AREAL_LAB_SCRATCH"
 """Environment variable of a server: a folder that goes when the parent is gone."""
@@ -78,6 +78,7 @@ class EngineProcess:
         # SGLang looks for SIGTERM every five seconds and then waits for its requests, whose
         # clients are gone; nothing that it holds is worth the wait.
         await self.child.stop(at_once=True)
+        await _until_gone(self.child.pid)
         remove_segments(segments, self.child.pid)
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
@@ -351,6 +352,14 @@ async def _answers(
     except httpx.TransportError:
         return False
     return answer.status_code == httpx.codes.OK
+
+
+async def _until_gone(group: int) -> None:
+    """Until the killed processes have let go of port and memory, a large one takes a moment."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GONE_S):
+            while group_lives(group):
+                await asyncio.sleep(_POLL_S)
 
 
 def _taken(name: str, port: int) -> PortTaken:

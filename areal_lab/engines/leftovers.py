@@ -36,6 +36,20 @@ def remove_segments(segments: Collection[Path], group: int) -> None:
         segment.unlink(missing_ok=True)
 
 
+def group_lives(group: int) -> bool:
+    """Whether any process of the group has not ended; those that nobody has asked about have."""
+    return any(_group(process) == group and not _ended(process) for process in _processes())
+
+
+def _ended(process: int) -> bool:
+    try:
+        # 4711 (name) S ...; a name may hold blanks and parentheses
+        state = (_PROC / str(process) / "stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return True
+    return state in ("Z", "X")
+
+
 def _processes() -> Iterator[int]:
     return (int(place.name) for place in _PROC.iterdir() if place.name.isdigit())
 

@@ -22,6 +22,7 @@ import pytest
 from areal_lab.engines import launch
 from areal_lab.engines.backends import EMBEDDED, SGLANG, Backend, ServerOptions
 from areal_lab.engines.launch import EngineProcess, PortTaken, Start, bind, start_server
+from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, who_listens
 from areal_lab.processes import ChildDied
 
@@ -118,12 +119,14 @@ async def until_written(file: Path) -> str:
 def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
+        assert group_lives(engine.child.pid)
         assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[0]}"
         assert engine.version == "1.0"
         shared, scratch = (Path((folder / name).read_text()) for name in ("shared", "scratch"))
         assert shared.exists()
         assert (scratch / "socket").exists()
         await engine.stop()
+        assert not group_lives(engine.child.pid)
         assert not shared.exists()
         assert not scratch.exists()
         await engine.stop()
