@@ -11,7 +11,7 @@ The first training step is left out: memory is allocated and kernels are chosen 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -46,8 +46,8 @@ from simulator.recorded_work import (
     span_points,
 )
 
-LEFT_OUT: Final = 1
-"""First training steps that no fit looks at."""
+FIRST: Final = frozenset({1})
+"""Training steps that no fit looks at."""
 LEAST_STEPS: Final = 6
 """Finished training steps that a run must have: one is left out, 2 and 5 are held out."""
 _SHARED: Final = 0.98
@@ -79,12 +79,16 @@ class Calibration:
     """What a reader has to know."""
 
 
-def calibrate(source: Path, overrides: Sequence[str] = ()) -> Calibration:
+def calibrate(
+    source: Path, overrides: Sequence[str] = (), *, without: Collection[int] = FIRST
+) -> Calibration:
     """Fit costs and lengths.
 
     Args:
         source: a run folder, its events.jsonl, or a CSV file with batch, context and ms.
         overrides: `a.b=c` each, settings that are put into the result as they are.
+        without: training steps that no fit of times looks at. To leave out one more, each in turn,
+            tells how much an answer depends on it.
 
     Raises:
         ValueError: in one line: nothing there, a column or steps are missing, what is no number.
@@ -97,9 +101,9 @@ def calibrate(source: Path, overrides: Sequence[str] = ()) -> Calibration:
     if len(steps) < LEAST_STEPS:
         raise ValueError(
             f"{source} has {len(steps)} finished training steps, but at least {LEAST_STEPS} are "
-            f"needed: the first {LEFT_OUT} is left out, a quarter is held out; record a longer run"
+            "needed: the first is left out, a quarter is held out; record a longer run"
         )
-    return _from_run(run, steps, own)
+    return _from_run(run, steps, own, without)
 
 
 def _from_csv(source: Path, own: Mapping[str, Value]) -> Calibration:
@@ -121,10 +125,14 @@ def _from_csv(source: Path, own: Mapping[str, Value]) -> Calibration:
 
 
 def _from_run(
-    run: RecordedRun, steps: Sequence[TrainedBatch], own: Mapping[str, Value]
+    run: RecordedRun,
+    steps: Sequence[TrainedBatch],
+    own: Mapping[str, Value],
+    without: Collection[int],
 ) -> Calibration:
     notes = []
-    spans = _within(span_points(run), len(steps))
+    looked_at = {batch.version for batch in steps} - set(without)
+    spans = [point for point in span_points(run) if point.place in looked_at]
     if spans:
         plain = [point for point in spans if not point.prompt_tokens]
         decode = fit_decode(plain, "stretches of decode steps")
@@ -132,14 +140,16 @@ def _from_run(
         if prefill is None:
             notes.append("too few prefills to fit to: the cost model has them")
     else:
-        decode = fit_decode(_within(group_points(run), len(steps)), "undisturbed groups")
+        groups = [point for point in group_points(run) if point.place in looked_at]
+        decode = fit_decode(groups, "undisturbed groups")
         prefill = None
         notes.append(_ROUGH.format(error=decode.held_out_error))
-    prompt_tokens = mean_prompt_tokens(spans, _first_interruption_s(run))
+    first = _first_prompts(run)
+    prompt_tokens = mean_prompt_tokens(first)
     if prompt_tokens is None:
         notes.append("the log does not say how long prompts are: set workload.prompt_tokens")
     training = fit_training(
-        [point for point in training_points(run) if point.step > LEFT_OUT], prompt_tokens or 0.0
+        [point for point in training_points(run) if point.step in looked_at], prompt_tokens or 0.0
     )
     parts = tuple(part for part in (decode, prefill, training) if part is not None)
     lengths = _lengths(run, steps)
@@ -158,7 +168,7 @@ def _from_run(
         settings["rollout.prefill_pass_s"] = 0.0  # it is in the steps
     if prompt_tokens is not None:
         settings["workload.prompt_tokens"] = round(prompt_tokens)
-        share = _computed_share(run, spans, prompt_tokens)
+        share = _computed_share(run, first, prompt_tokens)
         if prefill is not None and share < _SHARED:
             for name in ("rollout.prefill_token_s", "rollout.prefill_pair_s"):
                 settings[name] = share * prefill.settings[name]
@@ -172,11 +182,6 @@ def _from_run(
         settings={**settings, **own},
         notes=tuple(notes),
     )
-
-
-def _within(points: Sequence[EnginePoint], steps: int) -> list[EnginePoint]:
-    """Those of training steps that are looked at, not of measuring before and after."""
-    return [point for point in points if LEFT_OUT < point.place <= steps]
 
 
 def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
@@ -211,8 +216,8 @@ def _costs(parts: Sequence[PartFit]) -> dict[str, Value]:
 
 def _updates(run: RecordedRun) -> dict[str, Value]:
     """Export, load and judging, in the mean over all but the first."""
-    exports_s = [point.export_s for point in training_points(run)][LEFT_OUT:]
-    loads_s = update_seconds(run.log)[LEFT_OUT:]
+    exports_s = [point.export_s for point in training_points(run)][1:]
+    loads_s = update_seconds(run.log)[1:]
     settings: dict[str, Value] = {
         "weights.backend": "disk",
         "weights.poll_s": 0.0,
@@ -229,19 +234,22 @@ def _calibration(about: str, parts: Sequence[PartFit]) -> dict[str, Value]:
     return {"calibration.source": about, **errors}
 
 
-def _first_interruption_s(run: RecordedRun) -> float:
-    """Until then every prefill reads a new prompt, and nothing again."""
-    return min(
+def _first_prompts(run: RecordedRun) -> list[EnginePoint]:
+    """Prefills of the training before its first interruption: they read prompts, nothing again."""
+    until_s = min(
         (r.t_s for r in run.log.actions if isinstance(r.action, Interrupt)), default=math.inf
     )
+    return [
+        point
+        for point in span_points(run)
+        if point.prompt_tokens and point.alone and run.began_s < point.end_s <= until_s
+    ]
 
 
-def _computed_share(run: RecordedRun, spans: Sequence[EnginePoint], prompt_tokens: float) -> float:
+def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_tokens: float) -> float:
     """Of the tokens of prompts, each counted once for its group, what the engine computed."""
-    before_s = _first_interruption_s(run)
-    chosen = [p for p in spans if p.prompt_tokens and p.alone and p.end_s <= before_s]
-    groups = sum(point.sequences for point in chosen) / samples_per_prompt(run)
-    return sum(point.prompt_tokens for point in chosen) / (groups * prompt_tokens)
+    groups = sum(point.sequences for point in first) / samples_per_prompt(run)
+    return sum(point.prompt_tokens for point in first) / (groups * prompt_tokens)
 
 
 def _name(run: RecordedRun) -> str:

@@ -44,7 +44,7 @@ class MeasuredDecode:
         if self.knee < 1:
             raise ValueError(f"knee of a measured decode step is {self.knee}, but must be >= 1")
 
-    def base_s(self, sequences: int) -> float:
+    def base_s(self, sequences: float) -> float:
         """Seconds of a step before any context is read."""
         return smooth_max(self.step_s, self.sequence_s * sequences, self.knee)
 

@@ -46,6 +46,11 @@ class RecordedRun:
         return list(trained_batches(self.log))
 
     @property
+    def began_s(self) -> float:
+        """When training began; a measurement of the rewards may have come before."""
+        return next((r.t_s for r in self.log.events if isinstance(r.event, RunStarted)), 0.0)
+
+    @property
     def engines(self) -> int:
         """That the run began with."""
         return next(

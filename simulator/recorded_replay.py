@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from areal_lab.control.activity import activity
 from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
-from areal_lab.control.events import RunStarted
-from areal_lab.control.lags import TrainedBatch, mean_lag, total, trained_batches
+from areal_lab.control.lags import TrainedBatch, mean_lag, total
 from simulator.book import add_up
 from simulator.config import SimulationConfig
 from simulator.recorded import RecordedRun
@@ -123,9 +122,9 @@ def replay(
     for kept in own:
         settings.pop(kept, None)
     config = with_settings(config, settings)
-    simulated = _simulated_log(config)
+    simulated = RecordedRun(run.source, _simulated_log(config), {})
     warmup = config.workload.warmup_steps
-    measured, predicted = (_Reading(log, warmup) for log in (run.log, simulated))
+    measured, predicted = (_Reading(one, warmup) for one in (run, simulated))
     return Replay(
         name=name or run.source.name,
         config=config,
@@ -139,12 +138,11 @@ def replay(
 
 
 class _Reading:
-    """What a log says of its steps after the first ones."""
+    """What a run says of its steps after the first ones."""
 
-    def __init__(self, log: Log, warmup: int) -> None:
-        batches = list(trained_batches(log))
-        begin_s = next(r.t_s for r in log.events if isinstance(r.event, RunStarted))
-        ends_s = [begin_s, *(batch.done_s for batch in batches)]
+    def __init__(self, run: RecordedRun, warmup: int) -> None:
+        log, batches = run.log, run.steps
+        ends_s = [run.began_s, *(batch.done_s for batch in batches)]
         self.steps_s = tuple(after - before for before, after in pairwise(ends_s))
         kept: Sequence[TrainedBatch] = batches[warmup:]
         self.window_s = ends_s[-1] - ends_s[warmup]

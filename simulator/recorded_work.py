@@ -15,7 +15,7 @@ import csv
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -134,11 +134,10 @@ def csv_points(path: Path) -> list[EnginePoint]:
     ]
 
 
-def mean_prompt_tokens(points: Iterable[EnginePoint], before_s: float) -> float | None:
-    """Tokens of a prompt, from prefills before the first interruption; None if nothing tells."""
-    first = [p for p in points if p.prompt_tokens and p.alone and p.end_s <= before_s]
-    sequences = sum(point.sequences for point in first)
-    return sum(point.context_tokens for point in first) / sequences if sequences else None
+def mean_prompt_tokens(prefills: Sequence[EnginePoint]) -> float | None:
+    """Tokens of a prompt, from prefills of nothing else; None if there are none."""
+    sequences = sum(point.sequences for point in prefills)
+    return sum(point.context_tokens for point in prefills) / sequences if sequences else None
 
 
 def _span_point(span: SpanRecord, place: int) -> EnginePoint:

@@ -486,8 +486,9 @@ class Replica:
         """Tokens and pairs of attention of everything that runs."""
         batch, sharing = self._batch, self._sharing
         pairs, prompts = 0, {}
+        step = batch.step
         for cohort, running in batch.running():
-            group, done = cohort.group, batch.step - cohort.start_step
+            group, done = cohort.group, step - cohort.start_step
             prompt = group.prompt_tokens
             if sharing:
                 prompts[group.number] = causal_pairs(prompt)

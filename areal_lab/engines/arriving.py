@@ -24,8 +24,10 @@ from areal_lab.engines.protocol import Generated
 class Arriving:
     """What has arrived of one sample."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, sent_as: str = "") -> None:
         self.request_id = request_id
+        self.sent_as = sent_as
+        """The id that the server knows."""
         self.finish_reason: FinishReason | None = None
         self.lost_caches = 0
         """Interruptions that took its cache and that the server does not count."""

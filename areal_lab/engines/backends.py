@@ -109,6 +109,8 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         # An idle scheduler asks for work without a pause otherwise: three quarters of a core, which
         # the trainer could use.
         "--sleep-on-idle",
+        # Messages of a stream bring what is new; else each brings all there is.
+        "--incremental-streaming-output",
     ]
     if options.build == "gpu":
         # Triton and torch for all three, so that what is measured does not depend on which

@@ -9,9 +9,12 @@ are loaded; what it says about itself is not enough for that, so digests of its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -83,6 +86,8 @@ class EngineClient:
         self._abort_pauses = 0
         """Begun and ended ones; odd while one is on its way."""
         self._aborted: set[str] = set()
+        self._sent = itertools.count()
+        self._name = secrets.token_hex(3)
         self._arriving: dict[str, Arriving] = {}
         self._held = HeldWeights()
 
@@ -111,8 +116,11 @@ class EngineClient:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; their `generate` returns what they have."""
-        self._aborted |= self._arriving.keys() & set(request_ids)
-        await asyncio.gather(*(self._call(self.api.abort(name)) for name in request_ids))
+        running = self._arriving.keys() & set(request_ids)
+        self._aborted |= running
+        await asyncio.gather(
+            *(self._call(self.api.abort(self._arriving[name].sent_as)) for name in running)
+        )
 
     # --- pauses and weights ---
 
@@ -189,7 +197,8 @@ class EngineClient:
             answer = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
         except httpx.TransportError:
             return False
-        return answer.status_code == httpx.codes.OK
+        # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
+        return answer.status_code == httpx.codes.OK or self._paused is not None
 
     async def engine_version(self) -> str:
         """Version of the server's package."""
@@ -219,7 +228,9 @@ class EngineClient:
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
         pauses = self._abort_pauses
-        arriving = [Arriving(request.request_id) for request in requests]
+        arriving = [
+            Arriving(request.request_id, self._unused_name(request)) for request in requests
+        ]
         await self._receive(requests, arriving)
         results = [one.generated() for one in arriving]
         pausing = pauses % 2 == 1
@@ -253,12 +264,16 @@ class EngineClient:
         )
         self._arriving.update((one.request_id, one) for one in arriving)
         try:
+            sent = [
+                replace(request, request_id=one.sent_as)
+                for request, one in zip(requests, arriving, strict=True)
+            ]
             if self.api.together:
-                await self._exchange(self.api.generate(requests, options), arriving)
+                await self._exchange(self.api.generate(sent, options), arriving)
             else:
                 await _all_or_none(
                     self._exchange(self.api.generate([request], options), [one])
-                    for request, one in zip(requests, arriving, strict=True)
+                    for request, one in zip(sent, arriving, strict=True)
                 )
         except EngineUnreachable as error:
             partial = {one.request_id: one.generated() for one in arriving if len(one)}
@@ -266,6 +281,11 @@ class EngineClient:
         finally:
             for one in arriving:
                 del self._arriving[one.request_id]
+
+    def _unused_name(self, request: GenerateRequest) -> str:
+        """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
+        also what was sent again meanwhile, so no id is used twice."""
+        return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
     async def _exchange(self, call: Call, arriving: Sequence[Arriving]) -> None:
         """One HTTP request and its answer, whole or in messages."""

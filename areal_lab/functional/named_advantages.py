@@ -153,7 +153,7 @@ def gpg_advantages(
     the samples that say something. A batch that says nothing gives 0.
 
     Source: GPG (arXiv:2504.02546), with F = 1; alpha as in the table of its authors' repository
-    (AMAP-ML/GPG), where B / (B - M) and F = 1 did better than alpha = 1 and than F of the deviation.
+    (AMAP-ML/GPG), where B / (B - M) did better than 1.
 
     Args:
         rewards: R of each sample.

@@ -21,7 +21,14 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client import EngineUnreachable
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
-from areal_lab.pipeline.partial import NOTHING, Partial, joined, recomputed_tokens, to_go_on
+from areal_lab.pipeline.partial import (
+    NOTHING,
+    Partial,
+    joined,
+    recomputed_tokens,
+    to_go_on,
+    tokens_of,
+)
 from areal_lab.rewards.service import RewardOutcome, RewardService
 
 
@@ -71,6 +78,9 @@ class Recomputed:
     """Of prompts and answers whose keys and values were computed again; a prompt that several
     samples share is counted for each."""
     resubmitted_samples: int = 0
+    """That had not ended when their engine was lost."""
+    kept_tokens: int = 0
+    """That these had, and that were not drawn again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +199,10 @@ class Rollout:
         try:
             rest = await self.engines.engine(engine).generate(left) if left else []
         except EngineUnreachable as error:
-            raise Unfinished(joined(requests, partial, error.partial), error) from error
-        self.recomputed.resubmitted_samples += len(again)
+            samples = joined(requests, partial, error.partial)
+            self.recomputed.resubmitted_samples += len(to_go_on(requests, samples))
+            raise Unfinished(samples, error) from error
+        self.recomputed.kept_tokens += sum(tokens_of(partial[r.request_id]) for r in again)
         self.recomputed.tokens += sum(len(request.prompt_tokens) for request in again)
         if self.interruptions_recompute:
             self.recomputed.tokens += sum(

@@ -77,6 +77,13 @@ class Servers:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _weights_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _opened: list[Server] = field(default_factory=list)
+    """Every server of the run, lost ones too."""
+
+    @property
+    def mending(self) -> frozenset[EngineId]:
+        """Engines that are lost and may come back."""
+        return frozenset(self._mending)
 
     @property
     def returns_possible(self) -> bool:
@@ -122,7 +129,8 @@ class Servers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(server.close() for server in self.alive.values()))
+        # The lost ones too: whoever was closing them may have been cancelled just now.
+        await asyncio.gather(*(server.close() for server in self._opened))
 
     # --- for whoever drives ----------------------------------------------------------------------
 
@@ -236,13 +244,15 @@ class Servers:
     def _server(self, number: EngineId, opened: EngineProcess | EngineClient) -> Server:
         self.opened(opened)
         process = opened if isinstance(opened, EngineProcess) else None
-        return Server(
+        server = Server(
             number=number,
             client=opened.client if isinstance(opened, EngineProcess) else opened,
             process=process,
             report_loss=self.lose,
             versions=lambda: (self.weights.version, self._newest),
         )
+        self._opened.append(server)
+        return server
 
     async def _watch(self, server: Server) -> None:
         """Until the server is lost."""

@@ -238,7 +238,7 @@ def test_samples_sent_one_by_one_fail_together() -> None:
         def handler(http: httpx.Request) -> httpx.Response:
             if http.url.path == "/weight_info":
                 return httpx.Response(200, json={"weight_version": "4"})
-            name = json.loads(http.content)["request_id"]
+            name = json.loads(http.content)["request_id"].partition("#")[0]
             kind = {"content-type": "text/event-stream"}
             return httpx.Response(200, headers=kind, stream=Stream(name))
 

@@ -69,7 +69,7 @@ def test_vllm_gets_one_sample_per_body() -> None:
             "top_p": 1.0,
             "top_k": -1,
             "stop_token_ids": [3],
-            "ignore_eos": True,
+            "ignore_eos": False,
             "seed": 8,
             "logprobs": 0,
             "detokenize": False,

@@ -179,6 +179,7 @@ def test_the_two_k3_are_different_filters():
     assert [w > 0 for (w,) in kept_by_other] == [True, False]
 
 
+@settings(max_examples=30)
 @given(ROWS)
 def test_weights_normalized_by_themselves_have_the_mean_one(rows):
     ours = weights_of(rows, self_normalize())
@@ -203,6 +204,7 @@ def test_normalization_of_parts_under_global_sums_is_that_of_the_whole():
         torch.testing.assert_close(torch.cat(parts), whole)
 
 
+@settings(max_examples=30)
 @given(ROWS, st.floats(0.01, 2.0))
 def test_second_moment_mask_equals_dropping_one_after_the_other(rows, threshold):
     squares = sorted(x * x for row in rows for x in row)

@@ -7,11 +7,11 @@ runs those of the embedded engine only.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -22,18 +22,29 @@ from areal_lab.engines.weights import write_weights
 from tests.real_engines.engines import ENGINES
 from tests.real_engines.lab import BOUND_S, Lab, tiny_model
 
+Announce: TypeAlias = Callable[[str], None]
 READY_TIMEOUT_S = 240.0
 EACH_ENGINE = [
     pytest.param(name, marks=() if name == "embedded" else pytest.mark.sglang) for name in ENGINES
 ]
 
 
-def announce(text: str) -> None:
-    """Say something at once, whatever is captured."""
-    os.write(2 if sys.__stderr__ is None else sys.__stderr__.fileno(), f"\n{text}".encode())
+@pytest.fixture(scope="session")
+def announce(request: pytest.FixtureRequest) -> Announce:
+    """Says something on the terminal at once, whatever is captured."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(f"\n{text}")
+            sys.stderr.flush()
+
+    return say
 
 
-async def start(name: str, weights: WeightsFolder, log_path: Path) -> EngineProcess:
+async def start(
+    name: str, weights: WeightsFolder, log_path: Path, announce: Announce
+) -> EngineProcess:
     """Start a server of an engine, or fail with the last lines of its log."""
     announce(f"waiting for the {name} server (log: {log_path}) ... ")
     began_s = time.monotonic()
@@ -56,14 +67,14 @@ async def start(name: str, weights: WeightsFolder, log_path: Path) -> EngineProc
 
 @pytest.fixture(scope="session", params=EACH_ENGINE)
 def engine_lab(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, announce: Announce
 ) -> Iterator[Lab]:
     """A running server of each engine in turn."""
     folder = tmp_path_factory.mktemp(f"real-{request.param}")
     models = {seed: tiny_model(seed) for seed in range(3)}
     with asyncio.Runner() as runner:
         weights = write_weights(models[0], folder / "first", 0, dtype=torch.float32)
-        engine = runner.run(start(request.param, weights, folder / "engine.log"))
+        engine = runner.run(start(request.param, weights, folder / "engine.log", announce))
         yield Lab(
             facts=ENGINES[request.param],
             loop=runner.get_loop(),
@@ -79,3 +90,9 @@ def lab(engine_lab: Lab) -> Lab:
     """The server with version 0, not paused."""
     engine_lab.run(engine_lab.load(0, PauseMode.RETRACT))
     return engine_lab
+
+
+@pytest.fixture
+def sglang(lab: Lab) -> Lab:
+    """The server, if it is SGLang; the trap is its own."""
+    return lab

@@ -14,7 +14,7 @@ import torch
 from areal_lab.engines.client import EngineError, VersionMismatch
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
-from tests.real_engines.conftest import announce
+from tests.real_engines.conftest import Announce
 from tests.real_engines.lab import (
     END_TOKEN,
     LONG,
@@ -217,7 +217,9 @@ def test_exact_modes_recompute_under_the_new_weights(lab: Lab, mode: PauseMode) 
     assert versions_of(held) == [1]
 
 
-def test_in_place_goes_on_with_the_old_cache_and_its_bias_is_shown(lab: Lab) -> None:
+def test_in_place_goes_on_with_the_old_cache_and_its_bias_is_shown(
+    lab: Lab, announce: Announce
+) -> None:
     async def scenario() -> tuple[Generated, Generated]:
         client = lab.client
         async with lab.running([request("r", INTERRUPTED_PROMPT, LONG, seed=3)]) as answers:

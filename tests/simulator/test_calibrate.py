@@ -210,6 +210,17 @@ def test_what_is_written_simulates_as_what_was_found(synchronous: Path, tmp_path
     assert simulate(config).step_s == pytest.approx(simulate(direct).step_s, rel=1e-4)
 
 
+def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted(
+    tmp_path: Path,
+) -> None:
+    config = known("schedule.name=asynchronous", "schedule.eta=.inf", "workload.prompt_tokens=31")
+    found = calibrate(record(tmp_path / "unbounded", config))
+    assert found.settings["workload.prompt_tokens"] == 31
+    path = tmp_path / "unbounded.yaml"
+    path.write_text(to_yaml(found))
+    assert load_simulation(path).schedule.eta == float("inf")
+
+
 def test_client_side_records_suffice_and_say_that_they_are_rougher(tmp_path: Path) -> None:
     config = known("workload.steps=40", "schedule.max_concurrent_prompts=2")
     folder = record(tmp_path / "client", config, counted=False)
@@ -355,10 +366,11 @@ def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
         (tmp_path / "empty", "empty is no run folder: it has no events.jsonl"),
         (tmp_path / "none.csv", "none.csv does not exist"),
     ):
-        result = call("calibrate", path)
-        assert result.exit_code == 2
-        assert message in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        for words in (("calibrate", path), ("simulate", "--preset", "small", "--against", path)):
+            result = call(*words)
+            assert result.exit_code == 2
+            assert message in result.stderr
+            assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_run_that_is_too_short_is_refused_in_a_line(tmp_path: Path) -> None:
