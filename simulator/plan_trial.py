@@ -27,7 +27,6 @@ from simulator.decode_cost import decode_cost
 from simulator.draws import STRAGGLERS, stream
 from simulator.faults import engine_slowdowns
 from simulator.hardware import find_gpu
-from simulator.measured_engine import measured_decode, measured_prefill
 from simulator.memory import cache_tokens
 from simulator.model_shape import find_model
 from simulator.pools import GENERATE, MOVING_WEIGHTS
@@ -254,11 +253,10 @@ def _engines_with_memory(config: SimulationConfig, engines: int, slowdown: float
                 overhead_s=rollout.engine_overhead_s,
                 overlap=rollout.engine_overlap,
                 slowdown=float(slow),
-                measured=measured_decode(config),
+                step_s=rollout.decode_step_s,
                 coefficients=changed,
             ),
-            prefill=measured_prefill(config, float(slow))
-            or prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=float(slow)),
+            prefill=prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=float(slow)),
             max_running=running,
             cache_tokens=cache,
             prefix_sharing=rollout.prefix_sharing,

@@ -85,10 +85,7 @@ def behavior_weight(
 
 
 def unbounded(weight: BehaviorWeight) -> BehaviorWeight:
-    """Leave the weight as it is: unbiased, and of unbounded variance.
-
-    Source: AReaL (arXiv:2505.24298), eq. 5, which bounds nothing.
-    """
+    """Leave the weight as it is: unbiased, and of unbounded variance."""
     return weight
 
 
@@ -160,8 +157,6 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
     Args:
         kept: True where the token stays; what it says of masked tokens does not matter.
 
-    Source: definition.
-
     Raises:
         ValueError: `kept` is not boolean, or (when applied) not of the shape of the mask.
     """
@@ -169,6 +164,7 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
         raise ValueError(f"kept has dtype {kept.dtype}, but must be torch.bool; pass kept.bool()")
 
     def kept_only(weight: BehaviorWeight) -> BehaviorWeight:
+        check_same_shape("kept", kept, "mask", weight.mask)
         return drop(weight, kept)
 
     return kept_only
@@ -215,13 +211,7 @@ def self_normalize(
 
 
 def over_segments(segments: Segments, correct: Correction) -> Correction:
-    """Apply a correction of sequences to other segments: turns, or all samples of a prompt.
-
-    Source: definition; ROLL has corrections by `segment`.
-
-    Raises:
-        ValueError: (when applied) the ids are not of the shape of the mask.
-    """
+    """Apply a correction of sequences to other segments: turns, or all samples of a prompt."""
 
     def corrected(weight: BehaviorWeight) -> BehaviorWeight:
         check_same_shape("segments.ids", segments.ids, "mask", weight.mask)
@@ -232,10 +222,7 @@ def over_segments(segments: Segments, correct: Correction) -> Correction:
 
 
 def chain(*corrections: Correction) -> Correction:
-    """Apply corrections from left to right.
-
-    Source: definition.
-    """
+    """Apply corrections from left to right."""
 
     def chained(weight: BehaviorWeight) -> BehaviorWeight:
         for correct in corrections:
@@ -246,27 +233,13 @@ def chain(*corrections: Correction) -> Correction:
 
 
 def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
-    """New weights for own corrections: what is masked or was dropped stays as it is.
-
-    Source: definition.
-
-    Raises:
-        ValueError: the new weights are not of the shape of the mask.
-    """
-    check_same_shape("new", new, "mask", weight.mask)
+    """New weights for own corrections: what is masked or was dropped stays as it is."""
     alive = weight.mask & (weight.weight != 0)
     return weight._replace(weight=torch.where(alive, new, weight.weight))
 
 
 def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
-    """Weight 0 for unmasked tokens that are not kept, for own corrections.
-
-    Source: definition.
-
-    Raises:
-        ValueError: `kept` is not of the shape of the mask.
-    """
-    check_same_shape("kept", kept, "mask", weight.mask)
+    """Weight 0 for unmasked tokens that are not kept, for own corrections."""
     return weight._replace(weight=select(weight.weight, kept | ~weight.mask))
 
 

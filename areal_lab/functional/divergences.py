@@ -158,8 +158,6 @@ def log_ratio_histogram(
         high: upper edge of the last bin.
         bins: how many.
 
-    Source: definition.
-
     Raises:
         ValueError: shapes differ, not low < high, or `bins` is not positive.
     """

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.checks import wide
 from areal_lab.functional.cutoff import NOT_KEPT
-from areal_lab.functional.logit_tiles import Restriction
+from areal_lab.functional.logit_tiles import Restriction, wide
 
 
 def second_order(

@@ -95,10 +95,7 @@ class NormalizedRewards(NamedTuple):
 
 
 def no_moments() -> Moments:
-    """The state before the first batch.
-
-    Source: definition.
-    """
+    """The state before the first batch."""
     zero = torch.zeros((), dtype=torch.float64)
     return Moments(zero, zero, zero)
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.control.eventlog import PIPELINE, TRAINER, engine_process
+from areal_lab.control.eventlog import TRAINER, engine_process
 from areal_lab.control.events import (
+    EngineId,
     GroupFiltered,
     GroupFinished,
     GroupId,
@@ -22,19 +23,14 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
-from areal_lab.control.incidents import COUNTED
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.engines.client import EngineError
-from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.pipeline.courier import Weights
+from areal_lab.engines.client import EngineClient, VersionMismatch
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.eventlog import EventLog
 from areal_lab.pipeline.folder import RunFolder
-from areal_lab.pipeline.partial import NOTHING, Partial
 from areal_lab.pipeline.reports import StepReport
-from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
-from areal_lab.pipeline.server import Server
-from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.rollout import RolledOut, Rollout, request_id
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 
@@ -46,6 +42,7 @@ class Tally:
     generated_tokens: int = 0
     interruptions: int = 0
     """Times that running answers were interrupted for new weights."""
+    version_mismatches: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +54,13 @@ class LiveRun:
     rollout: Rollout
     source: PromptSource
     trainer: TrainerProcess
-    servers: Servers
+    clients: Mapping[EngineId, EngineClient]
+    pause_mode: PauseMode
     samples: int
     """Samples per group."""
     total_steps: int
     on_step: Callable[[StepReport], None]
-    weights: dict[Version, Weights]
+    weights: dict[Version, WeightsFolder]
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
@@ -71,10 +69,7 @@ class LiveRun:
     """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
     _last_step_s: float = 0.0
-    _span_cursor: dict[Server, int] = field(default_factory=dict)
-    _logged_counts: dict[str, int] = field(default_factory=dict)
-    _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
-    """Where each running group is told its next engine, if it needs one."""
+    _span_cursor: dict[EngineId, int] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Training begins now: step times and rates count from here."""
@@ -84,7 +79,7 @@ class LiveRun:
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
         """Draw and judge one group; keep it if it can be trained on."""
-        start, rolled = await self._roll_out(start)
+        rolled = await self.rollout.training_group(start, self.source, self.samples)
         self.tally.generated_tokens += sum(
             len(part.tokens) for sample in rolled.generated for part in sample.segments
         )
@@ -98,27 +93,6 @@ class LiveRun:
             head_version=min(t.head_version for t in trajectories),
             tail_version=max(t.tail_version for t in trajectories),
         )
-
-    def move_group(self, start: StartGroup) -> None:
-        """Tell the group its next engine; one that has all its tokens will not ask."""
-        if (moves := self._moves.get(start.group)) is not None:
-            moves.put_nowait(start)
-
-    async def _roll_out(self, start: StartGroup) -> tuple[StartGroup, RolledOut]:
-        """The group, from as many engines as it takes; and where it ended."""
-        moves = self._moves[start.group] = asyncio.Queue()
-        partial: Partial = NOTHING
-        try:
-            while True:
-                try:
-                    return start, await self.rollout.training_group(
-                        start, self.source, self.samples, partial
-                    )
-                except Unfinished as unfinished:
-                    partial = unfinished.samples
-                    start = await moves.get()
-        finally:
-            del self._moves[start.group]
 
     async def train(self, train: Train) -> Version:
         """One optimizer batch in the trainer's process."""
@@ -146,21 +120,15 @@ class LiveRun:
         """
         await self._loaded.wait()
         for superseded in sorted(self.weights)[:-1]:
-            if not self._may_be_needed(superseded):
-                await self._remove(superseded)
+            await self._remove(superseded)
         exported = await self.trainer.export()
         self.weights[version] = exported.weights
         span = exported.span
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
-    def _may_be_needed(self, version: Version) -> bool:
-        """Whether an engine may come back that is to have what the others hold."""
-        return self.servers.returns_possible and version >= self.servers.weights.version
-
     async def _remove(self, version: Version) -> None:
-        weights = self.weights.pop(version)
-        if isinstance(weights, WeightsFolder):  # else the trainer has it, and writes over it
-            await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
+        path = self.weights.pop(version).path
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def save(self, version: Version) -> None:
         """A Hugging Face folder of the trainer's weights."""
@@ -178,28 +146,31 @@ class LiveRun:
     async def interrupt(self) -> None:
         """Pause all engines at once."""
         self.tally.interruptions += 1
-        await self.servers.pause()
+        await asyncio.gather(*(c.pause(self.pause_mode) for c in self.clients.values()))
 
     async def push_weights(self, version: Version) -> None:
-        """Load one version into all engines; once all hold it, its folder and older ones go.
-
-        Its own folder stays while an engine may come back that needs it.
-        """
-        await self.servers.load(self.weights[version])
+        """Load one version into all engines; once all hold it, its folder and older ones go."""
+        weights = self.weights[version]
+        try:
+            await asyncio.gather(
+                *(c.load_weights(weights, self.pause_mode) for c in self.clients.values())
+            )
+        except VersionMismatch:
+            self.tally.version_mismatches += 1
+            raise
         for old in [v for v in self.weights if v <= version]:
-            if not self._may_be_needed(old):
-                await self._remove(old)
+            await self._remove(old)
         self._loaded.set()
 
     async def resume(self) -> None:
         """Let all engines go on."""
-        await self.servers.resume()
+        await asyncio.gather(*(c.resume() for c in self.clients.values()))
 
     async def drop_group(self, group: GroupId) -> None:
         """Forget its samples, abort what still runs of it; the log has the reason."""
         if self._kept.pop(group, None) is None:
             ids = [request_id("train", group, index) for index in range(self.samples)]
-            await self.servers.abort(ids)
+            await asyncio.gather(*(c.abort(ids) for c in self.clients.values()))
 
     async def collect_engine_spans(self, *, final: bool = False) -> None:
         """Bring what the engines did since the last call into the log.
@@ -207,29 +178,10 @@ class LiveRun:
         The newest span of an engine may still grow, so it is left for the next call, unless this
         is the last one.
         """
-        for engine, server in list(self.servers.alive.items()):
-            try:
-                spans, cursor = await server.spans(self._span_cursor.get(server, 0))
-            except EngineError:
-                continue  # it is lost, or no embedded engine, which alone tells what it does
-            self._span_cursor[server] = cursor
+        for engine, client in self.clients.items():
+            spans, self._span_cursor[engine] = await client.spans(self._span_cursor.get(engine, 0))
             for span in spans if final else spans[:-1]:
-                times_s = span["start_s"], span["end_s"]
-                self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
-
-    def log_counts(self) -> None:
-        """Note what losses and interruptions cost so far; the newest line counts."""
-        recomputed = self.rollout.recomputed
-        counts = {
-            **self.servers.counts,
-            "resubmitted_samples": recomputed.resubmitted_samples,
-            "recomputed_tokens": recomputed.tokens,
-        }
-        for name in COUNTED:
-            value = counts.get(name, 0)
-            if value != self._logged_counts.get(name, 0):
-                self._logged_counts[name] = value
-                self.log.metric(PIPELINE, name, value)
+                self.log.span(engine_process(engine), span["name"], span["start_s"], span["end_s"])
 
     def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
         self.log.group(
@@ -249,7 +201,6 @@ class LiveRun:
         )
 
     def _report(self, version: Version, metrics: Mapping[str, float]) -> None:
-        self.log_counts()
         now_s = time.time() - self.began_s
         step_s = now_s - self._last_step_s
         tokens = self.tally.generated_tokens - self._tokens_at_last_step
