@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from areal_lab.config import TrainConfig
+from areal_lab.control.routing import ROUTINGS
 from areal_lab.data.sources import DATASET_TYPES
 from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.transfer.records import Transfer
 from areal_lab.load import nearest, settings
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset.type": DATASET_TYPES,
-    "rollout.backend": ("embedded",),
     "rollout.schedule": ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout"),
     "rollout.batch_order": ("oldest_finished_first", "strict_start_order", "bounded_lag"),
+    "rollout.routing": tuple(ROUTINGS),
     "rollout.pause_mode": tuple(mode.value for mode in PauseMode),
+    "rollout.transfer": tuple(transfer.value for transfer in Transfer),
     "rollout.dtype": ("auto", "float32", "bfloat16"),
     "actor.dtype": ("auto", "float32", "bfloat16"),
 }
@@ -38,7 +41,7 @@ BOUNDS: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
         (
             "save_every_steps", "evaluation.max_problems", "dataset.eval_size", "dataset.few_shot",
             "rollout.threads", "rollout.max_concurrent_rollouts", "actor.threads",
-            "actor.optimizer.warmup_steps",
+            "actor.optimizer.warmup_steps", "rollout.max_engine_restarts",
         ),
         lambda value: value >= 0,
     ),
@@ -46,7 +49,9 @@ BOUNDS: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
         "a finite number > 0",
         (
             "actor.optimizer.lr", "actor.optimizer.eps", "actor.eps_clip",
-            "rollout.request_timeout_s", "reward.timeout_s",
+            "rollout.request_timeout_s", "reward.timeout_s", "rollout.ready_timeout_s",
+            "rollout.health_interval_s", "rollout.health_timeout_s",
+            "rollout.transfer_timeout_s",
         ),
         lambda value: 0 < value < math.inf,
     ),

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from areal_lab import engine_command
+
 FAILED: Final = 1
 WRONG_SETTINGS: Final = 2
 INTERRUPTED: Final = 130
@@ -28,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(engine_command.app, name="engine")
 
 
 class _TrainCommand(TyperCommand):
@@ -119,6 +123,10 @@ def simulate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw utilization, lags and steps into a folder."),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Replay a recorded run: predicted against measured."),
+    ] = None,
     list_presets: Annotated[
         bool, typer.Option("--list-presets", help="List the shipped files and end.")
     ] = False,
@@ -131,6 +139,11 @@ def simulate(
         return
     try:
         sources, overrides = _sources(arguments or [], preset, compare)
+        if against:
+            from simulator.calibrate_command import run_replay
+
+            run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
+            return
         run_command(
             Wanted(
                 sources=sources,
@@ -140,6 +153,47 @@ def simulate(
                 trace=trace,
                 gantt=gantt,
                 plots=plots,
+            )
+        )
+    except ValueError as error:  # of several mistakes, each has a line
+        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
+    except OSError as error:
+        raise _stop(_failure(error), FAILED) from error
+
+
+@app.command()
+def calibrate(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|CSV", help="Run folder, or a CSV file with the columns batch, context, ms."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c", help="Settings of `simulate` to write: cluster.gpu=H100"),
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="For `simulate`; RUN/simulation.yaml if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw measured against predicted times (PNG).")
+    ] = None,
+) -> None:
+    """Fit the simulator's costs and lengths to a recorded run, with errors on what is held out."""
+    from simulator.calibrate_command import WantedCalibration, run_calibration
+
+    try:
+        run_calibration(
+            WantedCalibration(
+                source=source,
+                overrides=tuple(overrides or ()),
+                out=out,
+                as_json=as_json,
+                plot=plot,
             )
         )
     except ValueError as error:  # of several mistakes, each has a line
@@ -214,13 +268,34 @@ def config() -> None:
 
 @app.command()
 def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c", help="Settings that replace those of --config."),
+    ] = None,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Explain what this configuration would start where."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Check the installation; for what is missing, name the command that mends it."""
     from areal_lab import doctor as examination
 
+    if overrides and config is None:
+        raise _stop(f"{overrides[0]!r} changes a configuration; add --config FILE", WRONG_SETTINGS)
     findings = examination.judge(examination.gather())
-    typer.echo(examination.as_json(findings) if as_json else examination.as_table(findings))
+    plan = None
+    if config is not None:
+        from areal_lab.load import load_config
+
+        try:
+            plan, refusal = examination.explain_config(load_config(config, overrides or []))
+        except ValueError as error:
+            raise _stop(str(error), WRONG_SETTINGS) from error
+        findings += [] if refusal is None else [refusal]
+    told = examination.as_json if as_json else examination.as_table
+    typer.echo(told(findings, plan))
     raise typer.Exit(examination.exit_code(findings))
 
 

@@ -61,7 +61,10 @@ class RolloutConfig:
     """The inference side and how far it may run ahead."""
 
     backend: str = "embedded"
-    """The inference server: `embedded` is this package's own."""
+    """The inference server: `embedded` is this package's own; `sglang` and `vllm` are installed by
+    `areal-lab engine install`. With sizes, as in `sglang:d2t1`: two servers of one device each."""
+    engine_args: list[str] = field(default_factory=list)
+    """More arguments for each SGLang or vLLM server, after those that are made here."""
     schedule: str = "asynchronous"
     """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
     max_head_offpolicyness: float = 4.0
@@ -76,8 +79,16 @@ class RolloutConfig:
     """Hard bound of `bounded_lag`, in versions; 0 takes eta."""
     drop_late: bool = False
     """`bounded_lag`: drop (and count) what would exceed the bound instead of waiting for it."""
+    routing: str = "least_loaded"
+    """Which engine takes a group: the `least_loaded`, each in turn (`round_robin`), or the one that
+    had it before (`sticky`)."""
     pause_mode: str = "retract"
     """Or `abort`, `in_place`."""
+    transfer: str = "folder"
+    """How new weights reach the engines: a `folder` in shared memory or on disk, `http_tensor`
+    (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs)."""
+    transfer_timeout_s: float = 30.0
+    """`http_tensor`, `distributed`: longest wait for an engine in one phase of a transfer."""
     engines: int = 1
     """Engine processes."""
     threads: int = 0
@@ -88,6 +99,18 @@ class RolloutConfig:
     """Samples one engine decodes together."""
     port: int = 0
     """HTTP port of the first engine; 0 takes free ones."""
+    addresses: list[str] = field(default_factory=list)
+    """Servers that somebody else runs, as `http://host:port`, instead of engines started here:
+    given our weights, never stopped."""
+    ready_timeout_s: float = 300.0
+    """Longest time until a server is ready, in seconds; of an address, until it answers."""
+    health_interval_s: float = 2.0
+    """Seconds between two looks at whether an engine is there (GET /ready) and has its weights."""
+    health_timeout_s: float = 20.0
+    """Silence of an engine, in seconds, after which it counts as lost."""
+    max_engine_restarts: int = 0
+    """How often each lost engine may come back: started again, or waited for if it is an address.
+    0 goes on with the others; without any the run saves and ends."""
     request_timeout_s: float = 600.0
     """Longest time without an answer from an engine, in seconds."""
 
@@ -185,6 +208,9 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run_dir: str = "runs"
     """Runs are folders below this one, named by experiment and start time."""
+    allocation_mode: str = ""
+    """Engines and trainer in AReaL's words, as `sglang:d2+fsdp:d1`; empty leaves it to
+    `rollout.backend` and `rollout.engines`."""
     save_every_steps: int = 0
     """Steps between checkpoints; 0 saves at the end (and on Ctrl-C) only."""
     plots: bool = True

@@ -19,6 +19,10 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from areal_lab.config import TrainConfig
+from areal_lab.devices import visible_gpus
+from areal_lab.engines.backends import INSTALLABLE
+from areal_lab.engines.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.processor import native_bfloat16
 from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
@@ -64,6 +68,9 @@ class Facts:
     model_package: bool
     model_converted: bool
     cache: str
+    gpus: tuple[str, ...] = ()
+    engines: tuple[Environment, ...] = ()
+    """Those with an environment of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ def gather() -> Facts:
         model_package=importlib.util.find_spec(packaged.module) is not None,
         model_converted=any((cache_folder() / "models").glob(f"{_DEMO_MODEL}-*")),
         cache=str(cache_folder()),
+        gpus=visible_gpus(),
+        engines=tuple(environment(name) for name in INSTALLABLE),
     )
 
 
@@ -118,6 +127,8 @@ def judge(facts: Facts) -> list[Finding]:
         _bf16(facts),
         _shared_memory(facts),
         _disk(facts),
+        _gpus(facts),
+        *(judge_engine(found, facts.gpus) for found in facts.engines),
     ]
 
 
@@ -126,10 +137,25 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.status is Status.FAIL for finding in findings))
 
 
-def as_table(findings: Sequence[Finding]) -> str:
-    """One line each, the commands below."""
+def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
+    """What a run with this configuration would start where, or why it cannot."""
+    from areal_lab import preflight
+    from areal_lab.placement import explain, this_machine
+
+    try:
+        preflight.check_values(config)
+        return explain(config, this_machine()), None
+    except ValueError as error:
+        reason, _, command = str(error).partition("; run: ")
+        return [], Finding("configuration", Status.FAIL, reason, command)
+
+
+def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:
+    """One line each, then the plan of a configuration, the commands below."""
     name_width = max(len(finding.name) for finding in findings)
     lines = [f"{f.status:<5} {f.name:<{name_width}}  {f.detail}" for f in findings]
+    if plan:
+        lines += ["", "This configuration:", *(f"    {line}" for line in plan)]
     for finding in findings:
         if finding.mend:
             lines += ["", f"{finding.name}:", f"    {finding.mend}"]
@@ -138,10 +164,13 @@ def as_table(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, "", summary])
 
 
-def as_json(findings: Sequence[Finding]) -> str:
-    """One object: `ok`, and `checks` with name, status, detail and mend."""
+def as_json(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:
+    """One object: `ok`, `checks` with name, status, detail and mend, and `plan` if there is one."""
     checks = [asdict(finding) for finding in findings]
-    return json.dumps({"ok": exit_code(findings) == 0, "checks": checks})
+    told: dict[str, object] = {"ok": exit_code(findings) == 0, "checks": checks}
+    if plan is not None:
+        told["plan"] = list(plan)
+    return json.dumps(told)
 
 
 def _python(facts: Facts) -> Finding:
@@ -259,6 +288,34 @@ def _disk(facts: Facts) -> Finding:
     )
 
 
+def _gpus(facts: Facts) -> Finding:
+    return Finding("GPUs", Status.OK, ", ".join(facts.gpus) if facts.gpus else "none visible")
+
+
+def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
+    """What is to be said about the environment of an engine."""
+    name = f"engine {found.backend}"
+    command = f"areal-lab engine install {found.backend}"
+    where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
+    match found.condition:
+        case Condition.MISSING:
+            detail = f"not installed, which only rollout.backend={found.backend} would need"
+            return Finding(name, Status.OK, detail)
+        case Condition.HALF_MADE:
+            detail = f"half made, in {found.folder}"
+            return Finding(name, Status.NOTE, detail, command)
+        case Condition.OUTDATED:
+            detail = f"{where}, but its requirements have changed since"
+            return Finding(name, Status.NOTE, detail, command)
+        case Condition.FOREIGN:
+            return Finding(name, Status.OK, f"{where}, made by hand")
+    if found.build == "gpu" and not gpus:
+        return Finding(
+            name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
+        )
+    return Finding(name, Status.OK, where)
+
+
 def _name(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return match.group() if match else requirement
@@ -272,16 +329,10 @@ def _version(package: str) -> str | None:
 
 
 def _torch_cuda() -> str | None:
-    """From the file that torch was built with: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return match.group(1) if match else None
+    return torch_cuda(Path(spec.origin).parents[1])
 
 
 def _memory_available() -> int:

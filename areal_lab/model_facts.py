@@ -27,11 +27,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     Raises:
         ValueError: in one line, naming the file that is broken.
     """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    config = _config(folder)
     context = config.get("max_position_embeddings", config.get("n_positions"))
     if context is None:  # models of several modalities keep the language model's settings apart
         context = config.get("text_config", {}).get("max_position_embeddings")
@@ -44,6 +40,47 @@ def read_model_facts(folder: Path) -> ModelFacts:
     return ModelFacts(parameters, context)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """Keys and values that a server keeps on a CPU."""
+
+    tokens: int
+    bytes: int
+
+
+CACHE_BYTES = 2 << 30
+"""Largest key-value cache of a server on a CPU, unless one sequence needs more."""
+_UNKNOWN_ROOM = CacheRoom(32768, 1 << 30)  # of models whose configuration says no sizes
+
+
+def cache_room(
+    folder: Path, *, dtype: str, sequences: int, context_tokens: int | None = None
+) -> CacheRoom:
+    r"""Room for `sequences` of the longest kind, within `CACHE_BYTES`; for one in any case.
+
+    $$ 2 \cdot layers \cdot heads_{kv} \cdot width_{head} \cdot bytes $$
+
+    per token, from `config.json`. Servers that run out of room compute tokens again, so less room
+    costs time and nothing else.
+
+    Args:
+        context_tokens: longest sequence; None takes the model's.
+    """
+    config = _config(folder)
+    config = config.get("text_config", config)
+    try:
+        heads = config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        numbers = 2 * config["num_hidden_layers"] * width
+        numbers *= config.get("num_key_value_heads") or heads
+        context = context_tokens or config["max_position_embeddings"]
+    except (KeyError, TypeError, ZeroDivisionError):
+        return _UNKNOWN_ROOM
+    token_bytes = numbers * (2 if dtype == "bfloat16" else 4)
+    tokens = max(context, min(sequences * context, CACHE_BYTES // token_bytes))
+    return CacheRoom(tokens, tokens * token_bytes)
+
+
 def transfer_bytes(parameters: int, dtype: str) -> int:
     """Largest size of one set of weights on its way to the engines.
 
@@ -51,6 +88,15 @@ def transfer_bytes(parameters: int, dtype: str) -> int:
         dtype: `rollout.dtype`; `auto` may turn out to be float32, whatever is stored.
     """
     return parameters * (2 if dtype == "bfloat16" else 4)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return config
 
 
 def _parameters(file: Path) -> int:

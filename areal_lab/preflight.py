@@ -15,15 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+from areal_lab.allocation import engine_plan
 from areal_lab.bounds import check_choices, check_numbers
 from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.addresses import CannotAttach, check_addresses
+from areal_lab.engines.backends import backend_of
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
 from areal_lab.model_facts import ModelFacts, read_model_facts, transfer_bytes
+from areal_lab.placement import check_placement, this_machine
 from areal_lab.training.model_path import (
     PACKAGED_MODELS,
     ModelNotFound,
@@ -67,6 +71,9 @@ def check(
     check_values(config)
     check_staleness(config)
     check_batches(config)
+    check_engines(config)
+    check_transfer(config)
+    check_servers(config)
     check_ports(config)
     check_run_folder(config)
     problems = check_problems(config, problems)
@@ -148,12 +155,40 @@ def check_batches(config: TrainConfig) -> None:
         )
 
 
+def check_engines(config: TrainConfig) -> None:
+    """The engines are installed, and what they are to run on is there."""
+    try:
+        check_placement(config, this_machine())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_transfer(config: TrainConfig) -> None:
+    """The engines take weights the way they are to be sent."""
+    backend = backend_of(engine_plan(config).backend)
+    transfer = config.rollout.transfer
+    if transfer not in backend.transfers:
+        why = f": {backend.transfers_why}" if backend.transfers_why else ""
+        raise ConfigError(
+            f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
+            f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+        )
+
+
+def check_servers(config: TrainConfig) -> None:
+    """Something answers at the addresses of servers that somebody else runs."""
+    try:
+        check_addresses(config.rollout.addresses)
+    except CannotAttach as error:
+        raise ConfigError(str(error)) from error
+
+
 def check_ports(config: TrainConfig) -> None:
     """The engines' ports are free."""
     first = config.rollout.port
-    if first == 0:
+    if first == 0 or config.rollout.addresses:
         return
-    for port in range(first, first + config.rollout.engines):
+    for port in range(first, first + engine_plan(config).servers):
         mend = "choose another rollout.port, or rollout.port=0 for a free one"
         if port > 65535:
             raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")

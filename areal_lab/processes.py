@@ -62,13 +62,18 @@ class Child:
             f"{last_lines(self.log_path)}"
         )
 
-    async def stop(self) -> None:
-        """End the process and its descendants: politely, then for certain. Idempotent."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the process and its descendants: politely, then for certain. Idempotent.
+
+        Args:
+            at_once: leave out the polite part.
+        """
         if self._lifeline.closed:
             return  # the process id may be someone else's by now
-        self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_GRACE_S)
+            if not at_once:
+                self._signal(signal.SIGTERM)
+                await asyncio.wait_for(self.process.wait(), STOP_GRACE_S)
         except TimeoutError:
             pass
         finally:
@@ -101,15 +106,30 @@ async def start_child(
         environment: variables on top of this process's own.
         pass_fds: descriptors the child inherits under the same numbers.
     """
+    return await start_command(
+        name,
+        [sys.executable, "-m", module, *arguments],
+        log_path=log_path,
+        environment=environment,
+        pass_fds=pass_fds,
+    )
+
+
+async def start_command(
+    name: str,
+    command: Sequence[str],
+    *,
+    log_path: Path,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Start any command whose program calls `watch_parent` first; the rest as in `start_child`."""
     read_fd, write_fd = os.pipe()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

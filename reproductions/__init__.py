@@ -1,7 +1,9 @@
 """The paper's tables and figures beside ours: `python -m reproductions.NAME [--json] [--quick]`.
 
-    table_1 figure_5c figure_6a figure_6b batched_generation    one published result each
-    calibration                                                 what was fitted, and the fit itself
+    table_1 table_7 figure_4 figure_5c figure_6a figure_6b      one published result each
+    batched_generation
+    lag_by_batch_order where_asynchrony_pays                    two that the paper does not print
+    calibration within_prompt                                   what was fitted and measured
 
 `python -m reproductions` runs all of them and writes `reproductions/README.md`.
 """

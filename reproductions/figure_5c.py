@@ -1,6 +1,6 @@
 """Figure 5c: effective training throughput of the 1.5B run against eta, as multiples of eta 0.
 
-Nothing was fitted to it but what Table 1 shares with it: eta 0 and eta 4.
+Nothing was fitted to it but what Table 1 shares with it: eta 0.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from reproductions.harness import Reproduction, Row, expected, length, main, run
 from simulator.result import Replicated
 
 BAR = 0.10
-FITTED_ETAS = ("0", "4")
-"""Table 1 has the same two numbers."""
+FITTED_ETA = "0"
+"""Synchronous: Table 1 has the same number, to which the engine's CPU time was fitted."""
 WHY = (
     "Up to eta 2 generation waits for versions; from there on the limit of 512 running prompts "
     "binds first, and more eta changes nothing here. The paper prints the same number for eta 2 "
@@ -21,6 +21,10 @@ WHY = (
     "a step; our cost model, calibrated on Figure 6a only, has 193 s with the export of weights). "
     "Ours stays where generation limits it. Either its limit of prompts was higher, or lengths "
     "changed from run to run: scores fall with eta, and answers with them may have become shorter.",
+    "Where generation limits depends on how alike the answers to a prompt are: a prompt holds its "
+    "place until its last answer is done. With a correlation of 0.8, which is inside the interval "
+    "of its measurement (0.66 to 0.81), eta 4 and all above give 2.8 times, and all six are within "
+    "10 %.",
 )
 
 
@@ -35,7 +39,6 @@ def reproduce(arguments: Arguments) -> Reproduction:
             ours=runs[eta].ratio(runs["0"], lambda result: result.tokens_per_s),
             unit="times",
             bar=BAR,
-            fitted=eta in FITTED_ETAS,
         )
         for eta, value in printed.items()
         if eta != "0"
@@ -46,7 +49,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
             paper=value,
             ours=runs[eta].tokens_per_s,
             unit="trained tokens/s",
-            fitted=eta in FITTED_ETAS,
+            fitted=eta == FITTED_ETA,
         )
         for eta, value in printed.items()
     ]
@@ -64,9 +67,9 @@ def reproduce(arguments: Arguments) -> Reproduction:
 
 def _run(eta: str, arguments: Arguments) -> Replicated:
     sizes = (
-        length(arguments, steps=10, warmup=2, quick=(4, 1))
+        length(arguments, steps=6, warmup=1, quick=(3, 1))
         if eta == "0"
-        else length(arguments, steps=40, warmup=15, quick=(12, 4))
+        else length(arguments, steps=30, warmup=12, quick=(8, 4))
     )
     # Synchronous training waits at every step: few steps say as much.
     setting = f"eta={'.inf' if eta == 'inf' else eta}"

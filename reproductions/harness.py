@@ -1,7 +1,7 @@
 """What every reproduction shares: rows with their gap, parameters, arguments, table and picture.
 
-    reproduce(arguments) --> Reproduction --show--> table, JSON or picture
-                                          --to_markdown--> a section of README.md
+    reproduce(arguments) --> Reproduction --main--> table, JSON or picture
+                                          --python -m reproductions--> a section of README.md
 
 A gap is `ours / paper - 1`; for a gain, which is a percentage itself, it is the difference.
 """
@@ -9,14 +9,13 @@ A gap is `ours / paper - 1`; for a gain, which is a percentage itself, it is the
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import Arguments, machine, parse, report, table
+from benchmarks.harness import Arguments, parse, report
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation
 from simulator.result import Replicated
@@ -40,6 +39,8 @@ class Parameter:
     unit: str
     source: str
     fitted: bool = False
+    measured: bool = False
+    """By somebody else, on something else than the paper's runs."""
     applies_to: str = "all"
 
     @property
@@ -47,18 +48,24 @@ class Parameter:
         """For `load_simulation`."""
         return f"{self.name}={self.value}"
 
+    @property
+    def how(self) -> str:
+        """Where its value comes from, in a word."""
+        return "fitted" if self.fitted else "measured" if self.measured else "assumed"
+
     def to_json(self) -> dict[str, Any]:
         """As the output contract has it."""
-        names = ("name", "value", "unit", "source", "fitted", "applies_to")
+        names = ("name", "value", "unit", "source", "fitted", "measured", "applies_to")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A published number and ours."""
+    """A number of ours, beside the published one if there is one."""
 
     name: str
-    paper: float
+    paper: float | None
+    """None where the paper prints nothing."""
     ours: Estimate
     unit: str
     bar: float | None = None
@@ -69,19 +76,20 @@ class Row:
     """The gap is a difference, as the numbers are percentages (as fractions)."""
 
     @property
-    def gap(self) -> float:
-        """0.1 is 10 percent, or 10 points."""
+    def gap(self) -> float | None:
+        """0.1 is 10 percent, or 10 points; None without a published number."""
         return self._gap(self.ours.mean)
 
     @property
-    def gap_interval(self) -> tuple[float, float]:
+    def gap_interval(self) -> tuple[float, float] | None:
         """The interval of ours, as gaps."""
-        return self._gap(self.ours.low), self._gap(self.ours.high)
+        low, high = self._gap(self.ours.low), self._gap(self.ours.high)
+        return None if low is None or high is None else (low, high)
 
     @property
     def within(self) -> bool | None:
         """Whether the gap is as small as was aimed at."""
-        return None if self.bar is None else abs(self.gap) <= self.bar
+        return None if self.bar is None or self.gap is None else abs(self.gap) <= self.bar
 
     def to_json(self) -> dict[str, Any]:
         """As the output contract has it."""
@@ -102,19 +110,22 @@ class Row:
         """For a table."""
         aim = "" if self.bar is None else f"{self.bar:.0%}" + (" pts" if self.points else "")
         verdict = {None: "", True: "met", False: "MISSED"}[self.within]
+        gap = self.gap
         return {
             "row": self.name,
             "unit": "" if self.points else self.unit,
-            "paper": self._number(self.paper),
+            "paper": "" if self.paper is None else self._number(self.paper),
             "ours": self._number(self.ours.mean),
             "95 % interval": f"{self._number(self.ours.low)} .. {self._number(self.ours.high)}",
-            "gap": f"{self.gap:+.1%}" + (" pts" if self.points else ""),
+            "gap": "" if gap is None else f"{gap:+.1%}" + (" pts" if self.points else ""),
             "aim": aim,
             "": verdict,
             "how": "fitted" if self.fitted else "predicted",
         }
 
-    def _gap(self, ours: float) -> float:
+    def _gap(self, ours: float) -> float | None:
+        if self.paper is None:
+            return None
         return ours - self.paper if self.points else ours / self.paper - 1
 
     def _number(self, value: float) -> str:
@@ -133,8 +144,14 @@ class Reproduction:
     parameters: Sequence[Parameter]
     why: Sequence[str]
     """What was assumed, and the best explanation of each gap."""
+    findings: Sequence[str] = ()
+    """What the numbers say, in sentences made from them."""
     sensitivity: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """The same numbers under other assumptions; flat records."""
+    figure: Callable[[], Figure] | None = None
+    """Draws what a picture of the gaps would not show; None draws the gaps."""
+    title: str = ""
+    """Of that figure."""
 
 
 def expected(name: str) -> dict[str, Any]:
@@ -173,8 +190,10 @@ def main(
     """Command line of a reproduction; `--plot FILE` beside what `benchmarks.harness` takes."""
     words = list(sys.argv[1:] if argv is None else argv)
     plot = _take_option(words, "--plot")
-    text = f"{description or ''}\n--plot FILE draws the gaps; --repeats N is the number of seeds."
+    text = f"{description or ''}\n--plot FILE draws a picture; --repeats N is the number of seeds."
     arguments = parse(text, repeats=SEEDS, quick_repeats=QUICK_SEEDS, argv=words)
+    from reproductions.show import draw, to_text  # which shows what this module defines
+
     result = reproduce(arguments)
     if plot:
         draw(result, Path(plot))
@@ -191,104 +210,10 @@ def to_json(result: Reproduction) -> dict[str, Any]:
         "claim": result.claim,
         "rows": [row.to_json() for row in result.rows],
         "parameters": [parameter.to_json() for parameter in result.parameters],
+        "findings": list(result.findings),
         "sensitivity": list(result.sensitivity),
         "why": list(result.why),
     }
-
-
-def to_text(result: Reproduction, arguments: Arguments) -> str:
-    """For a person: the table, gaps as bars, parameters and reasons."""
-    here = machine(arguments)
-    parts = [result.claim]
-    if arguments.quick:
-        parts.append("--quick: fewer steps and seeds; shows that it runs, do not quote it.")
-    parts.append(table([row.cells() for row in result.rows]))
-    parts.append(_bars(result.rows))
-    if result.sensitivity:
-        parts.append("under other assumptions\n" + table(result.sensitivity))
-    parts.append(
-        "\n".join(
-            f"{'fitted ' if p.fitted else 'assumed'} {p.override} {p.unit} ({p.applies_to}): "
-            f"{p.source}"
-            for p in result.parameters
-        )
-    )
-    parts.extend(result.why)
-    parts.append(f"{arguments.repeats} seeds; {here['cpu']}, {here['cores']} cores")
-    return "\n\n".join(parts)
-
-
-def to_markdown(result: Reproduction) -> str:
-    """A section of the README: claim, paper, ours, gap, why."""
-    lines = [f"## {result.name}", "", result.claim, ""]
-    lines += _markdown_table([row.cells() for row in result.rows])
-    lines += ["", "Why:", "", *(f"- {reason}" for reason in result.why)]
-    if result.sensitivity:
-        lines += ["", "Under other assumptions:", "", *_markdown_table(result.sensitivity)]
-    lines += ["", "Parameters:", ""]
-    lines += _markdown_table(
-        [
-            {
-                "setting": f"`{p.override}`",
-                "unit": p.unit,
-                "for": p.applies_to,
-                "how": "fitted" if p.fitted else "assumed",
-                "source": p.source,
-            }
-            for p in result.parameters
-        ]
-    )
-    return "\n".join(lines) + "\n"
-
-
-def draw(result: Reproduction, path: Path) -> None:
-    """The gap of every row with its interval; hollow where fitted, grey lines at the aim."""
-    from areal_lab.plots.style import save_picture
-
-    save_picture(lambda: _draw_gaps(result.rows), path, f"{result.name}: ours against the paper")
-
-
-def _draw_gaps(rows: Sequence[Row]) -> Figure:
-    from areal_lab.plots.style import BLUE, GREY, VERMILION, new_figure
-
-    figure = new_figure(8, 1.2 + 0.3 * len(rows))
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        color = VERMILION if row.within is False else BLUE
-        low, high = (100 * (row.gap - row.gap_interval[0]), 100 * (row.gap_interval[1] - row.gap))
-        error = None if math.isinf(low + high) else [[low], [high]]
-        face = "white" if row.fitted else color
-        axes.errorbar(100 * row.gap, place, xerr=error, fmt="o", color=color, mfc=face, capsize=3)
-        if row.bar is not None:
-            for side in (-100 * row.bar, 100 * row.bar):
-                axes.plot([side, side], [place - 0.3, place + 0.3], color=GREY)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("gap, % (points where the numbers are percentages); hollow: fitted; grey: aim")
-    return figure
-
-
-def _bars(rows: Sequence[Row]) -> str:
-    """One line a row: the gap to the left or right of zero."""
-    width = max(len(row.name) for row in rows)
-    scale = 20 / max(0.1, *(abs(row.gap) for row in rows))
-    lines = []
-    for row in rows:
-        bar = "#" * round(abs(row.gap) * scale)
-        left, right = (bar.rjust(20), "") if row.gap < 0 else (" " * 20, bar)
-        lines.append(f"{row.name.ljust(width)}  {left}|{right}".rstrip())
-    return "\n".join(lines)
-
-
-def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    return lines + ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows]
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 def _take_option(words: list[str], name: str) -> str | None:

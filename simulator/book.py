@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,10 +22,10 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.system import System, Timing
+from simulator.versions import Tally
 
 if TYPE_CHECKING:
     from simulator.drive import Slot
@@ -198,39 +198,22 @@ class Book:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def batch(self, now_s: float, version: Version, groups: Iterable[tuple[Segments, ...]]) -> None:
+    def batch(self, now_s: float, version: Version, groups: Iterable[Tally]) -> None:
         """The trainer of `version` begins with these groups; their tokens have their lags now."""
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
-        heads: dict[Version, int] = defaultdict(int)
-        tails: dict[Version, int] = defaultdict(int)
-        tokens: dict[Version, int] = defaultdict(int)
-        several = samples = 0
-        # Most samples of a batch have one segment, and the same version as the one before.
-        current, run, run_tokens = -1, 0, 0
+        heads: dict[Version, int] = {}
+        tails: dict[Version, int] = {}
+        tokens: dict[Version, int] = {}
+        several = 0
         for group in groups:
-            samples += len(group)
-            for segments in group:
-                if len(segments) == 1:
-                    version_of, count = segments[0]
-                    if version_of != current:
-                        heads[current] += run
-                        tails[current] += run
-                        tokens[current] += run_tokens
-                        current, run, run_tokens = version_of, 0, 0
-                    run += 1
-                    run_tokens += count
-                else:
-                    heads[segments[0][0]] += 1
-                    tails[segments[-1][0]] += 1
-                    several += 1
-                    for version_of, count in segments:
-                        tokens[version_of] += count
-        heads[current] += run
-        tails[current] += run
-        tokens[current] += run_tokens
+            _count(heads, group.heads)
+            _count(tails, group.tails)
+            _count(tokens, group.tokens)
+            several += group.several
+        samples = sum(heads.values())
         head_lags, tail_lags, token_lags = (
-            {version - of: count for of, count in counts.items() if count}
+            {version - of: count for of, count in counts.items()}
             for counts in (heads, tails, tokens)
         )
         row = self._row
@@ -299,6 +282,11 @@ def add_up(total: dict[str, float], more: Mapping[str, float]) -> None:
     """Add `more` to `total`, name by name."""
     for name, value in more.items():
         total[name] = total.get(name, 0.0) + value
+
+
+def _count(total: dict[Version, int], more: Mapping[Version, int]) -> None:
+    for version, count in more.items():
+        total[version] = total.get(version, 0) + count
 
 
 def _mean(lags: Mapping[int, int]) -> float:

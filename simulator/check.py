@@ -15,6 +15,7 @@ from simulator.lengths import lengths_from
 from simulator.memory import cache_tokens
 from simulator.model_shape import ModelShape, find_model
 from simulator.nearest import did_you_mean
+from simulator.recorded_lengths import RecordedLengths
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
@@ -35,9 +36,19 @@ _WHOLE_OR_NONE: Final = (
 )
 _NOT_NEGATIVE: Final = (
     *("cluster.price_per_gpu_h", "cluster.overhead", "rollout.engine_overhead_s"),
-    *("weights.update_s", "weights.poll_s", "weights.switch_s", "schedule.max_lag"),
+    *("rollout.decode_sequence_s", "rollout.decode_context_token_s", "rollout.prefill_pass_s"),
+    *("rollout.prefill_token_s", "rollout.prefill_pair_s", "trainer.token_s"),
+    *("weights.update_s", "weights.export_s", "weights.load_s"),
+    *("weights.poll_s", "weights.switch_s", "schedule.max_lag"),
     *("faults.node_mtbf_h", "faults.detection_s", "faults.restart_s"),
+    *("calibration.decode_error", "calibration.prefill_error", "calibration.training_error"),
 )
+_WITH: Final = (
+    ("rollout.decode_step_s", ("rollout.decode_sequence_s", "rollout.decode_context_token_s")),
+    ("rollout.prefill_pass_s", ("rollout.prefill_token_s", "rollout.prefill_pair_s")),
+    ("trainer.step_s", ("trainer.token_s",)),
+)
+"""Measured seconds, and what adds to them."""
 _POSITIVE: Final = ("rollout.decode_step_s", "trainer.step_s")
 
 
@@ -78,6 +89,10 @@ def _numbers(config: SimulationConfig) -> Iterator[str]:
         yield from _bound(config, name, lambda value: value >= 0, "a number >= 0")
     for name in _POSITIVE:
         yield from _bound(config, name, lambda value: value > 0, "> 0")
+    knee = config.rollout.decode_knee
+    if math.isnan(knee) or knee < 1:
+        yield f"rollout.decode_knee is {knee}, but must be >= 1; 1 adds, inf takes the larger"
+    yield from _lonely(config)
     eta = config.schedule.eta
     if math.isnan(eta) or eta < 0:
         yield (
@@ -86,12 +101,26 @@ def _numbers(config: SimulationConfig) -> Iterator[str]:
         )
 
 
-def _bound(
-    config: SimulationConfig, name: str, holds: Callable[[float], bool], bound: str
-) -> Iterator[str]:
+def _lonely(config: SimulationConfig) -> Iterator[str]:
+    """Measured seconds that nothing is added to: the cost model would hide them."""
+    for first, others in _WITH:
+        if _value(config, first) is None:
+            for name in others:
+                if _value(config, name) not in (None, 0):
+                    yield f"{name} is {_value(config, name)}, but needs {first} beside it"
+
+
+def _value(config: SimulationConfig, name: str) -> object:
     value: object = config
     for part in name.split("."):
         value = getattr(value, part)
+    return value
+
+
+def _bound(
+    config: SimulationConfig, name: str, holds: Callable[[float], bool], bound: str
+) -> Iterator[str]:
+    value = _value(config, name)
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -128,9 +157,15 @@ def _workload(config: SimulationConfig) -> Iterator[str]:
             f"workload.minibatches is {workload.minibatches}, but a batch has only {sequences} "
             "sequences (prompts_per_batch x samples_per_prompt)"
         )
-    yield from _refused("workload.answers", lambda: lengths_from(workload.answers))
+    yield from _refused("workload.answers", lambda: _check_lengths(config))
     yield from _refused("workload.reward", lambda: latency_from(workload.reward))
     yield from _refused("workload.tool", lambda: latency_from(workload.tool))
+
+
+def _check_lengths(config: SimulationConfig) -> None:
+    lengths = lengths_from(config.workload.answers)
+    if isinstance(lengths, RecordedLengths):
+        lengths.check_samples(config.workload.samples_per_prompt)
 
 
 def _placement(config: SimulationConfig, gpu: GPU) -> Iterator[str]:

@@ -18,7 +18,8 @@ class LengthConfig:
     """How many tokens an answer has."""
 
     kind: str = "lognormal"
-    """`lognormal` (truncated at `max_tokens`, the tail in a spike there), `trace` or `constant`."""
+    """`lognormal` (truncated at `max_tokens`, the tail in a spike there), `trace`, `constant`, or
+    `recorded` (prompt by prompt as in a run of one's own)."""
     mean_tokens: float = 9277.0
     """Mean after the cap; for `trace`, 0 keeps the trace's own mean. The default is the paper's
     mean of the 1.5B model (Table 1 with Figure 5c)."""
@@ -28,7 +29,8 @@ class LengthConfig:
     max_tokens: int = 27648
     """Longest answer; generation is cut there."""
     trace: str = ""
-    """Name of a shipped histogram, or a CSV file of one's own with lengths and weights."""
+    """Name of a shipped histogram, or a CSV file of one's own with lengths and weights; for
+    `recorded` the run's folder or its events.jsonl."""
     group_correlation: float = 0.3
     """Correlation of ln(tokens) between two answers to one prompt, 0 to 1."""
     drift_per_step: float = 0.0
@@ -65,6 +67,9 @@ class WorkloadConfig:
     """Training steps to simulate."""
     warmup_steps: int = 8
     """Steps at the beginning that the averages leave out: the pipeline is still filling."""
+    whole_run: bool = False
+    """`steps` are the whole run: no prompt is started that they do not need. False simulates the
+    beginning of a longer run."""
     reward: LatencyConfig = field(default_factory=LatencyConfig)
     """Time to judge one sample."""
     reward_workers: int = 0
@@ -80,7 +85,8 @@ class ClusterConfig:
     """The GPUs, and how they are shared out."""
 
     gpu: str = "H800"
-    """A name of the catalogue, or a YAML file with the numbers of one's own GPU."""
+    """A name of the catalogue, a YAML file with the numbers of one's own GPU, or `CPU core`: a
+    process of a run with the embedded engine, whose times are measured."""
     gpus: int = 128
     """All of them."""
     placement: str = "disaggregated"
@@ -115,7 +121,20 @@ class RolloutConfig:
     """The engine's CPU prepares the next step while the GPU computes (SGLang's overlap schedule): a
     step takes the longer of the two. False adds them."""
     decode_step_s: float | None = None
-    """A measured decode step, whatever the batch; replaces the cost model."""
+    """A measured decode step, whatever the batch; replaces the cost model, engine CPU included."""
+    decode_sequence_s: float = 0.0
+    """With `decode_step_s`: measured seconds that each sequence of a step takes."""
+    decode_context_token_s: float = 0.0
+    """With `decode_step_s`: measured seconds that each token of context of a step takes."""
+    decode_knee: float = 1.0
+    """With `decode_step_s`: 1 adds the sequences' seconds to the step's, infinity takes the larger
+    of both (reading weights, or computing), what is between them is a smooth knee."""
+    prefill_pass_s: float | None = None
+    """Measured seconds of a prefill, whatever it reads; replaces the cost model."""
+    prefill_token_s: float = 0.0
+    """With `prefill_pass_s`: measured seconds for each token that is read."""
+    prefill_pair_s: float = 0.0
+    """With `prefill_pass_s`: measured seconds for each (query, key) pair of attention."""
 
 
 @dataclass(kw_only=True)
@@ -144,6 +163,9 @@ class TrainerConfig:
     """Model FLOP/s utilization; None takes the curve by tokens per micro-batch and model size."""
     step_s: float | None = None
     """A measured training step; replaces the cost model."""
+    token_s: float = 0.0
+    """With `step_s`: measured seconds for each token (prompt and answer) of the batch, which
+    `step_s` then is without."""
 
 
 @dataclass(kw_only=True)
@@ -154,6 +176,10 @@ class WeightsConfig:
     """`disk` (shared storage and polling, the paper's), `nccl` or `delta`."""
     update_s: float | None = None
     """Measured seconds from the end of a training step until every engine has the weights."""
+    export_s: float | None = None
+    """Measured seconds in which the trainer writes or gathers the weights."""
+    load_s: float | None = None
+    """Measured seconds in which engines are paused and take the weights."""
     poll_s: float = 5.0
     """How often engines look for new weights on disk; the mean delay is half of it."""
     switch_s: float | None = None
@@ -198,6 +224,20 @@ class FaultsConfig:
 
 
 @dataclass(kw_only=True)
+class CalibrationConfig:
+    """Where measured numbers come from, for reports; `areal-lab calibrate` writes it."""
+
+    source: str = ""
+    """What they were fitted to, in words."""
+    decode_error: float = 0.0
+    """Mean absolute relative error of decode steps that the fit has not seen; 0 is not known."""
+    prefill_error: float = 0.0
+    """The same of prefills."""
+    training_error: float = 0.0
+    """The same of training steps."""
+
+
+@dataclass(kw_only=True)
 class SimulationConfig:
     """One simulation."""
 
@@ -212,6 +252,7 @@ class SimulationConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     seeds: int = 5
     """Independent repetitions that the intervals are over."""
     seed: int = 1

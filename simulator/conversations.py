@@ -17,11 +17,17 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import GroupId, Version
 from simulator.system import Engine
+from simulator.versions import Tally, tally_of
 
 
 class _Ended(NamedTuple):
     group: GroupId
     segments: tuple[Segments, ...]
+
+    @property
+    def tally(self) -> Tally:
+        """Sums of the segments."""
+        return tally_of(self.segments)
 
 
 class _Sample:

@@ -17,9 +17,10 @@ before the time has come, since whatever happens in between (work, a pause) make
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Sequence
+from operator import mul
 from typing import Protocol, TypeAlias
 
 from simulator.sequences import NO_START, Cohort, Group
@@ -79,8 +80,18 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        *("_ahead", "_base_s", "_bits", "_cohorts", "_decode", "_floor_s", "_free", "_last"),
-        *("_mask", "_origin", "_origins", "_own", "_owned", "_prefixes", "_sharing", "_starts"),
+        *("_ahead", "_bits", "_cohorts", "_costs", "_decode", "_floor_s", "_free", "_last"),
+        *(
+            "_lasts",
+            "_mask",
+            "_origin",
+            "_origins",
+            "_own",
+            "_owned",
+            "_prefixes",
+            "_sharing",
+            "_starts",
+        ),
         *("_step", "_token_s", "_zero", "cache_tokens", "ends", "sequences", "time_s"),
     )
 
@@ -101,7 +112,7 @@ class DecodeBatch:
         self._decode = decode
         self._token_s = decode.context_token_s
         self._floor_s = decode.engine_s if decode.overlap else 0.0
-        self._base_s = _StepBase(decode)
+        self._costs = _BaseCosts(decode)
         # By slot; a cohort has at least one running sequence.
         self._bits = max_running.bit_length()
         self._mask = (1 << self._bits) - 1
@@ -111,6 +122,7 @@ class DecodeBatch:
         self._origin = [0] * max_running
         self._own = [0] * max_running
         self._last = [0] * max_running  # of its entries in `ends`
+        self._lasts: list[int] = []  # the same of all cohorts that there are, sorted
 
     # --- what there is ---------------------------------------------------------------------------
 
@@ -165,6 +177,7 @@ class DecodeBatch:
         assert (origins, owned, prefixes) == (self._origins, self._owned, self._prefixes)
         assert self.sequences == len(self.ends) <= len(self._cohorts)
         assert self.ends == sorted(self.ends)
+        assert self._lasts == sorted(self._last[cohort.slot] for cohort in self.cohorts)
         assert not self.ends or self.ends[0] >> self._bits >= self._step
         assert len(self.cohorts) + len(self._free) == len(self._cohorts)
         assert 0 <= self.cached_tokens <= self.cache_tokens
@@ -192,8 +205,7 @@ class DecodeBatch:
         lengths, bits, ends = group.lengths, self._bits, self.ends
         count = len(members)
         if count == 1:
-            code = start + lengths[members[0]] << bits | slot
-            self._last[slot] = code
+            code = last = start + lengths[members[0]] << bits | slot
             insort(ends, code)
         else:
             first = start << bits | slot
@@ -201,9 +213,11 @@ class DecodeBatch:
                 codes = [first + (length << bits) for length in lengths]
             else:
                 codes = [first + (lengths[member] << bits) for member in members]
-            self._last[slot] = max(codes)
+            last = max(codes)
             ends += codes
             ends.sort()
+        self._last[slot] = last
+        insort(self._lasts, last)
         self.sequences += count
         self._origins += count * origin
         self._owned += count * own
@@ -244,7 +258,9 @@ class DecodeBatch:
             self._close(cohort)
             return cohort, member, True
         longest = max([lengths[other] for other in cohort.members])
+        self._lasts.remove(self._last[slot])
         self._last[slot] = latest_start + longest << self._bits | slot
+        insort(self._lasts, self._last[slot])
         return cohort, member, False
 
     def _retracts_before(self, cohort: Cohort) -> tuple[int, int, int]:
@@ -265,6 +281,7 @@ class DecodeBatch:
     def _close(self, cohort: Cohort) -> None:
         """Give the slot back, and the prompt's place if nobody needs it any more."""
         slot, group = cohort.slot, cohort.group
+        self._lasts.remove(self._last[slot])
         self._starts[slot] = NO_START
         self._free.append(slot)
         group.cohorts -= 1
@@ -278,6 +295,7 @@ class DecodeBatch:
         self._step = 0
         self.ends = [code - (by << self._bits) for code in self.ends]
         self._last = [code - (by << self._bits) for code in self._last]
+        self._lasts = [code - (by << self._bits) for code in self._lasts]
         self._origin = [origin - by for origin in self._origin]
         self._own = [own - by for own in self._own]
         self._starts = [start if start == NO_START else start - by for start in self._starts]
@@ -293,7 +311,11 @@ class DecodeBatch:
         if ahead is None:
             if not self.ends:
                 return math.inf
-            ahead = self._ahead = self._walk(math.inf, any_end)
+            if not any_end:
+                ahead = self._stride()
+            if ahead is None:
+                ahead = self._walk(math.inf, any_end)
+            self._ahead = ahead
         return ahead[0]
 
     def forget_change(self) -> None:
@@ -381,14 +403,58 @@ class DecodeBatch:
             self._close(cohort)
         return ended
 
-    def _walk(self, until_s: float, any_end: bool) -> _Ahead:
-        """The batch at its next change, or after the last end until `until_s`.
+    def _stride(self) -> _Ahead | None:
+        r"""The batch when the next cohort has ended, by sums; None if each end must be looked at.
 
-        This is where a simulation spends its time: one turn of the loop per sequence.
+        Sequence i of the m that end until then has x_i steps to go from step s; all N lead to
+
+        $$ \sum_{i \le m} [x_i (s - o_i) + x_i (x_i - 1) / 2]
+        + x_m (s (N - m) - O) + (N - m) x_m (x_m - 1) / 2 $$
+
+        tokens that are read, with the sum O of the origins of those that remain. The steps of
+        b sequences take base(b) each beside that: all of them
+
+        $$ x_m base(N - m + 1) + \sum_{i < m} x_i [base(N - i + 1) - base(N - i)]. $$
+
+        If all steps are so short that they wait for the engine's CPU, it is its time m times.
         """
+        ends, bits, now, sequences = self.ends, self._bits, self._step, self.sequences
+        code = self._lasts[0]
+        end = code >> bits
+        # Bounds: as if nobody would leave before the last one does.
+        if sequences * end - self._owned > self.cache_tokens - self._prefixes:
+            return None
+        costs, token_s, floor_s = self._costs, self._token_s, self._floor_s
+        costs.know(sequences)
+        base_s, mask, steps = costs.base_s, self._mask, end - now
+        behind = bisect_right(ends, code)
+        over, left = ends[:behind], sequences - behind
+        slots = [one & mask for one in over]
+        origins = list(map(self._origin.__getitem__, slots))
+        lasting = self._origins - sum(origins)
+        lasting_tokens = left * now - lasting
+        if not costs.rising:
+            return None
+        if base_s[sequences] + token_s * (sequences * end - self._origins) <= floor_s:
+            spent_s = steps * floor_s
+        elif base_s[left + 1] + token_s * lasting_tokens >= floor_s:
+            to_go = [(one >> bits) - now for one in over]
+            total = sum(to_go)
+            read = (sum(map(mul, to_go, to_go)) - total + left * steps * (steps - 1)) // 2
+            read += now * total - sum(map(mul, to_go, origins)) + steps * lasting_tokens
+            spent_s = token_s * read + steps * base_s[left + 1]
+            spent_s += sum(map(mul, to_go, costs.rise_s[sequences : left + 1 : -1]))
+        else:
+            return None
+        owned = self._owned - sum(map(self._own.__getitem__, slots))
+        return (self.time_s + spent_s, end, left, lasting, owned, behind, _COHORT_ENDS)
+
+    def _walk(self, until_s: float, any_end: bool) -> _Ahead:
+        """The batch at its next change, or after the last end until `until_s`, end by end."""
         ends, origin, own, last = self.ends, self._origin, self._own, self._last
-        bits, mask, base_s, floor_s = self._bits, self._mask, self._base_s, self._floor_s
-        half_token_s, room = self._token_s / 2, self.cache_tokens - self._prefixes
+        bits, mask, base_s, floor_s = self._bits, self._mask, self._costs.base_s, self._floor_s
+        self._costs.know(self.sequences)
+        token_s, room = self._token_s, self.cache_tokens - self._prefixes
         time_s, step, sequences = self.time_s, self._step, self.sequences
         origins, owned = self._origins, self._owned
         behind = 0
@@ -401,40 +467,55 @@ class DecodeBatch:
                 if full:
                     end = (room + owned) // sequences
                 step_s = base_s[sequences]
-                if step_s < floor_s:
+                if step_s + token_s * (sequences * end - origins) <= floor_s:
+                    spent_s = (end - step) * floor_s
+                elif step_s < floor_s:
                     # Steps may wait for the engine's CPU.
                     context = sequences * step - origins
                     spent_s = self._decode.steps_s(sequences, context, end - step)
                 else:
                     twice = sequences * (step + end - 1) - origins - origins
-                    spent_s = (end - step) * (step_s + half_token_s * twice)
+                    spent_s = (end - step) * (step_s + token_s / 2 * twice)
                 if time_s + spent_s > until_s:
                     return (time_s, step, sequences, origins, owned, behind, _NOTHING)
                 time_s += spent_s
                 step = end
                 if full:
                     return (time_s, step, sequences, origins, owned, behind, _FULL)
+            slot = code & mask
+            cohort_ends = (
+                code == last[slot] and not any_end and ends[behind + 1 : behind + 2] != [code]
+            )
+            if cohort_ends and until_s < math.inf:
+                # By `_stride`, whose sums round otherwise, it is to end just after `until_s`.
+                return (time_s, step, sequences, origins, owned, behind, _NOTHING)
             behind += 1
             sequences -= 1
-            slot = code & mask
             origins -= origin[slot]
             owned -= own[slot]
-            if code == last[slot] and not any_end and ends[behind : behind + 1] != [code]:
+            if cohort_ends:
                 return (time_s, step, sequences, origins, owned, behind, _COHORT_ENDS)
         return (time_s, step, sequences, origins, owned, behind, _ANY_ENDS)
 
 
-class _StepBase(dict[int, float]):
-    """Seconds of a step at context 0, by number of sequences; the engine's where it adds to them.
+class _BaseCosts:
+    """Seconds of a step at context 0, by sequences; with the engine's where it adds to them."""
 
-    A dictionary that fills itself: a hit costs no call.
-    """
+    __slots__ = ("_added_s", "_decode", "base_s", "rise_s", "rising")
 
     def __init__(self, decode: StepCost) -> None:
-        super().__init__()
         self._decode = decode
         self._added_s = 0.0 if decode.overlap else decode.engine_s
+        self.base_s = [0.0]
+        self.rise_s = [0.0]
+        """What the last of the sequences adds."""
+        self.rising = True
+        """No step is shorter than one of fewer sequences."""
 
-    def __missing__(self, sequences: int) -> float:
-        seconds = self[sequences] = self._decode.base_s(sequences) + self._added_s
-        return seconds
+    def know(self, sequences: int) -> None:
+        """Have the seconds of so many sequences, and of fewer."""
+        base_s = self.base_s
+        for number in range(len(base_s), sequences + 1):
+            base_s.append(self._decode.base_s(number) + self._added_s)
+            self.rise_s.append(base_s[-1] - base_s[-2])
+            self.rising = self.rising and self.rise_s[-1] >= 0

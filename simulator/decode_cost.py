@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from simulator.coefficients import KernelCoefficients
 from simulator.communication import engine_all_reduce_s
 from simulator.gpu import GPU
+from simulator.measured_engine import MeasuredDecode
 from simulator.memory import check_tensor_parallel
 from simulator.roofline import smooth_max
 from simulator.transformer import ModelShape
@@ -53,8 +54,8 @@ class DecodeCost:
     """The engine prepares the next step while the GPU computes."""
     slowdown: float = 1.0
     """How many times longer everything takes on this engine: a straggler."""
-    measured_step_s: float | None = None
-    """Replaces the formula: what every step takes."""
+    measured: MeasuredDecode | None = None
+    """Replaces the formula."""
     context_token_s: float = field(init=False)
     """GPU seconds of a step per token of context."""
     engine_s: float = field(init=False)
@@ -62,16 +63,15 @@ class DecodeCost:
     _base_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("overhead_s", "measured_step_s", "slowdown"):
+        for name in ("overhead_s", "slowdown"):
             value = getattr(self, name)
-            if value is None:
-                continue
             if not math.isfinite(value) or value < 0 or (value == 0 and name != "overhead_s"):
                 least = ">= 0" if name == "overhead_s" else "> 0"
                 raise ValueError(f"{name} is {value}, but must be a number {least}")
         check_tensor_parallel(self.model, self.gpu, self.tensor_parallel)
-        engine_s = token_s = 0.0
-        if self.measured_step_s is None:
+        if self.measured is not None:
+            engine_s, token_s = 0.0, self.measured.context_token_s
+        else:
             engine_s = self.overhead_s
             shards = self.model.cache_shards(self.tensor_parallel)
             read_s = self.model.cache_bytes_per_token() / shards / self.gpu.memory_bytes_per_s
@@ -82,8 +82,8 @@ class DecodeCost:
     @property
     def provenance(self) -> str:
         """Where the numbers come from, in words."""
-        if self.measured_step_s is not None:
-            return f"a measured step of {self.measured_step_s} s, given by the user"
+        if self.measured is not None:
+            return self.measured.provenance
         return self.coefficients.provenance
 
     @property
@@ -92,8 +92,8 @@ class DecodeCost:
 
         For mixtures of experts and latent attention no kernels were at hand: 0.3 at least.
         """
-        if self.measured_step_s is not None:
-            return 0.0
+        if self.measured is not None:
+            return self.measured.error
         dense = self.model.experts == 0 and self.model.latent is None
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
@@ -172,8 +172,8 @@ class DecodeCost:
         """What a step takes at context 0."""
         if sequences < 1:
             raise ValueError(f"a decode step of {sequences} sequences; it has at least 1")
-        if self.measured_step_s is not None:
-            return {"measured": self.measured_step_s * self.slowdown}
+        if self.measured is not None:
+            return {"measured": self.measured.base_s(sequences) * self.slowdown}
         model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
         weights = model.decode_weight_bytes(sequences=sequences) / split
         reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
@@ -212,7 +212,7 @@ def decode_cost(
     overhead_s: float | None = None,
     overlap: bool = True,
     slowdown: float = 1.0,
-    step_s: float | None = None,
+    measured: MeasuredDecode | None = None,
     coefficients: KernelCoefficients | None = None,
 ) -> DecodeCost:
     """Decode steps of a model on a GPU.
@@ -224,8 +224,8 @@ def decode_cost(
         overhead_s: CPU time of the engine per step; None is `ENGINE_S`.
         overlap: the CPU works on the next step while the GPU computes; False adds both.
         slowdown: how many times longer everything takes: a straggler.
-        step_s: a measured step, whatever the batch; replaces formula and overhead.
-        coefficients: of one's own (`areal-lab calibrate`); None takes the GPU's.
+        measured: steps that were measured; replaces formula and overhead.
+        coefficients: of one's own; None takes the GPU's.
 
     Raises:
         ValueError: the model cannot be split over so many GPUs, or a time is negative.
@@ -238,5 +238,5 @@ def decode_cost(
         overhead_s=ENGINE_S if overhead_s is None else overhead_s,
         overlap=overlap,
         slowdown=slowdown,
-        measured_step_s=step_s,
+        measured=measured,
     )

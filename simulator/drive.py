@@ -17,7 +17,7 @@ goes on, so that an `Interrupt` that comes with a push is performed when the eng
 from __future__ import annotations
 
 import math
-from typing import Any, assert_never
+from typing import assert_never
 
 import simpy
 
@@ -57,6 +57,7 @@ from simulator.pools import LOAD
 from simulator.recorder import Recorder, Write
 from simulator.system import Done, Engine, Process, System
 from simulator.trainer import Trainer
+from simulator.versions import Tally
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""
@@ -67,7 +68,7 @@ _CLOCK_ROUNDING = 1e-12
 class Flight:
     """A group from its start until it is trained on."""
 
-    __slots__ = ("begun_s", "draws", "generated_s", "group", "segments", "slot")
+    __slots__ = ("begun_s", "done", "draws", "generated_s", "group", "slot", "tally")
 
     def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
         self.group = group
@@ -75,7 +76,8 @@ class Flight:
         self.begun_s = begun_s
         self.draws = draws
         self.generated_s = math.nan
-        self.segments: tuple[Any, ...] = ()
+        self.done: Done
+        self.tally: Tally
 
 
 class Slot:
@@ -249,7 +251,7 @@ class Drive:
     def _generated(self, now_s: float, slot: Slot, done: Done) -> None:
         flight = slot.flights.pop(done.group)
         flight.generated_s = now_s
-        flight.segments = done.segments
+        flight.done = done
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
@@ -270,15 +272,15 @@ class Drive:
             self._judged(flight)
 
     def _judged(self, flight: Flight) -> None:
-        group, segments = flight.group, flight.segments
+        group, done = flight.group, flight.done
         del self.flights[group]
         self.kept[group] = flight
         if self.recorder is not None:
             times_s = (flight.begun_s, flight.generated_s, self.env.now)
-            self.recorder.group(group, flight.slot.number, times_s, segments, flight.draws.lengths)
-        head = min([sample[0][0] for sample in segments])
-        tail = max([sample[-1][0] for sample in segments])
-        self.tell(GroupFinished(group, head, tail))
+            lengths = flight.draws.lengths
+            self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
+        flight.tally = tally = done.tally
+        self.tell(GroupFinished(group, min(tally.heads), max(tally.tails)))
 
     def _drop(self, now_s: float, drop: Drop) -> None:
         group = drop.group

@@ -12,6 +12,7 @@ from typing import Any
 from simulator.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
 from simulator.gpu_catalogue import ALIASES
 from simulator.gpu_catalogue import CATALOGUE as GPUS
+from simulator.host import CPU_CORE
 from simulator.nearest import did_you_mean, plain
 
 __all__ = ["GPU", "GPUS", "IDLE_SHARE", "Price", "find_gpu", "gpu_from_fields", "hardware_table"]
@@ -30,8 +31,8 @@ def find_gpu(name: str) -> GPU:
     """A GPU of the catalogue, or one of the user's own.
 
     Args:
-        name: as in the catalogue, whatever the case and punctuation, as `nvidia-smi` prints it, or
-            a YAML or JSON file with the fields of a GPU (`gpu_from_fields`).
+        name: as in the catalogue, whatever the case and punctuation, as `nvidia-smi` prints it, a
+            YAML or JSON file with the fields of a GPU (`gpu_from_fields`), or `CPU core`.
 
     Raises:
         ValueError: in one line: nothing of that name (with the nearest ones), or a broken file.
@@ -41,6 +42,8 @@ def find_gpu(name: str) -> GPU:
         return gpu_from_fields({"name": path.stem, **_read_fields(path)})
     known = {plain(one): one for one in GPUS} | {plain(one): gpu for one, gpu in ALIASES.items()}
     wanted = plain(re.sub(r"^\s*nvidia\b", "", name, flags=re.IGNORECASE))
+    if wanted == plain(CPU_CORE.name):
+        return CPU_CORE
     if wanted not in known:
         raise ValueError(
             f"unknown GPU {name!r}; {did_you_mean(name, GPUS)} "

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from simulator.config import LengthConfig
 from simulator.histogram import Histogram, load_histogram
 from simulator.nearest import did_you_mean
+from simulator.recorded_lengths import recorded_lengths
 
 _LARGEST_SIGMA: Final = 10.0
 _NORMAL: Final = NormalDist()
@@ -67,7 +68,12 @@ def lengths_from(config: LengthConfig) -> Lengths:
             max_tokens=config.max_tokens,
             drift_per_step=config.drift_per_step,
         )
-    raise ValueError(f"workload.answers.kind is {config.kind!r}; {did_you_mean(config.kind, made)}")
+    if config.kind == "recorded":
+        return recorded_lengths(config.trace, max_tokens=config.max_tokens)
+    known = (*made, "recorded")
+    raise ValueError(
+        f"workload.answers.kind is {config.kind!r}; {did_you_mean(config.kind, known)}"
+    )
 
 
 class LogNormalLengths:

@@ -84,9 +84,9 @@ def cut_within_budget(
     lanes = []
     for dealt in _dealt(rounded, ranks, minibatches):
         batches = dynamic_batches(
-            [rounded[one] for one in dealt], max_tokens=budget, min_batches=least
+            list(map(rounded.__getitem__, dealt)), max_tokens=budget, min_batches=least
         )
-        lanes.append([[dealt[one] for one in batch] for batch in batches])
+        lanes.append([list(map(dealt.__getitem__, batch)) for batch in batches])
     return lanes
 
 
@@ -152,6 +152,7 @@ def _dealt(lengths: Sequence[int], ranks: int, minibatches: int) -> list[list[in
         )
     lanes = []
     for start, end in pairwise(bounds):
+        place = range(start, end)
         for part in balanced_parts(lengths[start:end], ranks):
-            lanes.append([start + one for one in part])
+            lanes.append(list(map(place.__getitem__, part)))
     return lanes

@@ -26,6 +26,7 @@ from simulator.decode_cost import DecodeCost, decode_cost
 from simulator.draws import LENGTHS, stream
 from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
+from simulator.measured_engine import measured_decode
 from simulator.model_shape import find_model
 from simulator.plan_space import effective_eta
 from simulator.simulation import running_sequences
@@ -54,7 +55,7 @@ def least_step_s(config: SimulationConfig) -> float:
         rollout.tensor_parallel,
         overhead_s=rollout.engine_overhead_s,
         overlap=rollout.engine_overlap,
-        step_s=rollout.decode_step_s,
+        measured=measured_decode(config),
     )
     engines = generating // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)

@@ -27,6 +27,7 @@ from simulator.decode_cost import decode_cost
 from simulator.draws import STRAGGLERS, stream
 from simulator.faults import engine_slowdowns
 from simulator.hardware import find_gpu
+from simulator.measured_engine import measured_decode, measured_prefill
 from simulator.memory import cache_tokens
 from simulator.model_shape import find_model
 from simulator.pools import GENERATE, MOVING_WEIGHTS
@@ -253,10 +254,11 @@ def _engines_with_memory(config: SimulationConfig, engines: int, slowdown: float
                 overhead_s=rollout.engine_overhead_s,
                 overlap=rollout.engine_overlap,
                 slowdown=float(slow),
-                step_s=rollout.decode_step_s,
+                measured=measured_decode(config),
                 coefficients=changed,
             ),
-            prefill=prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=float(slow)),
+            prefill=measured_prefill(config, float(slow))
+            or prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=float(slow)),
             max_running=running,
             cache_tokens=cache,
             prefix_sharing=rollout.prefix_sharing,

@@ -35,7 +35,7 @@ from simulator.decode_batch import DecodeBatch, StepCost
 from simulator.prefill_cost import causal_pairs
 from simulator.sequences import Cohort, Group, Queued
 from simulator.timesheet import RecordSpan, Timesheet
-from simulator.versions import Epoch, Segments, segments
+from simulator.versions import Ended, Epoch, Segments, Tally, segments, tally
 
 IDLE = "idle"
 DECODE = "decode"
@@ -72,8 +72,18 @@ class GroupDone(NamedTuple):
 
     group: GroupId
     time_s: float
-    segments: tuple[Segments, ...]
-    """(version, tokens) of each answer, in the order of the lengths."""
+    lengths: Sequence[int]
+    ended: Sequence[Ended]
+
+    @property
+    def segments(self) -> tuple[Segments, ...]:
+        """(version, tokens) of each answer, in the order of the lengths."""
+        return segments(self.ended, self.lengths)
+
+    @property
+    def tally(self) -> Tally:
+        """What a training batch needs to know of the segments."""
+        return tally(self.ended, self.lengths)
 
 
 class Replica:
@@ -192,7 +202,11 @@ class Replica:
             return math.inf
         if self._admission_due:
             return batch.time_s
-        return batch.next_change_s(any_end=bool(self._queue))
+        if not self._queue:
+            return batch.next_change_s(any_end=False)
+        if self._reading and batch.sequences < self.max_running:
+            return batch.time_s  # Less room is kept for those who have been read: more may join.
+        return batch.next_change_s(any_end=True)
 
     def advance(self, now_s: float) -> list[GroupDone]:
         """Let the time become `now_s`; returns the groups that ended until then."""
@@ -316,7 +330,7 @@ class Replica:
         for done in self._done:
             if done.group == group:
                 self._done.remove(done)
-                return sum([tokens for answer in done.segments for _, tokens in answer])
+                return sum(done.lengths)
         if group not in self._groups:
             return 0
         batch, queue = self._batch, self._queue
@@ -472,8 +486,9 @@ class Replica:
         """Tokens and pairs of attention of everything that runs."""
         batch, sharing = self._batch, self._sharing
         pairs, prompts = 0, {}
+        step = batch.step
         for cohort, running in batch.running():
-            group, done = cohort.group, batch.step - cohort.start_step
+            group, done = cohort.group, step - cohort.start_step
             prompt = group.prompt_tokens
             if sharing:
                 prompts[group.number] = causal_pairs(prompt)
@@ -484,24 +499,16 @@ class Replica:
 
     def _finish(self, cohort: Cohort) -> None:
         """Nothing of it runs any more."""
-        group, members, epoch, past = cohort.group, cohort.members, cohort.epoch, cohort.past
-        lengths, start = group.lengths, cohort.start_step
-        if len(members) == len(lengths):
-            answers = segments(epoch, start, past, lengths)
-        else:
-            results = group.results
-            if len(members) == 1:
-                member = members[0]
-                (results[member],) = segments(epoch, start, past, (lengths[member],))
-            else:
-                mine = segments(epoch, start, past, [lengths[member] for member in members])
-                results.update(zip(members, mine, strict=True))
-            if len(results) < len(lengths):
+        group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
+        ended = group.ended
+        ended.append(Ended(cohort.epoch, cohort.start_step, cohort.past, members))
+        if len(members) < len(lengths):
+            group.left -= len(members)
+            if group.left:
                 return
-            answers = [results[member] for member in range(len(lengths))]
         del self._groups[group.number]
         self._ended_tokens += sum(lengths)
-        self._done.append(GroupDone(group.number, self._batch.time_s, tuple(answers)))
+        self._done.append(GroupDone(group.number, self._batch.time_s, lengths, ended))
 
     def _retract(self) -> None:
         """Make room: those with the fewest tokens go back to the queue, behind the others."""
@@ -509,7 +516,8 @@ class Replica:
         while True:
             cohort, member, closed = batch.retract()
             done = batch.step - cohort.start_step
-            (past,) = segments(cohort.epoch, cohort.start_step, cohort.past, [done])
+            alone = Ended(cohort.epoch, cohort.start_step, cohort.past, (0,))
+            (past,) = segments((alone,), (done,))
             self._queue.append(Queued(cohort.group, [member], done, past))
             self.preemptions += 1
             if closed and cohort.members:
@@ -527,7 +535,8 @@ class Replica:
         for item in self._queue:
             waiting.setdefault(item.group.number, []).extend(item.members)
         for group in self._groups.values():
-            places = [*group.results, *waiting.pop(group.number, [])]
+            places = [member for one in group.ended for member in one.members]
+            places += waiting.pop(group.number, [])
             mine = [cohort for cohort in self._batch.cohorts if cohort.group is group]
             places += [member for cohort in mine for member in cohort.members]
             assert sorted(places) == list(range(len(group.lengths))), "an answer got lost"
@@ -548,14 +557,19 @@ class Replica:
 
     def _unfinished_tokens(self, step: int) -> int:
         """Generated until `step` for groups that are not done."""
-        ended = [one for group in self._groups.values() for one in group.results.values()]
+        ended = [
+            group.lengths[member]
+            for group in self._groups.values()
+            for one in group.ended
+            for member in one.members
+        ]
         running = [
             min(cohort.group.lengths[member], step - cohort.start_step)
             for cohort in self._batch.cohorts
             for member in cohort.members
         ]
         waiting = [item.done for item in self._queue]
-        return sum(tokens for one in ended for _, tokens in one) + sum(running) + sum(waiting)
+        return sum(ended) + sum(running) + sum(waiting)
 
     def _check(self, group: GroupId, prompt_tokens: int, lengths: Sequence[int]) -> None:
         if group in self._groups:

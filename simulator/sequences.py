@@ -1,24 +1,24 @@
 """What an engine remembers of its work: groups, and their answers that wait or decode together.
 
-    Group --submit--> Queued --admission--> Cohort --last of them ends--> results of the group
+    Group --submit--> Queued --admission--> Cohort --last of them ends--> Ended
                          ^                     |
                          +---- preempted ------+
 
 An answer has no record of its own: it is a place in its group's lengths, in exactly one of the
-group's cohorts, queued items and results.
+group's cohorts, queued items and ended cohorts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.versions import Epoch, Segments
+from simulator.versions import Ended, Epoch, Segments
 
 
 class Group:
     """A prompt and the answers to it that are being generated."""
 
-    __slots__ = ("cohorts", "lengths", "number", "prompt_tokens", "results", "serial")
+    __slots__ = ("cohorts", "ended", "left", "lengths", "number", "prompt_tokens", "serial")
 
     def __init__(
         self, number: int, serial: int, prompt_tokens: int, lengths: Sequence[int]
@@ -27,8 +27,9 @@ class Group:
         self.serial = serial  # in order of submission
         self.prompt_tokens = prompt_tokens
         self.lengths = lengths
+        self.left = len(lengths)  # answers that are in no ended cohort
         self.cohorts = 0  # that decode; while there are any the prompt is cached
-        self.results: dict[int, Segments] = {}  # by place, of answers that ended
+        self.ended: list[Ended] = []  # cohorts of which nothing runs any more
 
 
 class Cohort:

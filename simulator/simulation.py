@@ -37,6 +37,7 @@ from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.latency import Latency, latency_from
 from simulator.lengths import lengths_from
+from simulator.measured_engine import measured_decode, measured_prefill
 from simulator.memory import cache_tokens
 from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
@@ -124,6 +125,7 @@ def build(config: SimulationConfig) -> System:
             batch_groups=workload.prompts_per_batch,
             max_in_flight=config.schedule.max_concurrent_prompts
             or max(workload.prompts_per_batch, engines * running // workload.samples_per_prompt),
+            train_steps=workload.steps if workload.whole_run else None,
             schedule=schedule_of(config.schedule),
             order=order_of(config.schedule),
         ),
@@ -236,11 +238,14 @@ class _EngineCosts:
                 overhead_s=rollout.engine_overhead_s,
                 overlap=rollout.engine_overlap,
                 slowdown=slowdown,
-                step_s=rollout.decode_step_s,
+                measured=measured_decode(config),
             )
         )
         self.prefill = cache(
-            lambda slowdown: prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=slowdown)
+            lambda slowdown: (
+                measured_prefill(config, slowdown)
+                or prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=slowdown)
+            )
         )
         self.slowdowns = cache(
             lambda seed: engine_slowdowns(

@@ -11,6 +11,7 @@ from simulator.decode_cost import decode_cost
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.lengths import TraceLengths, lengths_from
+from simulator.measured_engine import GIVEN, measured_decode, measured_prefill
 from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
@@ -84,10 +85,10 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
         rollout.tensor_parallel,
         overhead_s=rollout.engine_overhead_s,
         overlap=rollout.engine_overlap,
-        step_s=rollout.decode_step_s,
+        measured=measured_decode(config),
     )
     yield Part("decode", decode.provenance, decode.error)
-    prefill = prefill_cost(model, gpu, rollout.tensor_parallel)
+    prefill = measured_prefill(config) or prefill_cost(model, gpu, rollout.tensor_parallel)
     yield Part("prefill", prefill.provenance, prefill.error)
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
@@ -102,10 +103,21 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
 
 def _training_part(config: SimulationConfig) -> Part:
     if config.trainer.step_s is not None:
-        return Part("training", f"a step of {config.trainer.step_s:g} s, given", 0.0)
+        return _measured_training(config)
     if config.trainer.mfu is not None:
         return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
     return Part("training", AREAL.provenance, AREAL.error)
+
+
+def _measured_training(config: SimulationConfig) -> Part:
+    trainer, calibration = config.trainer, config.calibration
+    if not trainer.token_s:
+        return Part("training", f"a step of {trainer.step_s:g} s, given", 0.0)
+    source = (
+        f"measured: {trainer.step_s:.3g} s a step, {1e3 * trainer.token_s:.3g} ms for each token; "
+        f"{calibration.source or GIVEN}"
+    )
+    return Part("training", source, calibration.training_error)
 
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
@@ -125,6 +137,8 @@ def _lengths_part(config: SimulationConfig) -> Part:
         f"{lengths.mean_tokens():,.0f} tokens on average, {lengths.capped_share():.1%} cut off at "
         f"{answers.max_tokens:,}"
     )
+    if answers.kind == "recorded":
+        return Part("lengths", f"those of {answers.trace}, prompt by prompt: {text}", 0.0)
     if isinstance(lengths, TraceLengths):
         scaled = "" if math.isclose(lengths.scale, 1) else f" times {lengths.scale:.3g}"
         return Part("lengths", f"{answers.trace}{scaled}: {text}", None)

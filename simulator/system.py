@@ -21,6 +21,7 @@ from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
 from simulator.gpu import GPU
 from simulator.timesheet import RecordSpan
+from simulator.versions import Tally
 
 
 class Done(Protocol):
@@ -34,6 +35,11 @@ class Done(Protocol):
     @property
     def segments(self) -> tuple[Segments, ...]:
         """(version, tokens) stretches, one tuple per sample."""
+        ...
+
+    @property
+    def tally(self) -> Tally:
+        """Sums of these (`simulator.versions.tally_of`)."""
         ...
 
 

@@ -35,7 +35,7 @@ class Trainer:
         flights = [drive.kept.pop(group) for group in train.groups]
         prompt_tokens = system.prompt_tokens
         lengths = [prompt_tokens + tokens for f in flights for tokens in f.draws.lengths]
-        drive.book.batch(env.now, train.version, [flight.segments for flight in flights])
+        drive.book.batch(env.now, train.version, [flight.tally for flight in flights])
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()

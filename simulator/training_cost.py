@@ -308,7 +308,9 @@ def training_cost(
             the longest sequence does not fit in a micro-batch.
     """
     if config.step_s is not None:
-        return MeasuredTraining(seconds=config.step_s, model=model, gpus=gpus)
+        return MeasuredTraining(
+            seconds=config.step_s, token_s=config.token_s, model=model, gpus=gpus
+        )
     cost = TrainingCost(
         model=model,
         gpu=gpu,

@@ -59,23 +59,28 @@ class Training(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTraining:
-    """A step that always takes the same measured time."""
+    """A step whose time was measured: always the same, or growing with the tokens of the batch."""
 
     seconds: float
+    token_s: float = 0.0
+    """For each token of prompt and answer."""
     model: ModelShape
     gpus: int
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds) or self.seconds <= 0:
             raise ValueError(f"trainer.step_s is {self.seconds}, but must be > 0")
+        if not math.isfinite(self.token_s) or self.token_s < 0:
+            raise ValueError(f"trainer.token_s is {self.token_s}, but must be >= 0")
 
     def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
         """The measured time, with the FLOPs of these sequences."""
         sizes = np.asarray(lengths, np.float64)
         pairs = float((sizes * (sizes + 1) / 2).sum())
+        seconds = self.seconds + self.token_s * float(sizes.sum())
         return TrainTiming(
-            seconds=self.seconds,
-            parts={MEASURED: self.seconds},
+            seconds=seconds,
+            parts={MEASURED: seconds},
             micro_batches=minibatches,
             tokens=int(sizes.sum()),
             flops=3 * float(forward_flops(float(sizes.sum()), pairs, self.model)),

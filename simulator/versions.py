@@ -10,8 +10,9 @@ the next one and nobody knows the first, so those that no answer needs any more 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from areal_lab.control.events import Version
 
@@ -37,37 +38,122 @@ class Epoch:
         return self.following
 
 
-def segments(
-    epoch: Epoch, start_step: int, past: Segments, lengths: Iterable[int]
-) -> list[Segments]:
-    """The segments of answers that decode together, one per length.
+class Tally(NamedTuple):
+    """Answers of one group by version: all that a training batch needs to know of them."""
+
+    heads: Mapping[Version, int]
+    """Answers by the version of their first token."""
+    tails: Mapping[Version, int]
+    """Answers by the version of their last token."""
+    tokens: Mapping[Version, int]
+    several: int
+    """Answers with tokens of two or more versions."""
+
+
+class Ended(NamedTuple):
+    """Answers that decoded together and have all ended."""
+
+    epoch: Epoch
+    """In which they began, or went on after `past`."""
+    start_step: int
+    """The step before their first token, as if they had never been interrupted."""
+    past: Segments
+    """What they had generated before that, the same for all."""
+    members: Sequence[int]
+    """Their places among the lengths."""
+
+
+def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, ...]:
+    """The segments of the answers of one group, one per length.
 
     Args:
-        epoch: in which they began, or went on after `past`.
-        start_step: the step before their first token, as if they had never been interrupted.
-        past: what they had generated before that, the same for all.
-        lengths: tokens of each, `past` included.
+        ended: the group's, with all of its places.
+        lengths: tokens of each answer, what was generated before `past` and in it included.
     """
-    if epoch.following is None and not past:
-        version = epoch.version
-        return [((version, length),) for length in lengths]
-    # Latest first. An answer that ends there: the segments before, and the tokens of those.
-    stretches: list[tuple[int, Segments, Version, int]] = []
-    done, whole = sum([tokens for _, tokens in past]), past
+    answers: dict[int, Segments] = {}
+    for epoch, start_step, past, members in ended:
+        stretches = _stretches(epoch, start_step, past)
+        for member in members:
+            length = lengths[member]
+            answers[member] = tuple(
+                [
+                    (version, min(length, end) - before)
+                    for version, before, end in stretches
+                    if before < length
+                ]
+            )
+    return tuple([answers[member] for member in range(len(lengths))])
+
+
+def tally(ended: Iterable[Ended], lengths: Sequence[int]) -> Tally:
+    """The sums of `segments`, of the same arguments, in much less time."""
+    heads: dict[Version, int] = {}
+    tails: dict[Version, int] = {}
+    tokens: dict[Version, int] = {}
+    several = 0
+    for epoch, start_step, past, members in ended:
+        count = len(members)
+        left = lengths if count == len(lengths) else [lengths[member] for member in members]
+        total = sum(left)
+        if epoch.following is None and not past:
+            version = epoch.version
+            heads[version] = heads.get(version, 0) + count
+            tails[version] = tails.get(version, 0) + count
+            tokens[version] = tokens.get(version, 0) + total
+            continue
+        stretches = _stretches(epoch, start_step, past)
+        version = stretches[0][0]
+        heads[version] = heads.get(version, 0) + count
+        first_end = stretches[0][2]
+        for version, before, end in stretches:
+            left = [length for length in left if length > end]
+            longer, longer_total = len(left), sum(left)
+            inside = total - longer_total - (count - longer) * before + longer * (end - before)
+            tokens[version] = tokens.get(version, 0) + inside
+            if longer < count:
+                tails[version] = tails.get(version, 0) + count - longer
+            if end == first_end:
+                several += longer
+            if not longer:
+                break
+            count, total = longer, longer_total
+    return Tally(heads, tails, tokens, several)
+
+
+def tally_of(answers: Iterable[Segments]) -> Tally:
+    """The tally of answers whose segments are known."""
+    heads: Counter[Version] = Counter()
+    tails: Counter[Version] = Counter()
+    tokens: Counter[Version] = Counter()
+    several = 0
+    for answer in answers:
+        heads[answer[0][0]] += 1
+        tails[answer[-1][0]] += 1
+        several += len(answer) > 1
+        for version, count in answer:
+            tokens[version] += count
+    return Tally(heads, tails, tokens, several)
+
+
+_NO_END = 1 << 62
+"""Tokens at which the newest weights end."""
+
+
+def _stretches(epoch: Epoch, start_step: int, past: Segments) -> list[tuple[Version, int, int]]:
+    """Version, and the tokens that an answer has when it begins and when the next one does."""
+    stretches: list[tuple[Version, int, int]] = []
+    done = 0
+    for version, tokens in past:
+        stretches.append((version, done, done + tokens))
+        done += tokens
     this: Epoch | None = epoch
     while this is not None:
         version, this = this.version, this.following
-        until = done + 1 if this is None else this.first_step - start_step
+        until = _NO_END if this is None else this.first_step - start_step
         if until > done:
-            same = bool(whole) and whole[-1][0] == version  # as before the interruption
-            before = whole[:-1] if same else whole
-            offset = done - whole[-1][1] if same else done
-            stretches.insert(0, (done, before, version, offset))
-            done, whole = until, (*before, (version, until - offset))
-    answers = []
-    for length in lengths:
-        for done, before, version, offset in stretches:
-            if done < length:
-                answers.append((*before, (version, length - offset)))
-                break
-    return answers
+            before = done
+            if stretches and stretches[-1][0] == version:  # as before the interruption
+                before = stretches.pop()[1]
+            stretches.append((version, before, until))
+            done = until
+    return stretches

@@ -14,6 +14,7 @@ engines do that (`simulator.replica`). Rates are those of the servers that were 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ class WeightSync:
 def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
     """Update of disaggregated engines.
 
-    A measured `update_s` replaces the sum; its parts keep their proportions.
+    A measured `export_s` or `load_s` replaces that part. A measured `update_s` replaces the sum;
+    its parts keep their proportions.
 
     Args:
         config: backend and overrides.
@@ -201,14 +203,37 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
         raise ValueError(
             f"weights.backend is {config.backend!r}, but must be 'disk', 'nccl' or 'delta'"
         )
+    by_model = _with_measured_parts(by_model, config)
     if config.update_s is None:
         return by_model
     if not math.isfinite(config.update_s) or config.update_s < 0:
         raise ValueError(f"weights.update_s is {config.update_s}, but must be >= 0")
+    if by_model.seconds == 0:  # both parts were measured as nothing
+        by_model = dataclasses.replace(by_model, load_s=1.0)
     share = config.update_s / by_model.seconds
     return WeightSync(
         export_s=share * by_model.export_s,
         delay_s=share * by_model.delay_s,
         load_s=share * by_model.load_s,
         provenance="weights.update_s; its parts as the model has them",
+    )
+
+
+def _with_measured_parts(by_model: WeightSync, config: WeightsConfig) -> WeightSync:
+    """What was measured of the parts instead of what the model has."""
+    given = {
+        name: seconds
+        for name in ("export_s", "load_s")
+        if (seconds := getattr(config, name)) is not None
+    }
+    if not given:
+        return by_model
+    # With both, nothing but the wait for the next look is by the model.
+    known = len(given) == 2
+    names = " and ".join(f"weights.{name}" for name in given)
+    return dataclasses.replace(
+        by_model,
+        **given,
+        error=0.0 if known else by_model.error,
+        provenance=f"{names}, given" if known else f"{names}, given; {by_model.provenance}",
     )

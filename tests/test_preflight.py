@@ -70,7 +70,7 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("actor.optimizer.warmup_steps=-1", "warmup_steps is -1, but must be an integer >= 0"),
         ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
         ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
-        ("rollout.backend=embedd", "embedd', but must be one of embedded; did you mean 'embedd"),
+        ("rollout.backend=embedd", "'embedd' names no engine; there are embedded, sglang, vllm"),
         ("rollout.schedule=async", "must be one of synchronous, one_step_overlap, asynchronous"),
         ("rollout.schedule=synchron", "did you mean 'synchronous'?"),
         ("rollout.batch_order=fifo", "rollout.batch_order is 'fifo', but must be one of"),

@@ -19,7 +19,7 @@ from areal_lab.control.order import (
     oldest_finished_first,
     strict_start_order,
 )
-from areal_lab.control.routing import Router
+from areal_lab.control.routing import Router, Routing, least_loaded, round_robin, sticky
 from areal_lab.control.schedule import (
     OnNewWeights,
     Schedule,
@@ -48,6 +48,10 @@ __all__ = [
     "strict_start_order",
     # routing
     "Router",
+    "Routing",
+    "least_loaded",
+    "round_robin",
+    "sticky",
     # the whole
     "Coordinator",
     "Counts",

@@ -23,6 +23,7 @@ from areal_lab.control.events import (
     Action,
     CheckpointDone,
     Drop,
+    EngineId,
     EngineJoined,
     EngineLost,
     Event,
@@ -43,10 +44,12 @@ from areal_lab.control.events import (
     WeightsPushed,
 )
 from areal_lab.control.limits import Limits
-from areal_lab.control.routing import Router
 from areal_lab.control.schedule import OnNewWeights
 
-__all__ = ["Coordinator", "Counts", "Limits", "replay"]
+__all__ = ["NO_ENGINE_LEFT", "Coordinator", "Counts", "Limits", "replay"]
+
+NO_ENGINE_LEFT = "no engine left"
+"""Why a run ended whose engines were all lost for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +75,13 @@ class Coordinator:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._backlog = limits.order.make_backlog(limits.batch_groups)
-        self._router = Router()
+        self._router = limits.routing.make_router()
+        self._awaited: set[EngineId] = set()
         # Groups: running on an engine | waiting for one, as theirs was lost while all paused. The
-        # latter have no tokens, so they count from the version that the engines hold.
+        # latter have the version they began with, or None: without tokens, a group counts from the
+        # version that the engines hold.
         self._in_flight: dict[GroupId, StartGroup] = {}
-        self._orphans: set[GroupId] = set()
+        self._orphans: dict[GroupId, Version | None] = {}
         self._dropped_running: set[GroupId] = set()
         self._next_group: GroupId = 0
         self._started = 0
@@ -156,10 +161,11 @@ class Coordinator:
         """What the run waits for, in a few words for a progress display."""
         if not self._running:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
-        if self._training:
-            return f"trainer (step {self._trained + 1})"
-        if self._saving:
-            return f"checkpoint of version {self._saved}"
+        if not len(self._router) and self._awaited:
+            return "an engine to be mended; none is left"
+        if self._training or self._saving:
+            step, saved = f"trainer (step {self._trained + 1})", self._saved
+            return step if self._training else f"checkpoint of version {saved}"
         if self._pushing is not None:
             return f"engines to load version {self._pushing}"
         if self._trained > self._pushed:
@@ -193,26 +199,27 @@ class Coordinator:
 
     def _group_finished(self, event: GroupFinished) -> None:
         start = self._in_flight.get(event.group)
-        if start is None:
+        began = self._orphans.get(event.group) if start is None else start.version
+        if began is None:
             return self._check_was_dropped(event, event.group)
         newest = self._pushed if self._pushing is None else self._pushing
-        if not start.version <= event.head_version <= event.tail_version <= newest:
+        if not began <= event.head_version <= event.tail_version <= newest:
             raise ValueError(
-                f"{event}: group {event.group} started at version {start.version} and the engines "
+                f"{event}: group {event.group} started at version {began} and the engines "
                 f"have at most {newest}, so start <= head <= tail <= {newest} was expected"
             )
-        del self._in_flight[event.group]
-        self._router.release(start.engine)
-        return self._backlog.finished(event.group, start.version)
+        self._leave(event.group)
+        return self._backlog.finished(event.group, began)
 
     def _group_filtered(self, event: GroupFiltered) -> None:
-        start = self._in_flight.pop(event.group, None)
-        if start is None:
+        start = self._in_flight.get(event.group)
+        began = self._orphans.get(event.group) if start is None else start.version
+        if began is None:
             return self._check_was_dropped(event, event.group)
-        self._router.release(start.engine)
+        self._leave(event.group)
         self._started -= 1
         self._filtered += 1
-        return self._backlog.removed(event.group, start.version)
+        return self._backlog.removed(event.group, began)
 
     def _check_was_dropped(self, event: Event, group: GroupId) -> None:
         # Its end crossed the abort on the way; it was dropped and stays so.
@@ -243,8 +250,9 @@ class Coordinator:
             expected = "no push" if self._pushing is None else f"version {self._pushing}"
             raise ValueError(f"{event}: {expected} was expected")
         self._pushing = None
-        for group in self._orphans:
-            self._backlog.restarted(group, self._pushed, event.version)
+        for group, began in self._orphans.items():
+            if began is None:
+                self._backlog.restarted(group, self._pushed, event.version)
         self._engines_hold(event.version)
 
     def _engines_hold(self, version: Version) -> None:
@@ -263,25 +271,36 @@ class Coordinator:
         self._saving = False
 
     def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
-        if event.engine not in self._router:
+        if event.engine in self._router:
+            self._orphan_groups_of(event)
+        elif event.returns or event.engine not in self._awaited:
             self._refuse_engine(event)
-        self._router.remove(event.engine)
-        lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
-        for group in lost:
-            self._backlog.restarted(group, self._in_flight.pop(group).version, self._pushed)
-        self._orphans.update(lost)
+        if event.returns:
+            self._awaited.add(event.engine)
+        else:
+            self._awaited.discard(event.engine)
         drops: list[Action] = []
-        if not len(self._router):
+        if not len(self._router) and not self._awaited:
             # Nothing answers a push any more, and nothing is left to resume.
             self._pushing, self._interrupted = None, False
             if self._ending is None:
-                self._ending = "no engine left"
+                self._ending = NO_ENGINE_LEFT
                 drops = self._drop_everything(self._ending)
         return (*drops, *self._decide())
+
+    def _orphan_groups_of(self, event: EngineLost) -> None:
+        self._router.remove(event.engine)
+        lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
+        for group in lost:
+            began = self._in_flight.pop(group).version
+            self._orphans[group] = began if event.tokens_kept else None
+            if not event.tokens_kept:
+                self._backlog.restarted(group, began, self._pushed)
 
     def _engine_joined(self, event: EngineJoined) -> None:
         if event.engine in self._router:
             self._refuse_engine(event)
+        self._awaited.discard(event.engine)
         self._router.add(event.engine)
 
     def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
@@ -314,7 +333,11 @@ class Coordinator:
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
-        engines_run = self._pushing is None and not (self._carry_over and self._training)
+        engines_run = (
+            self._pushing is None
+            and not (self._carry_over and self._training)
+            and len(self._router) > 0
+        )
         # Most events come while eq. 3 admits nothing: worth asking before the call.
         to_do = self._started < self._start_limit or self._interrupted or self._orphans
         if engines_run and to_do:
@@ -338,12 +361,13 @@ class Coordinator:
             self._interrupted = False
             actions.append(Resume())
         if self._orphans:
-            actions.extend([self._start(group) for group in sorted(self._orphans)])
+            for group, began in sorted(self._orphans.items()):
+                actions.append(self._start(group, self._pushed if began is None else began))
             self._orphans.clear()
         slots = self._open_slots()
         for group in range(self._next_group, self._next_group + slots):
             self._backlog.started(group, self._pushed)
-            actions.append(self._start(group))
+            actions.append(self._start(group, self._pushed))
         self._next_group += slots
         self._started += slots
 
@@ -363,10 +387,19 @@ class Coordinator:
             max_in_flight=self._max_in_flight,
         )
 
-    def _start(self, group: GroupId) -> StartGroup:
-        start = StartGroup(group, self._router.acquire(), self._pushed)
+    def _start(self, group: GroupId, version: Version) -> StartGroup:
+        start = StartGroup(group, self._router.acquire(group), version)
         self._in_flight[group] = start
         return start
+
+    def _leave(self, group: GroupId) -> None:
+        """A group ended: on its engine, or, with all its tokens kept, waiting for another."""
+        start = self._in_flight.pop(group, None)
+        if start is None:
+            del self._orphans[group]
+        else:
+            self._router.release(start.engine)
+        self._router.forget(group)
 
     def _save(self) -> Save:
         self._saving, self._save_due = True, False
@@ -377,12 +410,11 @@ class Coordinator:
         """Drops for groups that the backlog has forgotten already."""
         drops: list[Action] = []
         for group in groups:
-            start = self._in_flight.pop(group, None)
-            if start is not None:
-                self._router.release(start.engine)
+            # Without tokens, a group that waits for an engine cannot have ended meanwhile.
+            if group in self._in_flight or self._orphans.get(group) is not None:
                 self._dropped_running.add(group)
-            else:
-                self._orphans.discard(group)
+            if group in self._in_flight or group in self._orphans:
+                self._leave(group)
             self._started -= 1
             self._dropped += 1
             drops.append(Drop(group, reason))

@@ -290,12 +290,18 @@ _KIND_OF: Final[dict[type[Any], str]] = {
     MetricRecord: "metric",
 }
 _FIELDS: Final = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES.values(), *_KIND_OF)}
+_JSON_TYPES: Final[dict[str, type[Any]]] = {"str": str, "bool": bool}
 _JSON_TYPE: Final = {
     cls: {
-        # `from __future__ import annotations`: types are text. What is no text or tuple is a count.
-        f.name: str if f.type == "str" else list if str(f.type).startswith("tuple") else int
+        # `from __future__ import annotations`: types are text. What is none of these is a count.
+        f.name: _JSON_TYPES.get(str(f.type), list if str(f.type).startswith("tuple") else int)
         for f in fields(cls)
     }
+    for cls in _TYPES.values()
+}
+_MAY_LACK: Final = {
+    # Fields that older logs do not have.
+    cls: {f.name for f in fields(cls) if f.type == "bool" and f.default is False}
     for cls in _TYPES.values()
 }
 
@@ -339,6 +345,8 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
     if cls is None or (name in _EVENT_NAMES) is not event:
         raise ValueError(f"unknown {'event' if event else 'action'} type {name!r}")
     for field_name, json_type in _JSON_TYPE[cls].items():
+        if field_name in _MAY_LACK[cls] and field_name not in value:
+            continue
         inner = value[field_name]
         if type(inner) is not json_type:
             raise TypeError(f"{name}.{field_name} is {inner!r}, not a {json_type.__name__}")

@@ -56,9 +56,15 @@ class GroupFiltered:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine is gone, and with it what its groups had generated: they start again elsewhere."""
+    """The engine is gone; its groups start again elsewhere, or there, if it returns first."""
 
     engine: EngineId
+    tokens_kept: bool = False
+    """What its groups had generated is not lost with it: they go on from there, and keep the
+    version they began with. Otherwise they begin anew, at the version that the engines hold."""
+    returns: bool = False
+    """It is being mended: `EngineJoined` follows, or this event again, without `returns`, when that
+    is given up. A run without engines waits for those that return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ class StartGroup:
     group: GroupId
     engine: EngineId
     version: Version
-    """Version the engines hold at this decision; the tokens may turn out newer, never older."""
+    """Version the engines hold at this decision, or held when a group began that goes on with its
+    tokens; the tokens may turn out newer, never older."""
 
 
 @dataclass(frozen=True, slots=True)

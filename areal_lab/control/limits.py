@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.order import BatchOrder, oldest_finished_first
+from areal_lab.control.routing import Routing, least_loaded
 from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
 
 
@@ -23,6 +24,7 @@ class Limits:
     """Versions between checkpoints; 0 saves at the end only."""
     schedule: Schedule = field(default_factory=lambda: asynchronous(4))
     order: BatchOrder = field(default_factory=oldest_finished_first)
+    routing: Routing = field(default_factory=least_loaded)
 
     def __post_init__(self) -> None:
         for name in ("batch_groups", "max_in_flight", "train_steps"):

@@ -5,9 +5,10 @@ Lengths are tokens per sequence. Results hold indices into `lengths`, longest se
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 
 def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be half of its time
@@ -20,87 +21,92 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
     sequences (the earliest opened of these). Fewer sequences than `min_batches` give one each.
     Source: AReaL (arXiv:2505.24298), Algorithm 1.
 
-    O(n log n + longest). As lengths only fall, a micro-batch that has room keeps it until it is
-    chosen. Those with room wait in a heap by (sequences, age), unless there is just one, which
-    takes as many of a length as fit at once; the others wait in a table by room, and are found
-    when lengths have fallen to it.
+    O(n log n). As lengths only fall, a micro-batch that has room keeps it until it is chosen.
+    Those with room are in a heap by (sequences, age), unless there is just one: it takes what
+    comes, as many at once as would fit if none of them were shorter than the first. The others
+    wait in a heap by room until lengths have fallen to it.
 
     Raises:
         ValueError: if a sequence is longer than `max_tokens`, or a number is below 1.
     """
     if min_batches < 1:
         raise ValueError(f"min_batches is {min_batches}, but must be >= 1")
-    items_by_length = _items_by_length(lengths)
-    longest = max(items_by_length, default=0)
-    if longest > max_tokens:
+    order = _longest_first(lengths)
+    if order and lengths[order[0]] > max_tokens:
         raise ValueError(
-            f"a sequence of {longest} tokens exceeds max_tokens = {max_tokens}; "
+            f"a sequence of {lengths[order[0]]} tokens exceeds max_tokens = {max_tokens}; "
             "raise max_tokens to it, or generate shorter answers"
         )
-    batches: list[list[int]] = []
     # More than there can be: once one opens beyond `min_batches`, all before are over half full.
     most = max(min(min_batches, len(lengths)), 2 * sum(lengths) // max_tokens + 2) + 1
-    room = [0] * most
-    before = [-1] * most  # by micro-batch: the one that has waited longer with the same room
-    newest = [-1] * (longest + 1)  # by room: the last micro-batch that waits with it
-    open_ones: list[int] = []  # sequences * most + index: cheaper to compare than a pair
-    # Beside the heap one more may have room (or be just full), with its members and room here.
+    batches = [[item] for item in order[:min_batches]]
+    room = [max_tokens - lengths[item] for item in order[:min_batches]]
+    # Pairs in one number, cheaper to compare: sequences * most + index, and index - room * most.
+    open_ones: list[int] = []
+    waiting = [batch - left * most for batch, left in enumerate(room)]
+    heapify(waiting)
+    widest = max(room, default=0)  # room of the first that waits
+    # One that is the only one with room, or just has none left: its members and room are here.
     alone = left = -1
     members: list[int] = []
-    above = longest
-    for length in sorted(items_by_length, reverse=True):
-        for last in newest[length:above]:
-            batch = last
-            while batch >= 0:
-                heappush(open_ones, len(batches[batch]) * most + batch)
-                batch = before[batch]
-        above = length
-        items = items_by_length[length]
-        at, end = 0, len(items)
-        while at < end:
-            if not open_ones and len(batches) >= min_batches:
-                if left < length:
-                    if alone >= 0:
-                        room[alone] = left
-                        before[alone], newest[left] = newest[left], alone
-                    alone, members, left = len(batches), [], max_tokens
-                    batches.append(members)
-                taken = items[at : at + left // length]
-                members += taken
-                left -= length * len(taken)
-                at += len(taken)
+    at, end = len(batches), len(order)
+    while at < end:
+        item = order[at]
+        length = lengths[item]
+        if not open_ones and widest < length:
+            if left // length > _SEVERAL:
+                stop = min(end, at + left // length)
+                stop = bisect_left(order, -widest, at, stop, key=lambda one: -lengths[one])
+                some = order[at:stop]
+                members += some
+                left -= sum([lengths[one] for one in some])
+                at = stop
                 continue
-            if alone >= 0:
-                room[alone] = left
-                if left >= length:
-                    heappush(open_ones, len(members) * most + alone)
-                else:
-                    before[alone], newest[left] = newest[left], alone
-                alone = left = -1
-            if len(batches) < min_batches:
-                batch = len(batches)
-                batches.append([items[at]])
-                left = max_tokens - length
-                if left >= length:
-                    heappush(open_ones, most + batch)
+            if left >= length:
+                members.append(item)
+                left -= length
             else:
-                entry = open_ones[0]
-                batch = entry % most
-                batches[batch].append(items[at])
-                left = room[batch] - length
-                if left >= length:
-                    heapreplace(open_ones, entry + most)
-                else:
-                    heappop(open_ones)
+                if left > 0:
+                    room[alone] = left
+                    heappush(waiting, alone - left * most)
+                    widest = left if left > widest else widest
+                alone, left, members = len(batches), max_tokens - length, [item]
+                batches.append(members)
+                room.append(left)
             at += 1
-            room[batch] = left
-            if left < length:
-                before[batch], newest[left] = newest[left], batch
-            left = -1
-            if len(open_ones) == 1 and len(batches) >= min_batches:
-                alone = open_ones.pop() % most
-                members, left = batches[alone], room[alone]
+            continue
+        while widest >= length:
+            batch = heappop(waiting) % most
+            heappush(open_ones, len(batches[batch]) * most + batch)
+            widest = -(waiting[0] // most) if waiting else 0
+        if alone >= 0:
+            room[alone] = left
+            if left >= length:
+                heappush(open_ones, len(members) * most + alone)
+            elif left:
+                heappush(waiting, alone - left * most)
+                widest = left if left > widest else widest
+            alone = left = -1
+        entry = open_ones[0]
+        batch = entry % most
+        batches[batch].append(item)
+        room[batch] = rest = room[batch] - length
+        if rest >= length:
+            heapreplace(open_ones, entry + most)
+        else:
+            heappop(open_ones)
+            if rest:
+                heappush(waiting, batch - rest * most)
+                widest = rest if rest > widest else widest
+        if len(open_ones) == 1:
+            alone = open_ones.pop() % most
+            members, left = batches[alone], room[alone]
+        at += 1
     return batches
+
+
+_SEVERAL: Final = 7
+"""Sequences from which it is quicker to look how many may be taken at once."""
 
 
 def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -119,11 +125,12 @@ def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
             "parts must be >= 1 and at most the number of sequences"
         )
     result: list[list[int]] = [[] for _ in range(parts)]
+    appends = [part.append for part in result]
     lightest = list(range(parts))  # tokens * parts + index of the part
     heapify(lightest)
     for item in _longest_first(lengths):
         entry = lightest[0]
-        result[entry % parts].append(item)
+        appends[entry % parts](item)
         heapreplace(lightest, entry + lengths[item] * parts)
     return result
 
@@ -131,14 +138,6 @@ def balanced_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     _check_positive(lengths)
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-
-
-def _items_by_length(lengths: Sequence[int]) -> dict[int, list[int]]:
-    _check_positive(lengths)
-    items: defaultdict[int, list[int]] = defaultdict(list)
-    for item, length in enumerate(lengths):
-        items[length].append(item)
-    return items
 
 
 def _check_positive(lengths: Sequence[int]) -> None:

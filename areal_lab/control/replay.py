@@ -18,6 +18,7 @@ from areal_lab.control.order import (
     oldest_finished_first,
     strict_start_order,
 )
+from areal_lab.control.routing import least_loaded, routing_named
 from areal_lab.control.schedule import OnNewWeights, Schedule
 
 
@@ -35,6 +36,7 @@ def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
         "order": limits.order.name,
         "max_lag": float(limits.order.max_lag),
         "drop_late": limits.order.drop_late,
+        "routing": limits.routing.name,
     }
 
 
@@ -59,6 +61,8 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
             order=_order(
                 str(fields["order"]), _float(fields["max_lag"]), drop=bool(fields["drop_late"])
             ),
+            # Logs from before there was a choice do not name it.
+            routing=routing_named(str(fields.get("routing", least_loaded().name))),
         )
     except KeyError as error:
         raise ValueError(f"the log's header names no {error.args[0]}: it cannot replay") from error

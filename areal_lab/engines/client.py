@@ -1,51 +1,45 @@
-"""The client of an inference server that speaks SGLang's HTTP protocol: embedded engine or SGLang.
+"""The client of an inference server: HTTP and nothing else; what is said is a `Dialect`'s business.
 
-    EngineClient.generate --POST /generate--> server --> Generated, cut by `weight_versions`
+    EngineClient.generate --requests--> server --messages--> Arriving --> Generated
 
-One HTTP request per `generate` call, however many samples it has. What the server says about
-versions is believed, and compared with what was sent whenever weights are loaded.
+What the server says about versions is believed, and compared with what was sent whenever weights
+are loaded; what it says about itself is not enough for that, so digests of its weights are, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+import itertools
+import json
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from areal_lab.control.events import Version
-from areal_lab.data.trajectory import FinishReason, Segment
-from areal_lab.engines.protocol import (
-    Generated,
-    GenerateRequest,
-    PauseMode,
-    SamplingParams,
-    WeightsFolder,
-)
+from areal_lab.engines.arriving import Arriving
+from areal_lab.engines.dialect import Call, Dialect, GenerateOptions
+from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.folder_check import check_folder
+from areal_lab.engines.held_weights import HeldWeights
+from areal_lab.engines.patience import Patience
+from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.resubmit import continuation, merge
+from areal_lab.engines.sglang_api import SGLANG
 
-_OUR_CHECKSUM = "xxh3_128:"
+__all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
+
+STREAM_INTERVAL = 8
+"""Tokens of a sample between two messages of the server; at most so many are lost with it."""
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 3.0
 """Shorter than the 5 s after which common servers close an idle connection, which a request sent
 just then would run into."""
-_RID_END = ";"
-"""SGLang aborts every request whose id *begins* with the one given: with an end mark, none but one
-does."""
-
-
-class EngineError(RuntimeError):
-    """An engine refused or failed; the message names the engine and what was asked."""
-
-
-class EngineUnreachable(EngineError):
-    """The engine's server is gone, or did not answer in time."""
-
-
-class VersionMismatch(EngineError):
-    """An engine holds other weights than those it was sent."""
+_EVENT = b"data: "
+_LAST_EVENT = b"[DONE]"
 
 
 class EngineClient:
@@ -55,6 +49,9 @@ class EngineClient:
         self,
         base_url: str,
         *,
+        api: Dialect = SGLANG,
+        stream: bool = True,
+        stream_interval: int = STREAM_INTERVAL,
         request_timeout_s: float | None = None,
         control_timeout_s: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -63,13 +60,20 @@ class EngineClient:
 
         Args:
             base_url: as in `http://127.0.0.1:30000`.
-            request_timeout_s: longest wait for an answer of `generate`, pauses included; `None`
-                waits as long as the server lives.
+            api: what the server speaks; `probe.dialect_at` finds out.
+            stream: whether samples arrive piece by piece, so that what there is of them survives
+                the server (`EngineUnreachable.partial`).
+            stream_interval: tokens of a sample between two pieces.
+            request_timeout_s: longest silence while `generate` waits, pauses by this client left
+                out; `None` waits as long as the server lives. Without `stream` a server is silent
+                until the last sample has ended.
             control_timeout_s: longest wait for any other answer; loading weights is one.
             transport: instead of the network, for tests.
         """
         self.base_url = base_url.rstrip("/")
-        self._request_timeout_s = request_timeout_s
+        self.api = api
+        self._stream = stream
+        self._stream_interval = stream_interval
         self._control_timeout_s = control_timeout_s
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -77,132 +81,158 @@ class EngineClient:
             trust_env=False,  # engines are addressed directly, never through a proxy
             transport=transport,
         )
+        self._patience = Patience(request_timeout_s)
+        self._paused: PauseMode | None = None
         self._abort_pauses = 0
         """Begun and ended ones; odd while one is on its way."""
         self._aborted: set[str] = set()
-        self._in_flight: set[str] = set()
+        self._sent = itertools.count()
+        self._name = secrets.token_hex(3)
+        self._arriving: dict[str, Arriving] = {}
+        self._held = HeldWeights()
+
+    # --- generating ---
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request, in one HTTP request.
+        """Draw one sample per request.
 
         What an `abort` pause of this client ended is sent again, with the tokens it has.
 
         Raises:
-            EngineUnreachable: if the connection is lost or the answer takes too long.
+            EngineUnreachable: if the connection is lost or the server is silent for too long; with
+                what had arrived.
             EngineError: if the server refuses, or its answer contradicts itself.
         """
         ids = {request.request_id for request in requests}
-        self._in_flight |= ids
         try:
             return await self._generate(list(requests))
         finally:
-            self._in_flight -= ids
             self._aborted -= ids
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests sent meanwhile are held by the server."""
-        if mode is not PauseMode.ABORT:
-            await self._post("/pause_generation", {"mode": mode.value})
-            return
-        # Counted at both ends: a request sent meanwhile may reach the server before the pause.
-        self._abort_pauses += 1
-        try:
-            await self._post("/pause_generation", {"mode": mode.value})
-        finally:
-            self._abort_pauses += 1
-
-    async def resume(self) -> None:
-        """Go on, with the held requests too."""
-        await self._post("/continue_generation", {})
+    def arrived_tokens(self, request_id: str) -> int:
+        """Tokens of a running sample that have arrived since it was sent, or sent again."""
+        arriving = self._arriving.get(request_id)
+        return 0 if arriving is None else len(arriving)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; their `generate` returns what they have."""
-        self._aborted |= self._in_flight & set(request_ids)
+        running = self._arriving.keys() & set(request_ids)
+        self._aborted |= running
         await asyncio.gather(
-            *(self._post("/abort_request", {"rid": _rid(name)}) for name in request_ids)
+            *(self._call(self.api.abort(self._arriving[name].sent_as)) for name in running)
         )
+
+    # --- pauses and weights ---
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop decoding; requests sent meanwhile are held by the server."""
+        # Counted at both ends: a request sent meanwhile may reach the server before the pause.
+        self._abort_pauses += mode is PauseMode.ABORT
+        try:
+            await self._call(self.api.pause(mode))
+        finally:
+            self._abort_pauses += mode is PauseMode.ABORT
+        self._paused = mode
+        self._patience.hold()
+
+    async def resume(self) -> None:
+        """Go on, with the held requests too."""
+        await self._call(self.api.resume)
+        self._paused = None
+        self._patience.go_on()
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
-        """Load a folder and compare what the engine then reports with it.
+        """Load a folder and compare what the engine then holds with it.
 
-        The cache is flushed unless running requests live on in it (`in_place`).
+        An engine that is not paused is paused for it: left running, it would first let every
+        running request end. What was computed with other weights is dropped, unless running
+        requests live on in it (`in_place`).
 
         Raises:
-            VersionMismatch: if the version or checksum echoed is not the one sent.
+            VersionMismatch: if the engine holds other weights afterwards.
             EngineError: if the engine could not load the weights; it keeps the old ones.
         """
-        reply = await self._post(
-            "/update_weights_from_disk",
-            {
-                "model_path": str(weights.path),
-                "weight_version": str(weights.version),
-                "flush_cache": mode is not PauseMode.IN_PLACE,
-            },
-        )
-        if not reply.get("success"):
+        if self._paused is not None and self._paused is not mode:
             raise EngineError(
-                f"engine {self.base_url} did not load version {weights.version}: "
-                f"{reply.get('message')}"
+                f"engine {self.base_url} is paused with mode {self._paused}, so version "
+                f"{weights.version} cannot be loaded with mode {mode}; pause and load alike"
             )
-        version = await self.version()
-        if version != weights.version:
+        with self._named():
+            await asyncio.to_thread(check_folder, weights)
+        async with self._pause_for(mode):
+            return await self._load(weights, mode)
+
+    async def took_weights(self, version: Version, mode: PauseMode) -> None:
+        """Note weights that the trainer sent to the engine itself, and compared.
+
+        Raises:
+            VersionMismatch: if the engine holds another version.
+        """
+        self._held.loaded(in_place=mode is PauseMode.IN_PLACE)
+        self._held.digest = None  # of weights that it no longer has
+        found = await self.version()
+        if found != version:
             raise VersionMismatch(
-                f"engine {self.base_url} was sent version {weights.version} but holds {version}"
+                f"engine {self.base_url} was sent version {version} but holds {found}"
             )
-        found = (await self._post("/weights_checker", {"action": "checksum"})).get("checksum")
-        if isinstance(found, str) and found.startswith(_OUR_CHECKSUM) and found != weights.checksum:
-            raise VersionMismatch(
-                f"engine {self.base_url} was sent version {weights.version} with checksum "
-                f"{weights.checksum} but holds {found}"
-            )
-        return version
 
     async def version(self) -> Version:
         """Version the engine reports now."""
-        return _version((await self._get("/model_info")).get("weight_version"), self.base_url)
+        with self._named():
+            version = self.api.held_version(await self._call(self.api.held))
+        self._held.version = version
+        return version
+
+    async def digest(self) -> str | None:
+        """A digest of the weights that the engine really has, if it can tell; every engine has its
+        own kind, which is equal for equal weights."""
+        return self.api.read_digest(await self._call(self.api.digest))
+
+    # --- about the server ---
 
     async def ready(self) -> bool:
         """Whether the server answers and its model is loaded; never raises for a silent server."""
+        call = self.api.ready
         try:
-            answer = await self._http.get("/ready", timeout=_CONNECT_S)
+            answer = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
         except httpx.TransportError:
             return False
-        return answer.status_code == httpx.codes.OK
+        # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
+        return answer.status_code == httpx.codes.OK or self._paused is not None
+
+    async def engine_version(self) -> str:
+        """Version of the server's package."""
+        return self.api.engine_version(await self._call(self.api.info))
 
     async def info(self) -> dict[str, Any]:
-        """The server's /model_info."""
-        return await self._get("/model_info")
+        """What the server says about its weights."""
+        return dict(await self._call(self.api.held))
 
     async def statistics(self) -> dict[str, Any]:
-        """The server's /server_info; the embedded engine counts requests and tokens there."""
-        return await self._get("/server_info")
+        """What the server says about itself; the embedded engine counts requests and tokens."""
+        return dict(await self._call(self.api.info))
 
     async def spans(self, since: int = 0) -> tuple[list[dict[str, Any]], int]:
         """What the embedded engine did from span `since` on, and the next `since`.
 
         The first span of an answer replaces the last one of the answer before: it may have grown.
         """
-        answer = await self._get(f"/spans?since={since}")
+        answer = await self._call(Call("GET", f"/spans?since={since}"))
         return answer["spans"], answer["next"]
 
     async def close(self) -> None:
         """Release the connections; the server is stopped by whoever started it."""
         await self._http.aclose()
 
-    # --- below the surface ---
+    # --- below the surface: generating ---
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
         pauses = self._abort_pauses
-        body = generate_body(requests)
-        replies = await self._send("POST", "/generate", body, self._request_timeout_s)
-        if not isinstance(replies, list) or len(replies) != len(requests):
-            raise EngineError(
-                f"engine {self.base_url} answered {len(requests)} requests with {replies!r:.200}"
-            )
-        results = [
-            parse_reply(request.request_id, reply, self.base_url)
-            for request, reply in zip(requests, replies, strict=True)
+        arriving = [
+            Arriving(request.request_id, self._unused_name(request)) for request in requests
         ]
+        await self._receive(requests, arriving)
+        results = [one.generated() for one in arriving]
         pausing = pauses % 2 == 1
         if self._abort_pauses == pauses and not pausing:
             return results
@@ -212,126 +242,201 @@ class EngineClient:
             if result.finish_reason == "abort" and result.request_id not in self._aborted
         ]
         if again:
-            rest = await self._generate([continuation(requests[i], results[i]) for i in again])
-            for index, more in zip(again, rest, strict=True):
-                results[index] = merge(results[index], more)
+            more = [continuation(requests[index], results[index]) for index in again]
+            try:
+                rest = await self._generate(more)
+            except EngineUnreachable as error:
+                raise EngineUnreachable(str(error), _all_partial(results, error)) from error
+            for index, one in zip(again, rest, strict=True):
+                results[index] = merge(results[index], one)
         return results
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await self._send("POST", path, body, self._control_timeout_s)
-        return answer if isinstance(answer, dict) else {}
+    async def _receive(
+        self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
+    ) -> None:
+        """Send the requests and take in what comes, until all samples have ended."""
+        if self._held.version is None and not self.api.tells_interruptions:
+            await self.version()
+        options = GenerateOptions(
+            stream=self._stream,
+            stream_interval=self._stream_interval,
+            cache_name=self._held.cache_name,
+        )
+        self._arriving.update((one.request_id, one) for one in arriving)
+        try:
+            sent = [
+                replace(request, request_id=one.sent_as)
+                for request, one in zip(requests, arriving, strict=True)
+            ]
+            if self.api.together:
+                await self._exchange(self.api.generate(sent, options), arriving)
+            else:
+                await _all_or_none(
+                    self._exchange(self.api.generate([request], options), [one])
+                    for request, one in zip(sent, arriving, strict=True)
+                )
+        except EngineUnreachable as error:
+            partial = {one.request_id: one.generated() for one in arriving if len(one)}
+            raise EngineUnreachable(str(error), partial) from error
+        finally:
+            for one in arriving:
+                del self._arriving[one.request_id]
 
-    async def _get(self, path: str) -> dict[str, Any]:
-        answer = await self._send("GET", path, None, self._control_timeout_s)
-        return answer if isinstance(answer, dict) else {}
+    def _unused_name(self, request: GenerateRequest) -> str:
+        """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
+        also what was sent again meanwhile, so no id is used twice."""
+        return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
-    async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
-    ) -> Any:
+    async def _exchange(self, call: Call, arriving: Sequence[Arriving]) -> None:
+        """One HTTP request and its answer, whole or in messages."""
+        silent_s = self._patience.limit_s
+        try:
+            async with (
+                self._patience.wait() as watch,
+                self._http.stream(
+                    call.method,
+                    call.path,
+                    json=call.body,
+                    timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                ) as answer,
+            ):
+                if answer.is_error:
+                    await answer.aread()
+                    raise self._refused(call, answer)
+                async for message in _messages(answer):
+                    watch.heard()
+                    with self._named():
+                        chunk = self.api.read(message)
+                        arriving[chunk.index].add(chunk, self._held.version or 0)
+        except TimeoutError as error:
+            what = f"silent for {silent_s:g} s"
+            raise self._unreachable(call, what) from error
+        except httpx.TransportError as error:
+            raise self._unreachable(call, str(error) or type(error).__name__) from error
+        if any(one.finish_reason is None for one in arriving):
+            raise self._unreachable(call, "the answer ended early")
+
+    # --- below the surface: weights ---
+
+    @asynccontextmanager
+    async def _pause_for(self, mode: PauseMode) -> AsyncIterator[None]:
+        if self._paused is not None:
+            yield
+            return
+        await self.pause(mode)
+        try:
+            yield
+        except VersionMismatch:
+            raise  # what it would generate now has no name
+        except BaseException:
+            await self.resume()
+            raise
+        await self.resume()
+
+    async def _load(self, weights: WeightsFolder, mode: PauseMode) -> Version:
+        what = f"engine {self.base_url} did not load version {weights.version}"
+        try:
+            for call in self.api.load(weights, mode):
+                refusal = self.api.refusal(await self._call(call))
+                if refusal is not None:
+                    raise EngineError(refusal)
+        except EngineUnreachable:
+            raise
+        except EngineError as error:
+            await self._check_unchanged(f"{what}: {error}")
+            raise EngineError(f"{what}: {error}") from error
+        self._held.loaded(in_place=mode is PauseMode.IN_PLACE)
+        if mode is PauseMode.RETRACT and not self.api.tells_interruptions:
+            for one in self._arriving.values():
+                one.lost_caches += len(one) > 0
+        version = await self.version()
+        if version != weights.version:
+            raise VersionMismatch(
+                f"engine {self.base_url} was sent version {weights.version} but holds {version}"
+            )
+        wrong = self._held.compare(weights.checksum, await self.digest())
+        if wrong is not None:
+            raise VersionMismatch(
+                f"engine {self.base_url} was sent version {weights.version} with checksum "
+                f"{weights.checksum} but {wrong}"
+            )
+        return version
+
+    async def _check_unchanged(self, what: str) -> None:
+        """A server may refuse and have changed its weights all the same, under the old name."""
+        if self._held.digest is not None and await self.digest() != self._held.digest:
+            raise VersionMismatch(f"{what}; its weights have changed under the old version")
+
+    # --- below the surface: HTTP ---
+
+    async def _call(self, call: Call) -> Any:
         try:
             answer = await self._http.request(
-                method, path, json=body, timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S)
+                call.method,
+                call.path,
+                json=call.body,
+                timeout=httpx.Timeout(self._control_timeout_s, connect=_CONNECT_S),
             )
         except httpx.TransportError as error:
-            what = str(error) or type(error).__name__
-            raise EngineUnreachable(
-                f"engine {self.base_url} is unreachable ({method} {path}: {what})"
-            ) from error
+            raise self._unreachable(call, str(error) or type(error).__name__) from error
         if answer.is_error:
-            raise EngineError(
-                f"engine {self.base_url} refused {method} {path} "
-                f"({answer.status_code}): {_error_message(answer)}"
-            )
+            raise self._refused(call, answer)
         is_json = answer.headers.get("content-type", "").startswith("application/json")
-        return answer.json() if is_json else None
+        return answer.json() if is_json else {}
 
-
-def generate_body(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
-    """The /generate body of a batch."""
-    return {
-        "rid": [_rid(request.request_id) for request in requests],
-        "input_ids": [list(request.prompt_tokens) for request in requests],
-        "sampling_params": [_sampling(request.sampling) for request in requests],
-        "return_logprob": True,
-    }
-
-
-def parse_reply(request_id: str, reply: Mapping[str, Any], base_url: str) -> Generated:
-    """One entry of a /generate answer, checked.
-
-    Raises:
-        EngineError: if tokens, log-probs and version spans do not fit each other.
-    """
-    meta = reply["meta_info"]
-    tokens = [int(token) for token in reply["output_ids"]]
-    entries = meta.get("output_token_logprobs") or []
-    if [int(entry[1]) for entry in entries] != tokens:
-        raise EngineError(
-            f"engine {base_url}: request {request_id} has {len(tokens)} tokens, "
-            f"but log-probs of {len(entries)} others"
+    def _unreachable(self, call: Call, what: str) -> EngineUnreachable:
+        return EngineUnreachable(
+            f"engine {self.base_url} is unreachable ({call.method} {call.path}: {what})"
         )
-    logprobs = [float(entry[0]) for entry in entries]
-    spans = meta.get("weight_versions")
-    if not spans:  # servers before SGLang 0.5.19
-        spans = [{"version": meta.get("weight_version"), "start": 0, "end": len(tokens)}]
-    spans = [span for span in spans if span["end"] > span["start"]]
-    edges = [0, *(edge for span in spans for edge in (span["start"], span["end"])), len(tokens)]
-    if any(end != start for end, start in list(pairwise(edges))[::2]):
-        raise EngineError(
-            f"engine {base_url}: request {request_id} has {len(tokens)} tokens, "
-            f"but its version spans are {spans}"
+
+    def _refused(self, call: Call, answer: httpx.Response) -> EngineError:
+        return EngineError(
+            f"engine {self.base_url} refused {call.method} {call.path} "
+            f"({answer.status_code}): {_error_message(answer)}"
         )
-    return Generated(
-        request_id=request_id,
-        segments=tuple(
-            Segment(
-                tokens=tuple(tokens[span["start"] : span["end"]]),
-                logprobs=tuple(logprobs[span["start"] : span["end"]]),
-                version=_version(span["version"], base_url),
-            )
-            for span in spans
-        ),
-        finish_reason=_finish_reason(meta.get("finish_reason"), base_url),
-        retractions=int(meta.get("num_retractions") or 0),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
-    )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say which engine it was."""
+        try:
+            yield
+        except EngineError as error:
+            raise type(error)(f"engine {self.base_url}: {error}") from error
 
 
-def _sampling(params: SamplingParams) -> dict[str, Any]:
-    return {
-        "max_new_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "stop_token_ids": list(params.stop_token_ids),
-        "ignore_eos": params.ignore_eos,
-        "sampling_seed": params.seed,
-    }
+async def _messages(answer: httpx.Response) -> AsyncIterator[Any]:
+    """The messages of an answer: events of a stream, or the one or several of a whole answer."""
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        whole = json.loads(await answer.aread())
+        for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
+            yield {**one, "index": index} if isinstance(one, dict) else one
+        return
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *events, rest = (rest + part).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(_EVENT)
+            if data != _LAST_EVENT:
+                yield json.loads(data)
 
 
-def _rid(request_id: str) -> str:
-    return request_id + _RID_END
-
-
-def _version(value: object, base_url: str) -> Version:
+async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first error ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in exchanges]
     try:
-        return int(str(value))
-    except ValueError:
-        raise VersionMismatch(
-            f"engine {base_url} reports weight version {value!r}, which is not a version of ours"
-        ) from None
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _finish_reason(value: object, base_url: str) -> FinishReason:
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    match kind:
-        case "stop":
-            return "stop"
-        case "length":
-            return "length"
-        case "abort":
-            return "abort"
-    raise EngineError(f"engine {base_url} gave the finish reason {value!r}")
+def _all_partial(before: Sequence[Generated], error: EngineUnreachable) -> dict[str, Generated]:
+    """What there is of each sample: of those sent again, both parts."""
+    partial = {one.request_id: one for one in before if one.segments}
+    for name, more in error.partial.items():
+        partial[name] = merge(partial[name], more) if name in partial else more
+    return partial
 
 
 def _error_message(answer: httpx.Response) -> str:

@@ -1,25 +1,57 @@
-"""Starting embedded engines as child processes.
+"""Starting inference servers as child processes: embedded, SGLang or vLLM.
 
-    parent: bind port --> start child with the bound socket --> poll /ready --> EngineProcess
+    reserve a port --> start the server --> GET /ready --> is the port its own? --> EngineProcess
+          ^                                                          | no
+          +---------------- another port, if any will do ------------+
 
-The port is bound before the child exists and handed over open, so nobody can take it in between,
-and a port in use is an error before anything has started.
+The embedded engine is handed the bound socket, so nobody can take its port in between. The others
+open their port themselves, many seconds later: until then a socket here keeps it, bound but not
+listening, from whoever asks the system for a free one. Who takes it on purpose is found out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import socket
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final, Literal
 
+import httpx
+
+from areal_lab.devices import share_of, visible_gpus
+from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
+from areal_lab.engines.environments import engine_version, environment, python_of
+from areal_lab.engines.leftovers import group_lives, remove_segments, shared_segments
+from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
+from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.processes import Child, ChildDied, last_lines, start_child
+from areal_lab.model_facts import cache_room
+from areal_lab.processes import Child, ChildDied, last_lines, start_command
+from areal_lab.processor import native_bfloat16
 
-HOST = "127.0.0.1"
+HOST: Final = "127.0.0.1"
+EVERYWHERE: Final = "0.0.0.0"
+ATTEMPTS: Final = 3
+"""Ports tried, if any free one will do."""
 _POLL_S = 0.05
+_GONE_S = 10.0  # a process in an uninterruptible wait is not waited for longer
+_IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
+SCRATCH: Final = "AREAL_LAB_SCRATCH"
+"""Environment variable of a server: a folder that goes when the parent is gone."""
+_IN_USE: Final = ("address already in use", "errno 98", "port is already in use", "eaddrinuse")
+"""How servers say that a port was taken, in lower case."""
+
+
+class PortTaken(RuntimeError):
+    """Another process listens on the port that a server was to have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +61,30 @@ class EngineProcess:
     child: Child
     client: EngineClient
     base_url: str
+    backend: str = "embedded"
+    version: str = ""
+    """Of the engine's package."""
+    _scratch: Path | None = field(default=None, repr=False)
+    _segments: frozenset[Path] = field(default=frozenset(), repr=False)
+    """Shared memory that the server had when it became ready."""
 
     async def stop(self) -> None:
-        """Close the connection and end the process. Idempotent."""
+        """Close the connection, end the process, remove what it leaves behind. Idempotent."""
         await self.client.close()
-        await self.child.stop()
+        if self._scratch is None:
+            await self.child.stop()
+            return
+        segments = self._segments | shared_segments(self.child.pid)
+        # SGLang looks for SIGTERM every five seconds and then waits for its requests, whose
+        # clients are gone; nothing that it holds is worth the wait.
+        await self.child.stop(at_once=True)
+        await _until_gone(self.child.pid)
+        remove_segments(segments, self.child.pid)
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
 
-async def launch_embedded(
+async def launch_engine(
+    backend: str,
     *,
     index: int,
     weights: WeightsFolder,
@@ -46,60 +94,211 @@ async def launch_embedded(
     max_running_requests: int,
     context_length: int | None,
     log_path: Path,
-    ready_timeout_s: float = 120.0,
+    ready_timeout_s: float = 300.0,
     request_timeout_s: float | None = None,
+    tensor_parallel: int = 1,
+    extra: tuple[str, ...] = (),
 ) -> EngineProcess:
     """Start engine `index` with these weights and wait until it is ready.
 
     Args:
-        port: 0 takes a free one.
+        backend: a name of `backends.BACKENDS`.
+        port: 0 takes a free one, and another one should that be taken meanwhile.
         dtype: `float32`, `bfloat16` or `auto`.
         context_length: at most the model's, which `None` takes.
         request_timeout_s: longest wait of one `generate` call.
+        tensor_parallel: GPUs that one server is spread over.
+        extra: more arguments for the server, after all others.
 
     Raises:
-        ValueError: if the port is in use.
+        ValueError: if the engine is unknown or not installed, or the port is in use.
+        PortTaken: if another process opened the port while the server was starting.
         ChildDied: if the process ended before it was ready, with the last lines of its log.
         TimeoutError: if it is not ready in time.
     """
-    name = f"engine {index}"
-    with bind(port) as listener:
-        arguments = [
-            *("--model-path", str(weights.path)),
-            *("--weight-version", str(weights.version)),
-            *("--socket-fd", str(listener.fileno())),
-            *("--threads", str(threads)),
-            *("--dtype", dtype),
-            *("--max-running-requests", str(max_running_requests)),
-            *(() if context_length is None else ("--context-length", str(context_length))),
-        ]
-        base_url = f"http://{HOST}:{listener.getsockname()[1]}"
-        child = await start_child(
-            name,
-            "areal_lab.engines.embedded.server",
-            arguments,
-            log_path=log_path,
-            environment={"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
-            pass_fds=(listener.fileno(),),
+    facts = backend_of(backend)
+    options = server_options(
+        facts,
+        model=weights.path,
+        version=str(weights.version),
+        port=port,
+        threads=threads,
+        dtype=dtype,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        tensor_parallel=tensor_parallel,
+        extra=extra,
+    )
+    start = Start(
+        backend=facts,
+        python=python_of(backend),
+        version=engine_version(backend),
+        index=index,
+        log_path=log_path,
+        ready_timeout_s=ready_timeout_s,
+        request_timeout_s=request_timeout_s,
+    )
+    return await start_server(start, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a server is started, beside what it is told itself."""
+
+    backend: Backend
+    python: Path
+    version: str = ""
+    """Of the engine's package."""
+    index: int
+    log_path: Path
+    ready_timeout_s: float
+    request_timeout_s: float | None
+
+
+def server_options(
+    backend: Backend,
+    *,
+    model: Path,
+    version: str,
+    port: int,
+    threads: int,
+    dtype: str,
+    max_running_requests: int,
+    context_length: int | None,
+    tensor_parallel: int = 1,
+    host: str = HOST,
+    tokenizer: bool = False,
+    extra: tuple[str, ...] = (),
+) -> ServerOptions:
+    """The options of a server on this machine: type, cache and build are chosen here.
+
+    Raises:
+        ValueError: in one line, if the engine cannot be started here as it is asked for.
+    """
+    found = environment(backend.name)
+    if not found.condition.usable:
+        raise ValueError(
+            f"engine {backend.name} is {found.condition} (looked in {found.folder}); "
+            f"run: areal-lab engine install {backend.name}"
         )
-    client = EngineClient(base_url, request_timeout_s=request_timeout_s)
-    engine = EngineProcess(child=child, client=client, base_url=base_url)
-    try:
-        async with asyncio.timeout(ready_timeout_s):
-            await _until_ready(engine)
-    except BaseException as error:
-        await engine.stop()
-        if isinstance(error, TimeoutError):
-            raise TimeoutError(
-                f"{name} was not ready within {ready_timeout_s:g} s; the last lines of "
-                f"{log_path}:\n{last_lines(log_path)}"
-            ) from error
-        raise
-    return engine
+    if found.build == "gpu" and not visible_gpus():
+        raise ValueError(
+            f"engine {backend.name} is installed for GPUs, but none is visible; "
+            f"run: areal-lab engine install {backend.name} --build cpu"
+        )
+    if tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
+        raise ValueError(
+            f"engine {backend.name} with tensor parallel {tensor_parallel} needs the GPU build of "
+            "an engine that has it (sglang, vllm); use 1"
+        )
+    room = cache_room(
+        model,
+        dtype=(resolved := _resolve(dtype, found.build)),
+        sequences=max_running_requests,
+        context_tokens=context_length,
+    )
+    return ServerOptions(
+        model=model,
+        version=version,
+        host=host,
+        port=port,
+        threads=threads,
+        dtype=resolved,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        cache_tokens=room.tokens,
+        cache_bytes=room.bytes,
+        tensor_parallel=tensor_parallel,
+        build=found.build,
+        tokenizer=tokenizer,
+        extra=extra,
+    )
 
 
-def bind(port: int) -> socket.socket:
-    """A TCP socket bound to this port of the local host, not listening yet; 0 takes a free port.
+async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
+    """Start a server and wait until it is ready; with port 0, on whichever port stays free."""
+    attempts = ATTEMPTS if options.port == 0 else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            return await _start_once(start, options)
+        except PortTaken:
+            if attempt == attempts:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
+    name = f"engine {start.index}"
+    logged = start.log_path.stat().st_size if start.log_path.exists() else 0
+    with bind(options.port, options.host) as reservation, _scratch_folder(start.backend) as scratch:
+        options = replace(options, port=reservation.getsockname()[1])
+        hand_over = start.backend is EMBEDDED
+        child = await start_command(
+            name,
+            server_command(start.backend, start.python, options)
+            + (["--socket-fd", str(reservation.fileno())] if hand_over else []),
+            log_path=start.log_path,
+            environment=server_environment(start.backend, start.python, options, start.index)
+            | ({} if scratch is None else {"TMPDIR": str(scratch), SCRATCH: str(scratch)}),
+            pass_fds=(reservation.fileno(),) if hand_over else (),
+        )
+        # 0.0.0.0 is every address of this machine, and none to call.
+        base_url = f"http://{HOST if options.host == EVERYWHERE else options.host}:{options.port}"
+        engine = EngineProcess(
+            child=child,
+            client=EngineClient(
+                base_url,
+                api=DIALECTS[start.backend.api],
+                request_timeout_s=start.request_timeout_s,
+            ),
+            base_url=base_url,
+            backend=start.backend.name,
+            version=start.version,
+            _scratch=scratch,
+        )
+        try:
+            async with asyncio.timeout(start.ready_timeout_s):
+                await _until_ready(engine, start.backend, options)
+        except BaseException as error:
+            await engine.stop()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(
+                    f"{name} was not ready within {start.ready_timeout_s:g} s; the last lines of "
+                    f"{start.log_path}:\n{last_lines(start.log_path)}"
+                ) from error
+            if isinstance(error, ChildDied) and _says_in_use(start.log_path, logged):
+                raise _taken(name, options.port) from error
+            raise
+    if scratch is None:
+        return engine
+    return replace(engine, _segments=shared_segments(child.pid))
+
+
+def server_command(backend: Backend, python: Path, options: ServerOptions) -> list[str]:
+    """The command line of a server that ends with its parent."""
+    arguments = backend.arguments(options)
+    if not backend.own_environment:
+        return [str(python), "-m", backend.module, *arguments]
+    return [str(python), "-P", str(_IN_ENGINE), backend.module, *arguments]
+
+
+def server_environment(
+    backend: Backend, python: Path, options: ServerOptions, index: int = 0
+) -> dict[str, str]:
+    """Variables on top of this process's own."""
+    variables = backend.environment(options)
+    if backend.own_environment:
+        # What our own environment puts on the module path is nothing to the engine's.
+        variables.setdefault("PYTHONPATH", "")
+        variables["PATH"] = os.pathsep.join((str(python.parent), os.environ.get("PATH", "")))
+    if options.build == "gpu":
+        share = share_of(index, options.tensor_parallel, visible_gpus())
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+    return variables
+
+
+def bind(port: int, host: str = HOST) -> socket.socket:
+    """A TCP socket bound to this port, not listening yet; 0 takes a free port.
 
     Raises:
         ValueError: naming the port, if it is not available.
@@ -107,8 +306,9 @@ def bind(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # A port that a stopped run used a moment ago counts as free, one that is served does not.
+        # And the server may bind it too while it is kept here: both say so, and only one listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -116,15 +316,87 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-async def _until_ready(engine: EngineProcess) -> None:
+async def _until_ready(engine: EngineProcess, backend: Backend, options: ServerOptions) -> None:
     died = asyncio.ensure_future(engine.child.died())
     try:
-        while not died.done():
-            if await engine.client.ready():
-                return
-            await asyncio.wait({died}, timeout=_POLL_S)
+        async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+            while not died.done():
+                if await _answers(http, engine, backend, options):
+                    if backend.version_path:
+                        told = {"new_version": options.version}
+                        (await http.post(backend.version_path, json=told)).raise_for_status()
+                    return
+                await asyncio.wait({died}, timeout=_POLL_S)
         raise died.result()
     finally:
         died.cancel()
         with contextlib.suppress(asyncio.CancelledError, ChildDied):
             await died
+
+
+async def _answers(
+    http: httpx.AsyncClient, engine: EngineProcess, backend: Backend, options: ServerOptions
+) -> bool:
+    """Whether the server is ready.
+
+    Raises:
+        PortTaken: if it is another process that listens.
+    """
+    match who_listens(options.port, engine.child.pid):
+        case Listener.NOBODY:
+            return False
+        case Listener.OTHER:
+            raise _taken(engine.child.name, options.port)
+    try:
+        answer = await http.get(backend.ready_path)
+    except httpx.TransportError:
+        return False
+    return answer.status_code == httpx.codes.OK
+
+
+async def _until_gone(group: int) -> None:
+    """Until the killed processes have let go of port and memory, a large one takes a moment."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GONE_S):
+            while group_lives(group):
+                await asyncio.sleep(_POLL_S)
+
+
+def _taken(name: str, port: int) -> PortTaken:
+    holder = listener_of(port)
+    who = "another process" if holder is None else f"process {name_of(holder)}"
+    return PortTaken(
+        f"port {port} was taken by {who} while {name} was starting; choose another port, or port 0 "
+        "for a free one"
+    )
+
+
+def _says_in_use(log_path: Path, since: int) -> bool:
+    with log_path.open("rb") as log:
+        log.seek(since)
+        text = log.read().decode(errors="replace").lower()
+    return any(words in text for words in _IN_USE)
+
+
+@contextmanager
+def _scratch_folder(backend: Backend) -> Iterator[Path | None]:
+    """A folder for what a server leaves in the temporary folder; removed here only on an error."""
+    if not backend.own_environment:
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="areal_lab-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _resolve(dtype: str, build: str) -> Literal["float32", "bfloat16"]:
+    """`auto` is bfloat16 where the device computes in it, as for the trainer."""
+    match dtype:
+        case "float32" | "bfloat16":
+            return dtype
+        case "auto":
+            return "bfloat16" if build == "gpu" or native_bfloat16() else "float32"
+    raise ValueError(f"dtype is {dtype!r}, but must be auto, float32 or bfloat16")

@@ -42,6 +42,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's end-of-sequence token; the stop token is part of the output."""
     ignore_eos: bool = False
+    """Only the length ends an answer. Not together with `stop_token_ids`, which engines then treat
+    in different ways."""
     seed: int = 0
     """Draws of one request depend on this and the position only, not on the batch around it."""
 
@@ -54,6 +56,11 @@ class SamplingParams:
             raise ValueError(f"top_p is {self.top_p}, but must be in (0, 1]")
         if self.top_k != -1 and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}, but must be -1 (all) or >= 1")
+        if self.ignore_eos and self.stop_token_ids:
+            raise ValueError(
+                f"stop_token_ids is {self.stop_token_ids}, but with ignore_eos nothing but the "
+                "length ends an answer; leave one of the two out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,15 +23,16 @@ _LOCK = ".alive"
 _locks: dict[Path, int] = {}
 
 
-def choose_weights_root(run_dir: Path, size_bytes: int) -> Path:
-    """A fresh folder for weights of this size: in shared memory if it has room, else the run's.
+def choose_weights_root(run_dir: Path, size_bytes: int, *, sets: float = ROOM_FACTOR) -> Path:
+    """A fresh folder for weights of this size: in shared memory if it has room for so many `sets`
+    of them, else the run's.
 
     It is removed when this process ends normally. Folders of processes that were killed are
     removed here, by the next run: a lock on a file inside tells the living from the dead.
     """
     if in_memory(SHARED_MEMORY):
         remove_abandoned_roots(SHARED_MEMORY)
-        if shutil.disk_usage(SHARED_MEMORY).free >= ROOM_FACTOR * size_bytes:
+        if shutil.disk_usage(SHARED_MEMORY).free >= sets * size_bytes:
             return _make_locked_root(SHARED_MEMORY)
     root = run_dir / "weights"
     root.mkdir(parents=True, exist_ok=True)

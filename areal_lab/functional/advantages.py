@@ -126,13 +126,19 @@ def check_rewards(name: str, rewards: Tensor) -> None:
 
 
 def mean_of_group(groups: GroupedRewards) -> Float[Tensor, " N"]:
-    """Mean reward of the sample's group, itself included."""
+    """Mean reward of the sample's group, itself included.
+
+    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
+    """
     n = groups.rewards.shape[0]
     return segment_reduce(groups.rewards, groups.ids, n, reduce="mean")[groups.ids]
 
 
 def mean_of_others(groups: GroupedRewards) -> Float[Tensor, " N"]:
-    """Mean reward of the *other* samples of the group (leave one out); of one: its own reward."""
+    """Mean reward of the *other* samples of the group (leave one out); of one: its own reward.
+
+    Source: RLOO (arXiv:2402.14740), eq. 7.
+    """
     n = groups.rewards.shape[0]
     total = segment_reduce(groups.rewards, groups.ids, n)[groups.ids]
     others = (total - groups.rewards) / (groups.sizes - 1).clamp(min=1)
@@ -145,6 +151,9 @@ def length_weighted_mean(lengths: Shaped[Tensor, " N"]) -> Baseline:
     The baseline of least variance if the gradients of tokens are independent and equally large.
     Samples of length 0 have no say; in a group without a token the smallest reward is the baseline.
     Source: OPO (arXiv:2505.23585).
+
+    Raises:
+        ValueError: (when applied) there is not one length per reward.
     """
 
     def baseline(groups: GroupedRewards) -> Tensor:
@@ -163,7 +172,10 @@ def no_scale(
     groups: GroupedRewards,  # noqa: ARG001 - part of the signature of a scale
     unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
-    """Leave rewards in their own unit: a scale of 1, to which no eps is added."""
+    """Leave rewards in their own unit: a scale of 1, to which no eps is added.
+
+    Source: Dr. GRPO (arXiv:2503.20783), section 3.2.
+    """
     return torch.ones_like(centered)
 
 
@@ -172,7 +184,10 @@ def std_of_group(
     groups: GroupedRewards,
     unbiased: bool,
 ) -> Float[Tensor, " N"]:
-    """Standard deviation of the rewards of the sample's group; 0 for a group of one."""
+    """Standard deviation of the rewards of the sample's group; 0 for a group of one.
+
+    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
+    """
     n = groups.rewards.shape[0]
     deviations = groups.rewards - mean_of_group(groups)
     squares = segment_reduce(deviations.square(), groups.ids, n)[groups.ids]
@@ -185,7 +200,10 @@ def std_of_batch(
     groups: GroupedRewards,  # noqa: ARG001 - part of the signature of a scale
     unbiased: bool,
 ) -> Float[Tensor, " N"]:
-    """Standard deviation of the centered rewards of all groups together, the same for all."""
+    """Standard deviation of the centered rewards of all groups together, the same for all.
+
+    Source: REINFORCE++-baseline (arXiv:2501.03262), there over tokens.
+    """
     degrees = max(1, centered.shape[0] - 1 if unbiased else centered.shape[0])
     variance = (centered - centered.mean()).square().sum() / degrees
     return _sqrt(variance).expand_as(centered)
@@ -196,7 +214,10 @@ def std_of_rewards(
     groups: GroupedRewards,
     unbiased: bool,
 ) -> Float[Tensor, " N"]:
-    """Standard deviation of all rewards as they are: easy against hard prompts counts too."""
+    """Standard deviation of all rewards as they are: easy against hard prompts counts too.
+
+    Source: LitePPO (arXiv:2508.08221), the standard deviation of the batch.
+    """
     return std_of_batch(groups.rewards + groups.smallest, groups, unbiased)
 
 
@@ -209,6 +230,8 @@ def std_of_others(
 
     Where siblings are nearly equal it is tiny and the advantage huge. `std_of_group` includes the
     sample's own distance, so that no advantage exceeds about the root of the group's size.
+
+    Source: the leave-one-out baseline of NeMo-RL; no paper has it.
     """
     n, ids = groups.rewards.shape[0], groups.ids
     # Squares of all minus the sample's own cancel when siblings are nearly equal: in float64.
@@ -232,7 +255,10 @@ def mean_reward_of_group(
     groups: GroupedRewards,
     unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
-    """Mean of the group's rewards as they are: with rewards of 0 and 1, its success rate."""
+    """Mean of the group's rewards as they are: with rewards of 0 and 1, its success rate.
+
+    Source: MaxRL (arXiv:2602.02710).
+    """
     return mean_of_group(groups) + groups.smallest
 
 

@@ -113,7 +113,7 @@ def sequence_mean(
         ValueError: shapes differ, or `sequence_count` is a number that is not positive.
     """
     ids, count = sequences_or_rows(mask, sequences)
-    means = segment_reduce(wide(values), ids, count, mask=mask, reduce="mean")
+    means = segment_reduce(values, ids, count, mask=mask, reduce="mean")
     return means.sum() / _divisor(sequence_count, _occupied(mask, ids, count), "sequence_count")
 
 
@@ -205,7 +205,7 @@ def prompt_mean(
             not one integer in `group_tokens` for each group.
     """
     ids, count = sequences_or_rows(mask, groups)
-    sums = segment_reduce(wide(values), ids, count, mask=mask)
+    sums = segment_reduce(values, ids, count, mask=mask)
     here = segment_reduce(mask.long(), ids, count)
     tokens = here if group_tokens is None else group_tokens
     check_integer("group_tokens", tokens)

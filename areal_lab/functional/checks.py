@@ -90,4 +90,9 @@ def count_known(condition: Tensor) -> int:
 
 def wide(values: Tensor) -> Tensor:
     """Values in float32 at least: sums over many tokens lose too much in bfloat16."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return values.to(wide_dtype(values.dtype))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are computed in: float32, or float64 when that comes in."""
+    return torch.promote_types(dtype, torch.float32)

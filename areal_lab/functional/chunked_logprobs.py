@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_lab.functional.checks import wide, wide_dtype
 from areal_lab.functional.cutoff import NOT_KEPT, Cutoff, clear_cutoff
 from areal_lab.functional.logit_tiles import (
     Restriction,
@@ -30,8 +31,6 @@ from areal_lab.functional.logit_tiles import (
     target_index,
     tile_shape,
     token_gradients,
-    wide,
-    wide_dtype,
 )
 from areal_lab.functional.logprob_curvature import second_order
 from areal_lab.functional.vmap_rules import flatten_members, map_by_loop, unflatten_members

@@ -85,7 +85,10 @@ def behavior_weight(
 
 
 def unbounded(weight: BehaviorWeight) -> BehaviorWeight:
-    """Leave the weight as it is: unbiased, and of unbounded variance."""
+    """Leave the weight as it is: unbiased, and of unbounded variance.
+
+    Source: AReaL (arXiv:2505.24298), eq. 5, which bounds nothing.
+    """
     return weight
 
 
@@ -157,6 +160,8 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
     Args:
         kept: True where the token stays; what it says of masked tokens does not matter.
 
+    Source: definition.
+
     Raises:
         ValueError: `kept` is not boolean, or (when applied) not of the shape of the mask.
     """
@@ -164,7 +169,6 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
         raise ValueError(f"kept has dtype {kept.dtype}, but must be torch.bool; pass kept.bool()")
 
     def kept_only(weight: BehaviorWeight) -> BehaviorWeight:
-        check_same_shape("kept", kept, "mask", weight.mask)
         return drop(weight, kept)
 
     return kept_only
@@ -211,7 +215,13 @@ def self_normalize(
 
 
 def over_segments(segments: Segments, correct: Correction) -> Correction:
-    """Apply a correction of sequences to other segments: turns, or all samples of a prompt."""
+    """Apply a correction of sequences to other segments: turns, or all samples of a prompt.
+
+    Source: definition; ROLL has corrections by `segment`.
+
+    Raises:
+        ValueError: (when applied) the ids are not of the shape of the mask.
+    """
 
     def corrected(weight: BehaviorWeight) -> BehaviorWeight:
         check_same_shape("segments.ids", segments.ids, "mask", weight.mask)
@@ -222,7 +232,10 @@ def over_segments(segments: Segments, correct: Correction) -> Correction:
 
 
 def chain(*corrections: Correction) -> Correction:
-    """Apply corrections from left to right."""
+    """Apply corrections from left to right.
+
+    Source: definition.
+    """
 
     def chained(weight: BehaviorWeight) -> BehaviorWeight:
         for correct in corrections:
@@ -233,13 +246,27 @@ def chain(*corrections: Correction) -> Correction:
 
 
 def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
-    """New weights for own corrections: what is masked or was dropped stays as it is."""
+    """New weights for own corrections: what is masked or was dropped stays as it is.
+
+    Source: definition.
+
+    Raises:
+        ValueError: the new weights are not of the shape of the mask.
+    """
+    check_same_shape("new", new, "mask", weight.mask)
     alive = weight.mask & (weight.weight != 0)
     return weight._replace(weight=torch.where(alive, new, weight.weight))
 
 
 def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
-    """Weight 0 for unmasked tokens that are not kept, for own corrections."""
+    """Weight 0 for unmasked tokens that are not kept, for own corrections.
+
+    Source: definition.
+
+    Raises:
+        ValueError: `kept` is not of the shape of the mask.
+    """
+    check_same_shape("kept", kept, "mask", weight.mask)
     return weight._replace(weight=select(weight.weight, kept | ~weight.mask))
 
 

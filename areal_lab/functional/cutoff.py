@@ -88,6 +88,8 @@ def in_turn(*rules: Cutoff) -> Cutoff:
 
     `in_turn(top_k(50), top_p(0.95))` is what vLLM and transformers do. Rules that all see the whole
     distribution are `lambda z: torch.maximum(top_k(50)(z), top_p(0.95)(z))`.
+
+    Source: the order of vLLM and transformers.
     """
 
     def cutoff(logits: Tensor) -> Tensor:

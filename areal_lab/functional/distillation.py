@@ -184,6 +184,8 @@ def lump_tail(
     Both are distributions of k + 1 outcomes, hence a divergence is least where they are equal.
     It is never above that of the whole vocabulary, and equal to it when k is V. Where the
     teacher's k add up to more than 1, as rounded log-probs may, nothing is left over.
+
+    Source: definition.
     """
     if tokens.shape[-1] == student.shape[-1]:
         return drop_tail(student, tokens, teacher)  # there is no other token
@@ -202,7 +204,10 @@ def renormalize_tail(
     tokens: Int[Tensor, "*shape K"],
     teacher: Float[Tensor, "*shape K"],
 ) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
-    """Both given one of the teacher's k tokens; what the student does elsewhere is not seen."""
+    """Both given one of the teacher's k tokens; what the student does elsewhere is not seen.
+
+    Source: definition.
+    """
     return student.gather(-1, tokens).log_softmax(-1), teacher.log_softmax(-1)
 
 
@@ -215,6 +220,8 @@ def drop_tail(
 
     These are no distributions: the sum can be negative, and with `forward_kl` it is least at a
     student that puts nothing on the rest, whatever the teacher puts there.
+
+    Source: verl's top-k forward KL.
     """
     return student.gather(-1, tokens), teacher
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.masked import select
-from areal_lab.functional.ratios import AnchoredPolicy
+from areal_lab.functional.ratios import AnchoredPolicy, check_cap
 from areal_lab.functional.surrogates import (
     ClipEpsilon,
     Surrogate,
@@ -159,8 +159,7 @@ def _kept(
     policy: AnchoredPolicy, advantages: Tensor, keep: Bool[Tensor, "*shape"], cap: float
 ) -> Surrogate:
     """r A where kept; above the cap its value is cap A and its gradient cap A grad log pi."""
-    if not cap > 0:
-        raise ValueError(f"cap is {cap}, but it bounds a ratio from above and must be > 0")
+    check_cap(cap)
     log_ratio = select(policy.log_ratio, keep & (advantages != 0))
     value = log_ratio.detach().clamp(max=math.log(cap))
     # An exact 0 that carries the gradient; of an anchor that cannot draw the token, inf - inf.

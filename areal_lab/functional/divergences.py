@@ -158,6 +158,8 @@ def log_ratio_histogram(
         high: upper edge of the last bin.
         bins: how many.
 
+    Source: definition.
+
     Raises:
         ValueError: shapes differ, not low < high, or `bins` is not positive.
     """

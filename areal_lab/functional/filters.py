@@ -129,6 +129,8 @@ def keep_samples(
         keep: True for the samples that count, one per sequence.
         sequences: sequence of each token (`packed_sequences`); None takes rows.
 
+    Source: definition.
+
     Raises:
         ValueError: a mask is not boolean, or there are more or fewer of `keep` than sequences.
     """

@@ -29,7 +29,7 @@ def carry_over_holes(
 ) -> None:
     """Leave holes out: the token before a hole is followed by the token after it.
 
-    As AReaL, verl and NeMo-RL do for GAE.
+    Source: GAE of AReaL, verl and NeMo-RL.
     """
     return
 
@@ -41,6 +41,8 @@ def restart_at_holes(
 
     Masked tokens after the last chosen one (padding) are no hole, so what lies beyond the
     sequence still counts.
+
+    Source: REINFORCE++ of SkyRL.
     """
     last = last_unmasked(mask, sequences)
     followed = pad(mask[..., 1:], (0, 1)) if mask.numel() else mask
@@ -55,6 +57,11 @@ def last_unmasked(
     Args:
         mask: True = the policy chose this token.
         segments: sequences or turns; their tokens need not be neighbors. None takes rows.
+
+    Source: definition.
+
+    Raises:
+        ValueError: as `sequences_or_rows`.
     """
     ids, count = sequences_or_rows(mask, segments)
     order = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
@@ -67,6 +74,11 @@ def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = Non
 
     Masked tokens get the number of the run before them. The count is an upper bound, so that it
     does not depend on the data.
+
+    Source: definition; the segments of ROLL's `ratio_type=segment`.
+
+    Raises:
+        ValueError: as `sequences_or_rows`.
     """
     first = sequence_edges(mask, sequences, last=False)
     before = pad(mask[..., :-1], (1, 0)) if mask.numel() else mask

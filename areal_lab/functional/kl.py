@@ -68,7 +68,10 @@ def k3(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def absolute(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    r"""$|x|$; its gradient is that of $\sum_v |\pi_\theta - \pi_{ref}|$ on average, 0 at x = 0."""
+    r"""$|x|$; its gradient is that of $\sum_v |\pi_\theta - \pi_{ref}|$ on average, 0 at x = 0.
+
+    Source: definition; verl's `abs`.
+    """
     return log_ratio.abs()
 
 
@@ -76,6 +79,9 @@ def straight_through(value: KLEstimator = k3, gradient: KLEstimator = k2) -> KLE
     """The value of one estimator with the gradient of another.
 
     By default value and gradient are both those of KL(theta || ref) on average.
+
+    Source: verl's estimators that end in `+`, such as `k3+`; the gradient of k2:
+    arXiv:2506.09477.
     """
 
     def estimator(log_ratio: Tensor) -> Tensor:
@@ -96,6 +102,8 @@ def clamped(
         estimator: what is clamped.
         log_ratio_bound: largest |x|.
         value_bound: largest absolute value of the estimate.
+
+    Source: clamps of verl, SkyRL, NeMo-RL, OpenRLHF and AReaL; no paper has one.
 
     Raises:
         ValueError: a bound is not positive.
@@ -216,6 +224,8 @@ def full_kl(
         reference_logits: of pi_ref.
         mask: True where the policy chose the token.
         temperature: divides both logits.
+
+    Source: definition; Kullback and Leibler, On information and sufficiency (1951).
 
     Raises:
         ValueError: shapes differ, or the temperature is not positive and finite.

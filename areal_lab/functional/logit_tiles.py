@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from areal_lab.functional.checks import wide_dtype
 from areal_lab.functional.cutoff import NOT_KEPT
 
 _BLOCK_ENTRIES = 1 << 18
@@ -226,16 +227,6 @@ def slices(length: int, step: int, start: int = 0) -> Iterator[slice]:
     """`start .. length` in steps; the last may be shorter."""
     for first in range(start, length, step):
         yield slice(first, min(first + step, length))
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that softmax and sums are computed in: float32, or float64 when that comes in."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def wide(values: Tensor) -> Tensor:
-    """Values in their wide type."""
-    return values.to(wide_dtype(values.dtype))
 
 
 def _even(length: int, step: int) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from areal_lab.functional.checks import wide
 from areal_lab.functional.cutoff import NOT_KEPT
-from areal_lab.functional.logit_tiles import Restriction, wide
+from areal_lab.functional.logit_tiles import Restriction
 
 
 def second_order(

@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, check_same_shape
+from areal_lab.functional.checks import check_integer, check_same_shape, wide
 from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
 from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
-from areal_lab.functional.logit_tiles import wide
 
 _TILE_ENTRIES = (1 << 22, 1 << 24)
 """Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""

@@ -4,12 +4,13 @@
     proximal, behavior -------behavior_weight--> correct(...) ---^
 
 Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
-Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. Nor
-do the log-probs of a token that a correction dropped: it counts as on policy and adds 0.
+Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. A
+token that a correction dropped adds 0, and keeps its ratio where sequences are looked at.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, Count, token_mean
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
@@ -33,11 +34,11 @@ class PolicyLossResult(NamedTuple):
     loss: Float[Tensor, ""]
     """Scalar, to be minimised."""
     ratio: Float[Tensor, "*shape"]
-    """pi_theta / pi_anchor of each token; 1 where masked or dropped."""
+    """pi_theta / pi_anchor of each token; 1 where masked."""
     behavior_weight: Float[Tensor, "*shape"]
     """Corrected pi_prox / pi_behav of each token; 1 in losses without one, and where masked."""
     clipped: Bool[Tensor, "*shape"]
-    """True where the surrogate removed the token's gradient."""
+    """True where the surrogate removed the gradient of a token that no correction dropped."""
 
 
 class PlainLoss(NamedTuple):
@@ -191,9 +192,10 @@ def policy_loss(
     $$ L = -\mathrm{aggregate}(\mathrm{correct}(\pi_{prox}/\pi_{behav})\ \mathrm{surrogate}(r, A)),
     \quad r = \mathrm{ratio}(\pi_\theta, \pi_{prox}) $$
 
-    A token that the correction drops (weight 0) adds 0 to every sum, also where its log-probs are
-    infinite: to the loss, and to the log ratio of its sequence or turn. It stays in the counts that
-    means divide by.
+    A token that the correction drops (weight 0) adds 0 to the loss, and stays in the count that the
+    mean divides by. What it is dropped for is pi_prox / pi_behav; its ratio to the anchor still
+    counts in that of its sequence or turn, and gets the gradient of that. Only a ratio that is no
+    positive finite number counts as 1 there.
 
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
@@ -206,6 +208,8 @@ def policy_loss(
         correct: what happens to the weight pi_prox / pi_behav.
         aggregate: `(values, mask, sequences) -> scalar`.
         sequences: sequence of each token; None takes rows.
+
+    Source: definition; with the clipped surrogate it is AReaL (arXiv:2505.24298), eq. 5.
 
     Raises:
         ValueError: shapes differ.
@@ -220,12 +224,14 @@ def policy_loss(
     start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, sequences)
     weight = correct(start).weight
     kept = weight != 0
-    # Before the ratio: a dropped token may have an infinite one, and 0 * inf is NaN.
     anchor = proximal_logprobs.detach()
+    # Before the ratio: a dropped token may have an infinite one, and 0 * inf is NaN.
+    drift = wide(logprobs.detach()) - wide(anchor)
+    usable = kept | (drift.abs() < math.log(torch.finfo(drift.dtype).max))
     neutral = torch.where(anchor.isfinite(), anchor, 0.0)
     policy = ratio(
-        torch.where(kept, logprobs, neutral.to(logprobs.dtype)),
-        torch.where(kept, anchor, neutral),
+        torch.where(usable, logprobs, neutral.to(logprobs.dtype)),
+        torch.where(usable, anchor, neutral),
         mask,
         start.sequences,
     )
@@ -235,7 +241,7 @@ def policy_loss(
         loss=-aggregate(value, mask, policy.sequences),
         ratio=detached_ratio(policy),
         behavior_weight=weight,
-        clipped=objective.clipped,
+        clipped=objective.clipped & kept,
     )
 
 
@@ -244,6 +250,8 @@ def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> Policy
 
     `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on what the sampler reported;
     the proximal log-probs are not looked at. What `loss` asks for by name, a trainer passes on.
+
+    Source: definition; PPO (arXiv:1707.06347) has this one old policy.
     """
     bound = partial(loss, **numbers)
 

@@ -16,7 +16,13 @@ from areal_lab.functional.checks import check_token_inputs
 def select(
     values: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, fill: float = 0.0
 ) -> Shaped[Tensor, "*shape"]:
-    """Keep `values` where the mask is True, `fill` elsewhere; no gradient where masked."""
+    """Keep `values` where the mask is True, `fill` elsewhere; no gradient where masked.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the mask is not boolean.
+    """
     check_token_inputs(mask, values=values)
     return torch.where(mask, values, torch.full_like(values, fill))
 
@@ -24,7 +30,13 @@ def select(
 def masked_sum(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, dim: int | None = None
 ) -> Float[Tensor, "*rest"]:
-    """Sum of the unmasked values, over everything or along `dim`."""
+    """Sum of the unmasked values, over everything or along `dim`.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the mask is not boolean.
+    """
     chosen = select(values, mask)
     return chosen.sum() if dim is None else chosen.sum(dim)
 
@@ -32,7 +44,13 @@ def masked_sum(
 def masked_mean(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, dim: int | None = None
 ) -> Float[Tensor, "*rest"]:
-    """Mean of the unmasked values, over everything or along `dim`; 0 where nothing is unmasked."""
+    """Mean of the unmasked values, over everything or along `dim`; 0 where nothing is unmasked.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the mask is not boolean.
+    """
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim=dim) / count.clamp(min=1)
 

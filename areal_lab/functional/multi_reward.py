@@ -43,6 +43,8 @@ def component_advantages(
         unbiased: divide squares by n - 1 rather than by n.
         eps: added to the scale.
 
+    Source: GDPO (arXiv:2601.05242), its first step.
+
     Raises:
         ValueError: rewards are not `[N, R]` with R >= 1, or as `group_advantages`.
     """

@@ -152,7 +152,8 @@ def gpg_advantages(
     B samples, M of them in groups of equal rewards. So the mean over the batch is the mean over
     the samples that say something. A batch that says nothing gives 0.
 
-    Source: GPG (arXiv:2504.02546), with F = 1.
+    Source: GPG (arXiv:2504.02546), with F = 1; alpha as in the table of its authors' repository
+    (AMAP-ML/GPG), where B / (B - M) did better than 1.
 
     Args:
         rewards: R of each sample.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from areal_lab.functional.aggregate import Count, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
+from areal_lab.functional.checks import check_same_shape, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -71,7 +71,7 @@ def sequence_logprob_sums(
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
-    return segment_reduce(wide(logprobs), ids, count, mask=mask)
+    return segment_reduce(logprobs, ids, count, mask=mask)
 
 
 def sequence_logprob_means(
@@ -93,7 +93,7 @@ def sequence_logprob_means(
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
-    return segment_reduce(wide(logprobs), ids, count, mask=mask, reduce="mean")
+    return segment_reduce(logprobs, ids, count, mask=mask, reduce="mean")
 
 
 def dpo_loss(

@@ -18,6 +18,7 @@ digits than float32 are widened to it before they are subtracted, and the result
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -217,3 +218,28 @@ def _spread(policy: AnchoredPolicy, segments: Segments, reduce: Reduction) -> Te
 def detached_ratio(policy: AnchoredPolicy) -> Float[Tensor, "*shape"]:
     """pi_theta / pi_anchor as a diagnostic: no gradient, 1 where masked."""
     return torch.exp(policy.log_ratio.detach())
+
+
+def capped_ratio(
+    log_ratio: Float[Tensor, "*shape"], cap: float, *, name: str = "cap"
+) -> Float[Tensor, "*shape"]:
+    """min(exp(log_ratio), cap) as a weight: no gradient, and no overflow on the way.
+
+    Raises:
+        ValueError: the cap is not positive; the sentence calls it by `name`.
+    """
+    check_cap(cap, name=name)
+    return torch.exp(log_ratio.detach().clamp(max=math.log(cap)))
+
+
+def check_cap(cap: float, *, name: str = "cap") -> None:
+    """Refuse a bound that no ratio can keep.
+
+    Raises:
+        ValueError: the cap is not positive.
+    """
+    if not cap > 0:
+        raise ValueError(
+            f"{name} is {cap}, but it bounds a ratio, which is positive, from above and must be "
+            "> 0; infinity switches it off"
+        )

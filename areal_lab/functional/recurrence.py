@@ -105,7 +105,13 @@ def next_in_sequence(
     beyond: Float[Tensor, "*sequences"] | None = None,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Value at the next position of the same sequence; at its last position `beyond`, or 0."""
+    """Value at the next position of the same sequence; at its last position `beyond`, or 0.
+
+    Source: definition.
+
+    Raises:
+        ValueError: there is not one entry of `beyond` per sequence, or as `sequence_edges`.
+    """
     if values.numel() == 0:
         return values.clone()
     edges = sequence_edges(values, sequences, last=True)
@@ -125,6 +131,8 @@ def sequence_edges(
         tokens: any tensor of one entry per token, such as the mask; only its shape matters.
         sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
         last: the last position, or the first.
+
+    Source: definition.
 
     Raises:
         ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or

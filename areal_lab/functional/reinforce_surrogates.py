@@ -12,15 +12,13 @@ No token is clipped away but by IcePop. The value is not an estimate of the obje
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
-from areal_lab.functional.ratios import AnchoredPolicy
+from areal_lab.functional.ratios import AnchoredPolicy, capped_ratio
 from areal_lab.functional.surrogates import (
     ClipEpsilon,
     Surrogate,
@@ -117,7 +115,7 @@ def aipo_surrogate(
     Raises:
         ValueError: shapes differ, or the cap is not positive.
     """
-    return weighted_logprobs(policy, advantages, _truncated(policy, cap))
+    return weighted_logprobs(policy, advantages, capped_ratio(policy.log_ratio, cap))
 
 
 def truncated_reinforce_surrogate(
@@ -141,7 +139,7 @@ def truncated_reinforce_surrogate(
     Raises:
         ValueError: shapes differ, or the cap is not positive.
     """
-    return weighted_logprobs(policy, advantages, _truncated(policy, cap))
+    return weighted_logprobs(policy, advantages, capped_ratio(policy.log_ratio, cap))
 
 
 def icepop_surrogate(
@@ -196,7 +194,7 @@ def topr_surrogate(
     Raises:
         ValueError: shapes differ, or the cap is not positive.
     """
-    truncated = _truncated(policy, cap)
+    truncated = capped_ratio(policy.log_ratio, cap)
     bad = surrogate_advantages(policy, advantages) < 0
     weight = torch.where(bad, truncated, torch.ones_like(truncated))
     return weighted_logprobs(policy, advantages, weight)
@@ -214,6 +212,8 @@ def weighted_logprobs(
         advantages: A; gets no gradient.
         weight: w of each token, finite where unmasked; gets no gradient.
 
+    Source: definition; the weight is what the papers of the family differ in.
+
     Raises:
         ValueError: shapes differ.
     """
@@ -224,9 +224,3 @@ def weighted_logprobs(
     # A log-prob of minus infinity times a factor of 0 would be NaN.
     value = factor * select(policy.logprobs, factor != 0)
     return Surrogate(value, (weight == 0) & (advantages != 0) & policy.mask)
-
-
-def _truncated(policy: AnchoredPolicy, cap: float) -> Tensor:
-    if not cap > 0:
-        raise ValueError(f"cap is {cap}, but it bounds a ratio from above and must be > 0")
-    return torch.exp(policy.log_ratio.detach().clamp(max=math.log(cap)))

@@ -57,6 +57,8 @@ def terminal_rewards(
         mask: True = the policy chose this token.
         sequences: sequence of each token when packed; None takes rows.
 
+    Source: definition; a reward of the whole answer, as in InstructGPT (arXiv:2203.02155).
+
     Raises:
         ValueError: there is not one reward per sequence, rewards are not floating, or the reward
             of a sequence with an unmasked token is NaN or infinite.

@@ -95,7 +95,10 @@ class NormalizedRewards(NamedTuple):
 
 
 def no_moments() -> Moments:
-    """The state before the first batch."""
+    """The state before the first batch.
+
+    Source: definition.
+    """
     zero = torch.zeros((), dtype=torch.float64)
     return Moments(zero, zero, zero)
 

@@ -21,6 +21,7 @@ from areal_lab.functional.checks import (
     check_same_shape,
     check_token_inputs,
     count_known,
+    wide,
 )
 
 Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
@@ -43,6 +44,8 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
 
     A single axis is then one sequence, so that a function of one sequence is that of a batch
     under `vmap`.
+
+    Source: definition.
 
     Raises:
         ValueError: the mask has no axis of tokens, the ids are not of its shape or no integers, or
@@ -68,6 +71,8 @@ def packed_sequences(cu_seqlens: Int[Tensor, " boundaries"], tokens: int) -> Seg
         cu_seqlens: see `packed_sequence_ids`.
         tokens: length of the packed batch, padding at its end included.
 
+    Source: definition.
+
     Raises:
         ValueError: as `packed_sequence_ids`.
     """
@@ -92,7 +97,10 @@ def segment_reduce(
         reduce: `sum`, `mean`, `min` or `max`.
 
     Returns:
-        One value per segment. A segment without a value gives 0 for every reduction.
+        One value per segment. A segment without a value gives 0 for every reduction. Sums and means
+        of floating values are float32 at least: a bfloat16 cannot count beyond 256.
+
+    Source: definition.
 
     Raises:
         ValueError: shapes differ, ids are no integers, or `segments` is negative.
@@ -106,6 +114,8 @@ def segment_reduce(
     check_token_inputs(mask, values=values)
     flat_ids, flat_mask = ids.reshape(-1).long(), mask.reshape(-1)
     chosen = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
+    if reduce in ("sum", "mean") and chosen.is_floating_point():
+        chosen = wide(chosen)
     if reduce == "sum":
         return _scatter_sum(chosen, flat_ids, segments)
     counts = _scatter_sum(flat_mask.to(torch.int64), flat_ids, segments)
@@ -132,7 +142,13 @@ def _neutral(dtype: torch.dtype, reduce: Reduction) -> int | float:
 
 
 def padded_sequence_ids(mask: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
-    """Id of the sequence (row) that each position of a padded batch belongs to."""
+    """Id of the sequence (row) that each position of a padded batch belongs to.
+
+    Source: definition.
+
+    Raises:
+        ValueError: the mask has no axis of tokens.
+    """
     return sequences_or_rows(mask).ids
 
 
@@ -147,6 +163,8 @@ def packed_sequence_ids(
     Args:
         cu_seqlens: cumulative lengths `[0, |y_1|, |y_1| + |y_2|, ...]`; empty sequences are fine.
         tokens: length of the packed batch: the last entry of `cu_seqlens`, or more with padding.
+
+    Source: definition; the `cu_seqlens` of FlashAttention.
 
     Raises:
         ValueError: the boundaries are no integers on one axis, do not begin with 0, fall, or end
@@ -175,6 +193,11 @@ def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
 
     The same as the inverse of `torch.unique`, but with static shapes (vmap, compile). There are
     at most N different ids, so N is a safe number of segments.
+
+    Source: definition.
+
+    Raises:
+        ValueError: the ids are no integers.
     """
     check_integer("ids", ids)
     ordered, order = torch.sort(ids, stable=True)

@@ -38,21 +38,39 @@ SequenceStatistic: TypeAlias = Callable[[Tensor, Tensor, Segments], Tensor]
 def sum_of_sequence(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], sequences: Segments
 ) -> Float[Tensor, " S"]:
-    """Sum over the unmasked tokens of each sequence; of log rho, the log of the product."""
+    """Sum over the unmasked tokens of each sequence; of log rho, the log of the product.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the ids are no integers.
+    """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask)
 
 
 def mean_of_sequence(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], sequences: Segments
 ) -> Float[Tensor, " S"]:
-    """Mean over the unmasked tokens; of log rho, the log of the geometric mean."""
+    """Mean over the unmasked tokens; of log rho, the log of the geometric mean.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the ids are no integers.
+    """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask, reduce="mean")
 
 
 def max_of_sequence(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], sequences: Segments
 ) -> Float[Tensor, " S"]:
-    """Largest value of the unmasked tokens of each sequence."""
+    """Largest value of the unmasked tokens of each sequence.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes differ, or the ids are no integers.
+    """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask, reduce="max")
 
 

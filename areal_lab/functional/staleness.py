@@ -42,6 +42,8 @@ def token_lag(
         mask: True where the policy chose the token; prompts and observations (-1) are masked.
         trainer_version: version of the weights that the training step begins with.
 
+    Source: definition.
+
     Raises:
         ValueError: shapes differ, or versions are no integers.
     """
@@ -64,6 +66,8 @@ def trajectory_lag(
         mask: True where the policy chose the token.
         sequences: trajectory of each token (`packed_sequences`); None takes rows.
 
+    Source: definition.
+
     Raises:
         ValueError: shapes differ.
     """
@@ -85,6 +89,8 @@ def lag_histogram(
     The last bin holds everything from `bins - 1` on. A negative lag counts as 0: the sampler
     cannot be ahead of the trainer.
 
+    Source: definition.
+
     Raises:
         ValueError: shapes differ, or `bins` is not positive.
     """
@@ -105,6 +111,8 @@ def mean_by_lag(
         lag: lag of each token, from `token_lag`.
         mask: True where a token counts.
         bins: the bins are those of `lag_histogram`; one without a token gives 0.
+
+    Source: definition.
 
     Raises:
         ValueError: shapes differ, or `bins` is not positive.

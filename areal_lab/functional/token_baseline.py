@@ -36,7 +36,9 @@ def optimal_token_baseline(
     gradient up to there. The sums run over the samples j of the group that have a t-th unmasked
     token; where it is the only one, A is 0. Where all W are 0 the baseline is the plain mean.
 
-    Source: optimal token baseline (arXiv:2602.07078), with the logit-gradient proxy.
+    Source: optimal token baseline (arXiv:2602.07078), with the logit-gradient proxy. The formulas
+    are those of verl's page and code; rho of samples of an older policy is where the docstring of
+    `compute_optimal_token_baseline_advantage` in verl has it, whose code has it inside of the sum.
 
     Args:
         rewards: r of each token; the only input that gets a gradient.

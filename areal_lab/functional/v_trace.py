@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.generalized_advantages import AdvantagesAndReturns
 from areal_lab.functional.holes import Holes, carry_over_holes
+from areal_lab.functional.ratios import capped_ratio
 from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.returns import (
     Discount,
@@ -88,25 +87,16 @@ def vtrace(
     nearest = linear_recurrence(0.0, values, mask, beyond=beyond, sequences=sequences)
     next_values = next_in_sequence(nearest, beyond=beyond, sequences=sequences)
     one_step = rewards + discounts * next_values - values
-    trace = discounts * _capped("trace_cap", log_ratio, trace_cap)
-    weighted = _capped("rho_cap", log_ratio, rho_cap) * one_step
+    trace = discounts * capped_ratio(log_ratio, trace_cap, name="trace_cap")
+    weighted = capped_ratio(log_ratio, rho_cap, name="rho_cap") * one_step
     # What the token before sees, lambda_t e_t, is the recurrence, and is carried back over holes.
     seen = linear_recurrence(lambda_ * trace, lambda_ * weighted, mask, sequences=sequences)
     following = next_in_sequence(seen, sequences=sequences)
     errors, later = weighted + trace * following, discounts * following
-    advantages = _capped("advantage_cap", log_ratio, advantage_cap) * (one_step + later)
+    weight = capped_ratio(log_ratio, advantage_cap, name="advantage_cap")
+    advantages = weight * (one_step + later)
     zero = torch.zeros_like(advantages)
     return AdvantagesAndReturns(
         advantages=torch.where(mask, advantages, zero),
         returns=torch.where(mask, values + errors, zero),
     )
-
-
-def _capped(name: str, log_ratio: Tensor, cap: float) -> Tensor:
-    """min(exp(log_ratio), cap), without an overflow on the way."""
-    if not cap > 0:
-        raise ValueError(
-            f"{name} is {cap}, but pi_theta/pi_behav is positive, so its bound must be > 0; "
-            "infinity switches it off"
-        )
-    return torch.exp(log_ratio.clamp(max=math.log(cap)))

@@ -48,6 +48,8 @@ class Moments(NamedTuple):
 def token_moments(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Moments:
     """Moments of the unmasked values. Split a batch, and the moments of its parts add up.
 
+    Source: definition.
+
     Raises:
         ValueError: shapes differ, or the mask is not boolean.
     """
@@ -56,7 +58,10 @@ def token_moments(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"])
 
 
 def add_moments(first: Moments, *others: Moments) -> Moments:
-    """Moments of all the numbers together."""
+    """Moments of all the numbers together.
+
+    Source: definition.
+    """
     return Moments(*(sum(parts[1:], start=parts[0]) for parts in zip(first, *others, strict=True)))
 
 
@@ -116,6 +121,8 @@ def spread_to_tokens(
         values: one number per sequence; gets the gradient of its tokens.
         mask: True where the policy chose the token.
         sequences: sequence of each token (`packed_sequences`); None takes rows.
+
+    Source: definition.
 
     Raises:
         ValueError: there are more or fewer values than sequences.

@@ -90,8 +90,14 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row(
         "interruptions",
         f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
-        "tokens of two or more versions",
+        f"tokens of two or more versions; {summary['recomputed_tokens']:,} tokens recomputed",
     )
+    if summary["engine_losses"]:
+        table.add_row(
+            "engines",
+            f"{summary['engine_losses']} lost, {summary['engine_restarts']} came back; "
+            f"{summary['resubmitted_samples']:,} samples went on elsewhere",
+        )
     table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")

@@ -8,6 +8,7 @@
     train lane    TrainStepDone, CheckpointDone    Train, Save            the trainer's reply
     weights lane  WeightsPushed                    Interrupt, PushWeights, Resume
                                                                           every engine's echo
+    others        EngineLost, EngineJoined, StopRequested: whoever was given the queue
 
 The lanes keep order: what touches the trainer happens one after the other, and so does what touches
 the weights of the engines. Their queues are unbounded because the coordinator bounds them: it never
@@ -48,7 +49,14 @@ class Performer(Protocol):
     """What a run can do; each call returns when it is done, and raises when it cannot be."""
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
-        """Draw and reward the samples of one group, and keep them until trained or dropped."""
+        """Draw and reward the samples of one group, and keep them until trained or dropped.
+
+        If its engine is lost meanwhile, the call waits for `move_group` and goes on.
+        """
+        ...
+
+    def move_group(self, start: StartGroup) -> None:
+        """The engine of a group was lost: what is left of it is generated elsewhere."""
         ...
 
     async def train(self, train: Train) -> Version:
@@ -120,7 +128,8 @@ async def drive(
     """Drive a run from `started` to its `Finish`.
 
     Args:
-        events: where the tasks put what happened; others may put `StopRequested` into it.
+        events: where the tasks put what happened; others put what happens to engines into it, and
+            `StopRequested`.
 
     Raises:
         Exception: the first error of any task, after all others were cancelled.
@@ -137,6 +146,8 @@ async def drive(
             for action in coordinator.handle(event):
                 observer.action(action)
                 match action:
+                    case StartGroup() if action.group in groups:
+                        performer.move_group(action)
                     case StartGroup():
                         groups[action.group] = tasks.create_task(
                             _generate(performer, action, events), name=f"group {action.group}"

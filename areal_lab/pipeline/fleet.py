@@ -1,7 +1,7 @@
 """The processes of one run: started here, watched while the run works, stopped when it ends.
 
 guard(work)   returns what `work` returns, or raises
-    the death of any child, with its last words, as soon as it happens
+    the death of the trainer, with its last words, as soon as it happens
     the first error of `work`, taken out of the exception groups around it
 """
 
@@ -15,16 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from areal_lab.engines.client import EngineUnreachable
+from areal_lab.engines.client import EngineClient
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.processes import Child, ChildDied
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 
 Result = TypeVar("Result")
-
-DEATH_NOTICE_S = 2.0
-"""How long after a broken connection the process behind it may take to be seen dead."""
 
 
 @dataclass(slots=True)
@@ -59,10 +56,10 @@ class Fleet:
         self.watch(trainer.child)
         return trainer
 
-    def add_engine(self, engine: EngineProcess) -> None:
-        """Watch an engine that was launched, and stop it in the end."""
-        self.stack.push_async_callback(engine.stop)
-        self.watch(engine.child)
+    def note_engine(self, engine: EngineProcess | EngineClient) -> None:
+        """An engine is there; whoever keeps the servers watches and stops it."""
+        if isinstance(engine, EngineProcess):
+            self.children.append(engine.child)
 
     def watch(self, child: Child) -> None:
         """From now on the death of `child` ends the run."""
@@ -84,21 +81,13 @@ class Fleet:
                 raise dying.result()
             try:
                 return working.result()
-            except BaseException as error:
-                await self._raise_cause(first_error(error), dying)
-                raise
+            except BaseExceptionGroup as errors:
+                raise first_error(errors) from errors
         finally:
             dying.cancel()
             working.cancel()
             with suppress(BaseException):  # it was raised above, or lost to the first error
                 await working
-
-    async def _raise_cause(self, error: BaseException, dying: asyncio.Task[ChildDied]) -> None:
-        """A connection breaks before its process is reaped: say which process it was."""
-        if isinstance(error, EngineUnreachable):
-            with suppress(TimeoutError):
-                raise await asyncio.wait_for(asyncio.shield(dying), DEATH_NOTICE_S) from error
-        raise error
 
 
 def first_error(error: BaseException) -> BaseException:

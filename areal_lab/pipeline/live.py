@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.control.eventlog import TRAINER, engine_process
+from areal_lab.control.eventlog import PIPELINE, TRAINER, engine_process
 from areal_lab.control.events import (
-    EngineId,
     GroupFiltered,
     GroupFinished,
     GroupId,
@@ -23,14 +22,19 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
+from areal_lab.control.incidents import COUNTED
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.engines.client import EngineClient, VersionMismatch
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.client import EngineError
+from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.pipeline.courier import Weights
 from areal_lab.pipeline.eventlog import EventLog
 from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.partial import NOTHING, Partial
 from areal_lab.pipeline.reports import StepReport
-from areal_lab.pipeline.rollout import RolledOut, Rollout, request_id
+from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
+from areal_lab.pipeline.server import Server
+from areal_lab.pipeline.servers import Servers
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 
@@ -42,7 +46,6 @@ class Tally:
     generated_tokens: int = 0
     interruptions: int = 0
     """Times that running answers were interrupted for new weights."""
-    version_mismatches: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,13 +57,12 @@ class LiveRun:
     rollout: Rollout
     source: PromptSource
     trainer: TrainerProcess
-    clients: Mapping[EngineId, EngineClient]
-    pause_mode: PauseMode
+    servers: Servers
     samples: int
     """Samples per group."""
     total_steps: int
     on_step: Callable[[StepReport], None]
-    weights: dict[Version, WeightsFolder]
+    weights: dict[Version, Weights]
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
@@ -69,7 +71,10 @@ class LiveRun:
     """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
     _last_step_s: float = 0.0
-    _span_cursor: dict[EngineId, int] = field(default_factory=dict)
+    _span_cursor: dict[Server, int] = field(default_factory=dict)
+    _logged_counts: dict[str, int] = field(default_factory=dict)
+    _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
+    """Where each running group is told its next engine, if it needs one."""
 
     def begin(self) -> None:
         """Training begins now: step times and rates count from here."""
@@ -79,7 +84,7 @@ class LiveRun:
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
         """Draw and judge one group; keep it if it can be trained on."""
-        rolled = await self.rollout.training_group(start, self.source, self.samples)
+        start, rolled = await self._roll_out(start)
         self.tally.generated_tokens += sum(
             len(part.tokens) for sample in rolled.generated for part in sample.segments
         )
@@ -93,6 +98,27 @@ class LiveRun:
             head_version=min(t.head_version for t in trajectories),
             tail_version=max(t.tail_version for t in trajectories),
         )
+
+    def move_group(self, start: StartGroup) -> None:
+        """Tell the group its next engine; one that has all its tokens will not ask."""
+        if (moves := self._moves.get(start.group)) is not None:
+            moves.put_nowait(start)
+
+    async def _roll_out(self, start: StartGroup) -> tuple[StartGroup, RolledOut]:
+        """The group, from as many engines as it takes; and where it ended."""
+        moves = self._moves[start.group] = asyncio.Queue()
+        partial: Partial = NOTHING
+        try:
+            while True:
+                try:
+                    return start, await self.rollout.training_group(
+                        start, self.source, self.samples, partial
+                    )
+                except Unfinished as unfinished:
+                    partial = unfinished.samples
+                    start = await moves.get()
+        finally:
+            del self._moves[start.group]
 
     async def train(self, train: Train) -> Version:
         """One optimizer batch in the trainer's process."""
@@ -120,15 +146,21 @@ class LiveRun:
         """
         await self._loaded.wait()
         for superseded in sorted(self.weights)[:-1]:
-            await self._remove(superseded)
+            if not self._may_be_needed(superseded):
+                await self._remove(superseded)
         exported = await self.trainer.export()
         self.weights[version] = exported.weights
         span = exported.span
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
+    def _may_be_needed(self, version: Version) -> bool:
+        """Whether an engine may come back that is to have what the others hold."""
+        return self.servers.returns_possible and version >= self.servers.weights.version
+
     async def _remove(self, version: Version) -> None:
-        path = self.weights.pop(version).path
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        weights = self.weights.pop(version)
+        if isinstance(weights, WeightsFolder):  # else the trainer has it, and writes over it
+            await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
 
     async def save(self, version: Version) -> None:
         """A Hugging Face folder of the trainer's weights."""
@@ -146,31 +178,28 @@ class LiveRun:
     async def interrupt(self) -> None:
         """Pause all engines at once."""
         self.tally.interruptions += 1
-        await asyncio.gather(*(c.pause(self.pause_mode) for c in self.clients.values()))
+        await self.servers.pause()
 
     async def push_weights(self, version: Version) -> None:
-        """Load one version into all engines; once all hold it, its folder and older ones go."""
-        weights = self.weights[version]
-        try:
-            await asyncio.gather(
-                *(c.load_weights(weights, self.pause_mode) for c in self.clients.values())
-            )
-        except VersionMismatch:
-            self.tally.version_mismatches += 1
-            raise
+        """Load one version into all engines; once all hold it, its folder and older ones go.
+
+        Its own folder stays while an engine may come back that needs it.
+        """
+        await self.servers.load(self.weights[version])
         for old in [v for v in self.weights if v <= version]:
-            await self._remove(old)
+            if not self._may_be_needed(old):
+                await self._remove(old)
         self._loaded.set()
 
     async def resume(self) -> None:
         """Let all engines go on."""
-        await asyncio.gather(*(c.resume() for c in self.clients.values()))
+        await self.servers.resume()
 
     async def drop_group(self, group: GroupId) -> None:
         """Forget its samples, abort what still runs of it; the log has the reason."""
         if self._kept.pop(group, None) is None:
             ids = [request_id("train", group, index) for index in range(self.samples)]
-            await asyncio.gather(*(c.abort(ids) for c in self.clients.values()))
+            await self.servers.abort(ids)
 
     async def collect_engine_spans(self, *, final: bool = False) -> None:
         """Bring what the engines did since the last call into the log.
@@ -178,10 +207,29 @@ class LiveRun:
         The newest span of an engine may still grow, so it is left for the next call, unless this
         is the last one.
         """
-        for engine, client in self.clients.items():
-            spans, self._span_cursor[engine] = await client.spans(self._span_cursor.get(engine, 0))
+        for engine, server in list(self.servers.alive.items()):
+            try:
+                spans, cursor = await server.spans(self._span_cursor.get(server, 0))
+            except EngineError:
+                continue  # it is lost, or no embedded engine, which alone tells what it does
+            self._span_cursor[server] = cursor
             for span in spans if final else spans[:-1]:
-                self.log.span(engine_process(engine), span["name"], span["start_s"], span["end_s"])
+                times_s = span["start_s"], span["end_s"]
+                self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
+
+    def log_counts(self) -> None:
+        """Note what losses and interruptions cost so far; the newest line counts."""
+        recomputed = self.rollout.recomputed
+        counts = {
+            **self.servers.counts,
+            "resubmitted_samples": recomputed.resubmitted_samples,
+            "recomputed_tokens": recomputed.tokens,
+        }
+        for name in COUNTED:
+            value = counts.get(name, 0)
+            if value != self._logged_counts.get(name, 0):
+                self._logged_counts[name] = value
+                self.log.metric(PIPELINE, name, value)
 
     def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
         self.log.group(
@@ -201,6 +249,7 @@ class LiveRun:
         )
 
     def _report(self, version: Version, metrics: Mapping[str, float]) -> None:
+        self.log_counts()
         now_s = time.time() - self.began_s
         step_s = now_s - self._last_step_s
         tokens = self.tally.generated_tokens - self._tokens_at_last_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from areal_lab.allocation import engine_plan
 from areal_lab.config import TrainConfig
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.limits import Limits
@@ -13,6 +14,7 @@ from areal_lab.control.order import (
     oldest_finished_first,
     strict_start_order,
 )
+from areal_lab.control.routing import routing_named
 from areal_lab.control.schedule import (
     Schedule,
     asynchronous,
@@ -73,6 +75,7 @@ def limits_of(config: TrainConfig) -> Limits:
         save_every_steps=config.save_every_steps,
         schedule=schedule,
         order=order_of(config),
+        routing=routing_named(config.rollout.routing),
     )
 
 
@@ -88,7 +91,7 @@ def threads_of(config: TrainConfig, cores: int) -> Threads:
     """Share the cores: phases that overlap split them, phases that alternate each get them all."""
     schedule = schedule_of(config)
     alternate = schedule.carry_over or schedule.eta == 0
-    engines = config.rollout.engines
+    engines = engine_plan(config).servers
     trainer = cores if alternate else max(1, cores - max(1, cores // 2))
     engine = (cores if alternate else max(1, cores // 2)) // engines
     return Threads(

@@ -2,7 +2,8 @@
 
     prompt --(engine)--> samples --(tokenizer)--> texts --(reward function)--> trajectories
 
-A group whose reward function failed or timed out is filtered; no reward is made up for it.
+A group whose reward function failed or timed out is filtered; no reward is made up for it. A group
+whose engine is lost keeps the tokens it has, and goes on elsewhere (`areal_lab.pipeline.partial`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from areal_lab.control.events import EngineId, GroupId, StartGroup
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.engines.protocol import Engine, Generated, GenerateRequest, SamplingParams
+from areal_lab.engines.client import EngineUnreachable
+from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
+from areal_lab.pipeline.partial import (
+    NOTHING,
+    Partial,
+    joined,
+    recomputed_tokens,
+    to_go_on,
+    tokens_of,
+)
 from areal_lab.rewards.service import RewardOutcome, RewardService
 
 
@@ -29,6 +40,47 @@ def sample_seed(run_seed: int, stream: str, group: GroupId, sample: int) -> int:
     """
     text = f"{run_seed}/{stream}/{group}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+
+
+class Generates(Protocol):
+    """An engine, as far as a group needs it."""
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+        """Draw one sample per request."""
+        ...
+
+
+class Engines(Protocol):
+    """The engines that are alive."""
+
+    def engine(self, number: EngineId) -> Generates:
+        """The engine of this number; raises `EngineUnreachable` if it is lost."""
+        ...
+
+    async def in_turn(self, turn: int) -> EngineId:
+        """One of them, in turn."""
+        ...
+
+
+class Unfinished(Exception):
+    """The engine was lost before the group ended; here is what there is of its samples."""
+
+    def __init__(self, samples: Partial, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.samples = samples
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """What interruptions and lost engines cost; counted by whoever rolls out."""
+
+    tokens: int = 0
+    """Of prompts and answers whose keys and values were computed again; a prompt that several
+    samples share is counted for each."""
+    resubmitted_samples: int = 0
+    """That had not ended when their engine was lost."""
+    kept_tokens: int = 0
+    """That these had, and that were not drawn again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +129,7 @@ class RolledOut:
 class Rollout:
     """What a group needs on its way; shared by training and evaluation."""
 
-    engines: Mapping[EngineId, Engine]
+    engines: Engines
     codec: TextCodec
     rewards: RewardService
     sampling: SamplingParams
@@ -87,23 +139,40 @@ class Rollout:
     answer_tokens: Callable[[GroupId, int], int] | None = None
     """Exact length of sample i of a group, for studies of long tails: answers then end nowhere
     else. None lets the model end its answers."""
+    interruptions_recompute: bool = True
+    """Whether an interrupted sample is computed again under the new weights (not `in_place`)."""
+    recomputed: Recomputed = field(default_factory=Recomputed)
 
     async def group(
-        self, problem: Problem, *, engine: EngineId, stream: str, group: GroupId, samples: int
+        self,
+        problem: Problem,
+        *,
+        engine: EngineId,
+        stream: str,
+        group: GroupId,
+        samples: int,
+        partial: Partial = NOTHING,
     ) -> RolledOut:
-        """Draw `samples` answers to one problem and judge them."""
+        """Draw `samples` answers to one problem and judge them.
+
+        Args:
+            partial: what an engine before this one left of them.
+
+        Raises:
+            Unfinished: if the engine is lost first.
+        """
         started_s = time.time()
         prompt_tokens = self.codec.encode(problem.prompt)
-        generated = await self.engines[engine].generate(
-            [
-                GenerateRequest(
-                    request_id=request_id(stream, group, index),
-                    prompt_tokens=prompt_tokens,
-                    sampling=self._sampling(stream, group, index),
-                )
-                for index in range(samples)
-            ]
-        )
+        requests = [
+            GenerateRequest(
+                request_id=request_id(stream, group, index),
+                prompt_tokens=prompt_tokens,
+                sampling=self._sampling(stream, group, index),
+            )
+            for index in range(samples)
+        ]
+        drawn = await self._generate(engine, requests, partial)
+        generated = [drawn[request.request_id] for request in requests]
         generated_s = time.time()
         completions = tuple(
             self.codec.decode([token for part in sample.segments for token in part.tokens])
@@ -121,6 +190,27 @@ class Rollout:
             judged_s=time.time(),
         )
 
+    async def _generate(
+        self, engine: EngineId, requests: Sequence[GenerateRequest], partial: Partial
+    ) -> Partial:
+        """All samples: those that there are, and the rest of the others."""
+        left = to_go_on(requests, partial)
+        again = [request for request in left if request.request_id in partial]
+        try:
+            rest = await self.engines.engine(engine).generate(left) if left else []
+        except EngineUnreachable as error:
+            samples = joined(requests, partial, error.partial)
+            self.recomputed.resubmitted_samples += len(to_go_on(requests, samples))
+            raise Unfinished(samples, error) from error
+        self.recomputed.kept_tokens += sum(tokens_of(partial[r.request_id]) for r in again)
+        self.recomputed.tokens += sum(len(request.prompt_tokens) for request in again)
+        if self.interruptions_recompute:
+            self.recomputed.tokens += sum(
+                recomputed_tokens(sample, len(request.prompt_tokens))
+                for request, sample in zip(left, rest, strict=True)
+            )
+        return joined(requests, partial, {sample.request_id: sample for sample in rest})
+
     def _sampling(self, stream: str, group: GroupId, sample: int) -> SamplingParams:
         sampling = replace(self.sampling, seed=sample_seed(self.run_seed, stream, group, sample))
         if self.answer_tokens is None:
@@ -129,7 +219,7 @@ class Rollout:
         return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=())
 
     async def training_group(
-        self, start: StartGroup, source: PromptSource, samples: int
+        self, start: StartGroup, source: PromptSource, samples: int, partial: Partial = NOTHING
     ) -> RolledOut:
         """The group that the coordinator started: prompt number `start.group` of the source."""
         return await self.group(
@@ -138,6 +228,7 @@ class Rollout:
             stream="train",
             group=start.group,
             samples=samples,
+            partial=partial,
         )
 
     async def held_out(
@@ -153,19 +244,29 @@ class Rollout:
         different weights. `done` is called after each problem.
         """
 
-        ids = sorted(self.engines)
         # What waits at an engine counts towards its time limit, so no more is sent than it can run.
         at_once = max(1, self.running_samples // samples)
-        places = {engine: asyncio.Semaphore(at_once) for engine in ids}
+        places: dict[EngineId, asyncio.Semaphore] = {}
 
         async def one(index: int, problem: Problem) -> RolledOut:
-            engine = ids[index % len(ids)]
-            async with places[engine]:
-                rolled = await self.group(
-                    problem, engine=engine, stream="held-out", group=index, samples=samples
-                )
-            done()
-            return rolled
+            partial: Partial = NOTHING
+            while True:
+                engine = await self.engines.in_turn(index)
+                try:
+                    async with places.setdefault(engine, asyncio.Semaphore(at_once)):
+                        rolled = await self.group(
+                            problem,
+                            engine=engine,
+                            stream="held-out",
+                            group=index,
+                            samples=samples,
+                            partial=partial,
+                        )
+                except Unfinished as unfinished:
+                    partial = unfinished.samples
+                else:
+                    done()
+                    return rolled
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(i, problem)) for i, problem in enumerate(problems)]

@@ -11,46 +11,59 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_lab import preflight
+from areal_lab.allocation import engine_plan
 from areal_lab.config import TrainConfig
-from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
 from areal_lab.control.events import EngineId, Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.control.replay import limits_to_fields
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.addresses import is_local
 from areal_lab.engines.client import EngineClient
-from areal_lab.engines.launch import launch_embedded
+from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
-from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root, remove_weights_root
 from areal_lab.functions import pickle_function
 from areal_lab.model_facts import read_model_facts, transfer_bytes
+from areal_lab.pipeline.attach import attach
+from areal_lab.pipeline.courier import Courier, courier_from
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.eventlog import EventLog, read_log_file
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.health import Health
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.plan import Threads, limits_of, threads_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.summary import PEAK_MEMORY, build_summary
 from areal_lab.processes import peak_rss_bytes
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.model_path import resolve_model_path
+from areal_lab.training.protocol import Pushed
 from areal_lab.training.settings import settings_from_config
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+
+
+WIND_UP_S = 8.0
+"""How long the running step may take to end and be saved once no engine is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +200,7 @@ async def _measured_run(task: Task) -> dict[str, Any]:
     task.state.coordinator = None
     after = await _measure(task, live.rollout, "after training")
     await live.collect_engine_spans(final=True)
+    live.log_counts()
     for child in task.fleet.children:
         live.log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
     return build_summary(
@@ -194,9 +208,9 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         reward_before=before.problem_means if before else None,
         reward_after=after.problem_means if after else None,
         wall_s=time.time() - began_s,
-        backend=config.rollout.backend,
-        version_mismatches=live.tally.version_mismatches,
+        backend=engine_plan(config).backend,
         more={
+            "engine_version": live.servers.engine_version,
             "seed": config.seed,
             "model": config.actor.path,
             "compute_dtype": live.trainer.ready.compute_dtype,
@@ -217,9 +231,10 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
     model_path = await asyncio.to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
     threads = threads_of(config, len(os.sched_getaffinity(0)))
-    weights_root = choose_weights_root(
-        folder.path, transfer_bytes(read_model_facts(model_path).parameters, config.rollout.dtype)
-    )
+    for address in config.rollout.addresses:
+        display.phase(f"waiting for the server at {address}")
+        await (await _attach(config, address, model_path)).close()
+    weights_root = _weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
     trainer = await fleet.start_trainer(
@@ -235,9 +250,18 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
     weights = trainer.ready.weights
     display.phase(
         f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
-        f"{trainer.ready.compute_dtype}; waiting for {config.rollout.engines} engine(s)"
+        f"{trainer.ready.compute_dtype}; waiting for {_count_engines(config)} engine(s)"
     )
-    clients = await _start_engines(task, weights, threads.engine)
+
+    def on_push(push: Pushed) -> None:
+        span = push.span
+        live.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+
+    ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
+    courier = courier_from(trainer, ranks=ranks, pushed=on_push)
+    servers = _servers(task, weights, courier, model_path, threads.engine)
+    fleet.stack.push_async_callback(servers.close)
+    await servers.start()
     rewards = await fleet.stack.enter_async_context(
         RewardService(
             task.reward_fn,
@@ -254,20 +278,20 @@ async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
 
     live = LiveRun(
         folder=folder,
-        log=fleet.stack.enter_context(_open_log(config, folder, clients)),
+        log=fleet.stack.enter_context(_open_log(config, folder, servers.places)),
         rollout=Rollout(
-            engines=clients,
+            engines=servers,
             codec=codec,
             rewards=rewards,
             sampling=_sampling(config, codec),
             run_seed=config.seed,
             answer_tokens=task.answer_tokens,
             running_samples=config.rollout.max_running_requests,
+            interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
         ),
         source=PromptSource(task.problems.train, seed=config.seed),
         trainer=trainer,
-        clients=clients,
-        pause_mode=PauseMode(config.rollout.pause_mode),
+        servers=servers,
         samples=config.gconfig.n_samples,
         total_steps=config.total_train_steps,
         on_step=on_step,
@@ -285,32 +309,89 @@ def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | N
     return file
 
 
-async def _start_engines(
-    task: Task, weights: WeightsFolder, threads: int
-) -> dict[EngineId, EngineClient]:
-    rollout = task.config.rollout
-    clients: dict[EngineId, EngineClient] = {}
+def _count_engines(config: TrainConfig) -> int:
+    return len(config.rollout.addresses) or engine_plan(config).servers
 
-    async def start(index: EngineId) -> None:
-        engine = await launch_embedded(
+
+def _servers(
+    task: Task, weights: WeightsFolder, courier: Courier, model_path: Path, threads: int
+) -> Servers:
+    """The engines of the run, none of them started yet."""
+    config, rollout = task.config, task.config.rollout
+    place = _attached if rollout.addresses else _launched
+    return Servers(
+        places={
+            index: Place(open=place(task, index, weights, model_path, threads))
+            for index in range(_count_engines(config))
+        },
+        health=Health(interval_s=rollout.health_interval_s, timeout_s=rollout.health_timeout_s),
+        max_restarts=rollout.max_engine_restarts,
+        pause_mode=PauseMode(rollout.pause_mode),
+        weights=weights,
+        courier=courier,
+        note=task.display.note,
+        opened=task.fleet.note_engine,
+    )
+
+
+def _launched(
+    task: Task, index: EngineId, weights: WeightsFolder, model_path: Path, threads: int
+) -> Callable[[], Awaitable[EngineProcess]]:
+    """Starts engine `index`: first with the trainer's weights, then with the model's own.
+
+    The folder of the first weights goes when there are newer ones; a server that is started again
+    is given those before it gets work.
+    """
+    rollout, plan = task.config.rollout, engine_plan(task.config)
+    folders = chain([weights], repeat(replace(weights, path=model_path)))
+
+    async def start() -> EngineProcess:
+        return await launch_engine(
+            plan.backend,
             index=index,
-            weights=weights,
+            weights=next(folders),
             port=rollout.port + index if rollout.port else 0,
             threads=threads,
             dtype=rollout.dtype,
             max_running_requests=rollout.max_running_requests,
             context_length=None,
             log_path=task.folder.log(f"engine-{index}"),
+            ready_timeout_s=rollout.ready_timeout_s,
             request_timeout_s=rollout.request_timeout_s,
+            tensor_parallel=plan.tensor_parallel,
+            extra=tuple(rollout.engine_args),
         )
-        task.fleet.add_engine(engine)
-        clients[index] = engine.client
 
-    # If one cannot start, the others are stopped before the error goes on.
-    async with asyncio.TaskGroup() as starting:
-        for index in range(rollout.engines):
-            starting.create_task(start(index), name=f"start engine {index}")
-    return dict(sorted(clients.items()))
+    return start
+
+
+def _attached(
+    task: Task, index: EngineId, _weights: WeightsFolder, model_path: Path, _threads: int
+) -> Callable[[], Awaitable[EngineClient]]:
+    """Waits for the server at the address of engine `index`."""
+    return lambda: _attach(task.config, task.config.rollout.addresses[index], model_path)
+
+
+async def _attach(config: TrainConfig, address: str, model_path: Path) -> EngineClient:
+    return await attach(
+        address,
+        model_path,
+        request_timeout_s=config.rollout.request_timeout_s,
+        ready_timeout_s=config.rollout.ready_timeout_s,
+    )
+
+
+def _weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) -> Path:
+    """Where the engines find weights: servers on other machines do not see our shared memory."""
+    rollout = config.rollout
+    if not all(is_local(address) for address in rollout.addresses):
+        root = folder.path / "weights"
+        root.mkdir()
+        return root
+    # An engine that comes back needs what the others hold: one set of weights more.
+    sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)
+    size_bytes = transfer_bytes(read_model_facts(model_path).parameters, rollout.dtype)
+    return choose_weights_root(folder.path, size_bytes, sets=sets)
 
 
 async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:
@@ -347,11 +428,25 @@ async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
 
     passing = asyncio.create_task(pass_on_stop(), name="stop")
     telling = asyncio.create_task(task.state.keep_fresh(), name="state for the display")
+    started = RunStarted(await live.servers.begin(events.put_nowait))
+    driving = asyncio.create_task(drive(coordinator, live, started, events, live.log), name="drive")
+    losing = asyncio.create_task(live.servers.none_left.wait(), name="watch engines")
     try:
-        return await drive(coordinator, live, RunStarted(tuple(live.clients)), events, live.log)
+        await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if not driving.done():
+            await asyncio.wait({driving}, timeout=WIND_UP_S)
+        if driving.done() and driving.result().reason != NO_ENGINE_LEFT:
+            return driving.result()
+        await losing
+        live.log_counts()
+        assert live.servers.last_words is not None, "a lost engine leaves a reason"
+        raise live.servers.last_words
     finally:
-        passing.cancel()
-        telling.cancel()
+        live.servers.end()
+        for helper in (passing, telling, losing, driving):
+            helper.cancel()
+        with suppress(asyncio.CancelledError, Exception):  # it was raised above
+            await driving
 
 
 def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
@@ -365,13 +460,11 @@ def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
     )
 
 
-def _open_log(
-    config: TrainConfig, folder: RunFolder, clients: Mapping[EngineId, EngineClient]
-) -> EventLog:
+def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId]) -> EventLog:
     header = RunHeader(
         mode="train",
         started_at=time.time(),
         limits=limits_to_fields(limits_of(config)),
-        processes=(TRAINER, *(engine_process(index) for index in clients)),
+        processes=(TRAINER, *(engine_process(index) for index in engines)),
     )
     return EventLog(folder.events, header, clock=time.time)

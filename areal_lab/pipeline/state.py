@@ -69,9 +69,12 @@ class RunState:
         if self.coordinator is None or self.live is None:
             return ""
         counts, tally = self.coordinator.counts, self.live.tally
+        servers = self.live.servers
+        missing = len(servers.places) - len(servers.alive)
+        lost = f"{missing} of {len(servers.places)} engines lost; " if missing else ""
         return (
-            f"weights v{counts.trained_version} trained, v{counts.pushed_version} on engines; "
-            f"groups: {counts.in_flight} in flight, {counts.finished} ready, "
+            f"{lost}weights v{counts.trained_version} trained, v{counts.pushed_version} on "
+            f"engines; groups: {counts.in_flight} in flight, {counts.finished} ready, "
             f"{counts.trained} trained, {counts.filtered + counts.dropped} filtered or dropped; "
             f"{tally.generated_tokens:,} tokens"
         )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from areal_lab.control.activity import ProcessUse, idle_by_cause, training_window
 from areal_lab.control.eventlog import Log, MetricRecord, finite_json
 from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
+from areal_lab.control.incidents import incidents
 from areal_lab.control.lags import TrainedBatch, mean_lag, total, trained_batches
 
 PEAK_MEMORY = "peak_rss_bytes"
@@ -72,7 +73,6 @@ def build_summary(
     reward_after: Sequence[float] | None,
     wall_s: float,
     backend: str,
-    version_mismatches: int = 0,
     peak_bytes: Mapping[str, int] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -83,7 +83,6 @@ def build_summary(
         reward_before: mean reward of each held-out problem before training; None if not measured.
         reward_after: the same after training.
         wall_s: of everything, from the command to the end.
-        version_mismatches: updates after which an engine echoed another version or checksum.
         peak_bytes: largest resident memory by process, beside what the log has.
         more: fields to add, such as seed and model.
     """
@@ -120,7 +119,7 @@ def build_summary(
         "multi_version_share": (
             sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0
         ),
-        "version_mismatches": version_mismatches,
+        **asdict(incidents(log)),
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped),
         "filtered": filtered.total(),

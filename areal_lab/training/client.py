@@ -2,6 +2,7 @@
 
 TrainerProcess.start --spawns--> worker
 train / export / save  --request--> worker --answer--> (one at a time)
+push                   --request--> its second pipe --answer--> (one at a time, beside these)
 
 waits for               unblocked by
 an answer               the answer, TrainerFailed, or the end of the process
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +29,8 @@ from areal_lab.processes import (
 from areal_lab.training.protocol import (
     Exported,
     ExportRequest,
+    Pushed,
+    PushRequest,
     Saved,
     SaveRequest,
     TrainBatchRequest,
@@ -36,7 +40,7 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Exported, Saved)
+Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
 
 
 class TrainingError(RuntimeError):
@@ -56,7 +60,9 @@ class TrainerProcess:
     ready: TrainerReady
     """What the trainer said when its model was loaded."""
     _pipe: Connection
+    _push_pipe: Connection
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _push_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _works: bool = False
     """Whether an answer is due; also after whoever waited for it was cancelled."""
 
@@ -72,27 +78,30 @@ class TrainerProcess:
             TrainingError: if it says why it cannot start.
             ChildDied: if it ends without a word.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
+        with ExitStack() as opened:
+            pipe, theirs = _socket_pair(opened)
+            push_pipe, push_theirs = _socket_pair(opened)
+            fds = [theirs.fileno(), push_theirs.fileno()]
+            child = await start_child(
+                "trainer",
+                "areal_lab.training.worker",
+                [
+                    *("--fd", str(fds[0]), "--push-fd", str(fds[1])),
+                    *("--settings", settings.to_json()),
+                ],
+                log_path=log_path,
+                environment=_environment(settings.threads),
+                pass_fds=fds,
+            )
+            theirs.close()
+            push_theirs.close()
             try:
-                child = await start_child(
-                    "trainer",
-                    "areal_lab.training.worker",
-                    ["--fd", str(theirs.fileno()), "--settings", settings.to_json()],
-                    log_path=log_path,
-                    environment=_environment(settings.threads),
-                    pass_fds=[theirs.fileno()],
-                )
+                ready = await _answer(child, pipe, TrainerReady)
             except BaseException:
-                ours.close()
+                await child.stop()
                 raise
-        pipe: Connection = Connection(ours.detach())
-        try:
-            ready = await _answer(child, pipe, TrainerReady)
-        except BaseException:
-            await _end(child, pipe)
-            raise
-        return TrainerProcess(child, ready, pipe)
+            opened.pop_all()
+        return TrainerProcess(child, ready, pipe, push_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Train on one batch.
@@ -104,8 +113,24 @@ class TrainerProcess:
         return await self._ask(request, TrainStepResult)
 
     async def export(self) -> Exported:
-        """Write the trainer's weights for the engines. Raises as `train` does."""
+        """Write the trainer's weights for the engines, or keep them in its memory.
+
+        Raises as `train` does.
+        """
         return await self._ask(ExportRequest(), Exported)
+
+    async def push(self, request: PushRequest) -> Pushed:
+        """Send the weights exported last from the trainer's memory into engines; steps go on.
+
+        What goes wrong with an engine is part of the answer. Raises as `train` does, but the
+        process goes on.
+        """
+        async with self._push_turn:
+            try:
+                await asyncio.to_thread(self._push_pipe.send, request)
+            except OSError:
+                pass  # reading the answer says how it ended
+            return await _answer(self.child, self._push_pipe, Pushed)
 
     async def save(self, request: SaveRequest) -> Saved:
         """Write a Hugging Face folder. Raises as `train` does."""
@@ -124,7 +149,9 @@ class TrainerProcess:
                 await asyncio.wait_for(self.child.process.wait(), STOP_GRACE_S)
             except (OSError, TimeoutError):
                 pass  # it is gone already, or does not listen
-        await _end(self.child, self._pipe)
+        await self.child.stop()
+        self._pipe.close()
+        self._push_pipe.close()
 
     async def _ask(
         self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Answer]
@@ -156,9 +183,13 @@ async def _answer(child: Child, pipe: Connection, kind: type[Answer]) -> Answer:
     return message
 
 
-async def _end(child: Child, pipe: Connection) -> None:
-    await child.stop()
-    pipe.close()
+def _socket_pair(opened: ExitStack) -> tuple[Connection, socket.socket]:
+    """Our end as a connection, and theirs to be passed on."""
+    ours, theirs = socket.socketpair()
+    pipe: Connection = Connection(ours.detach())
+    opened.callback(theirs.close)
+    opened.callback(pipe.close)
+    return pipe, theirs
 
 
 def _environment(threads: int) -> dict[str, str]:

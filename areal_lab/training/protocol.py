@@ -1,8 +1,11 @@
-"""The messages between the pipeline and the trainer process, over one pipe, one at a time.
+"""The messages between the pipeline and the trainer process, over two pipes, one at a time each.
 
     pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
     worker   --(TrainerReady | TrainStepResult | Exported | Saved | TrainerFailed)--> pipeline
 
+    pipeline --PushRequest--> a thread of the worker --(Pushed | TrainerFailed)--> pipeline
+
+The second pipe is for weights that engines get from the trainer's memory, while the next step runs.
 Plain data without tensors, so that the pipeline's process never loads torch. `None` asks the
 worker to end.
 """
@@ -15,6 +18,7 @@ from pathlib import Path
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.transfer.records import EngineFailure, EngineTarget, WeightsInMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,37 @@ class TrainStepResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """Write the weights for the engines. Asked for apart from the step, so that the pipeline can
-    first let go of the weights before: in float32 a set is as large as the model."""
+    """Write the weights for the engines, or keep a copy of them in memory. Asked for apart from the
+    step, so that the pipeline can first let go of the weights before: in float32 a set is as large
+    as the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The weights of the trainer's version, ready to be loaded by engines."""
 
-    weights: WeightsFolder
+    weights: WeightsFolder | WeightsInMemory
     span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """Bring the weights exported last, which are in the trainer's memory, into these engines."""
+
+    version: Version
+    """Which these are."""
+    engines: tuple[EngineTarget, ...]
+    flush_cache: bool
+    """Whether the engines forget the keys and values of older weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Every engine but those that failed holds the version; each was compared."""
+
+    failures: tuple[EngineFailure, ...]
+    span: Span
+    """With the seconds of each phase."""
 
 
 @dataclass(frozen=True, slots=True)

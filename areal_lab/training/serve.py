@@ -2,7 +2,8 @@
 
 load model -> export first version -> TrainerReady
 TrainBatchRequest -> step -> TrainStepResult      until None or the end of the pipe
-ExportRequest -> weights for engines -> Exported
+ExportRequest -> weights for engines, in a folder or in memory -> Exported
+PushRequest -> weights in memory to engines -> Pushed, in a thread of its own (`pushing`)
 SaveRequest -> Hugging Face folder -> Saved
 """
 
@@ -21,7 +22,9 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.dtypes import compute_dtype
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.records import WeightsInMemory
+from areal_lab.engines.weights import tied_once, write_weights
 from areal_lab.processes import on_parent_death
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import (
@@ -34,11 +37,12 @@ from areal_lab.training.protocol import (
     TrainerReady,
     TrainStepResult,
 )
+from areal_lab.training.pushing import make_pusher, start_pushing
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, make_learner, train_batch
 
 
-def serve(pipe: Connection, settings_json: str) -> None:
+def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) -> None:
     """Load the model and answer messages until `None` or the end of the pipe."""
     settings = TrainerSettings.from_json(settings_json)
     # Nobody else is left to remove them when the pipeline was killed.
@@ -53,8 +57,11 @@ def serve(pipe: Connection, settings_json: str) -> None:
     )
     learner = make_learner(model, settings)
     version = settings.first_version
+    pusher = make_pusher(settings)
+    if pusher is not None and push_pipe is not None:
+        start_pushing(push_pipe, pusher)
     ready = TrainerReady(
-        weights=export(learner, version),
+        weights=write_folder(learner, version),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
         device=settings.device,
@@ -73,7 +80,7 @@ def serve(pipe: Connection, settings_json: str) -> None:
                 version += 1
             case ExportRequest():
                 start_s = time.time()
-                weights = export(learner, version)
+                weights = export(learner, version, pusher)
                 pipe.send(Exported(weights, Span("export weights", start_s, time.time())))
             case SaveRequest(path=path):
                 start_s = time.time()
@@ -99,15 +106,26 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     return TrainStepResult(version + 1, outcome.metrics, outcome.spans)
 
 
-def export(learner: Learner, version: Version) -> WeightsFolder:
+def write_folder(learner: Learner, version: Version) -> WeightsFolder:
     """The weights as engines load them, in the engines' compute type."""
     settings = learner.settings
     return write_weights(
-        learner.model,
-        Path(settings.weights_root),
-        version,
-        dtype=compute_dtype(settings.export_dtype, settings.device),
+        learner.model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
     )
+
+
+def export(
+    learner: Learner, version: Version, pusher: Pusher | None
+) -> WeightsFolder | WeightsInMemory:
+    """The weights where the run's way of transfer takes them from."""
+    if pusher is None:
+        return write_folder(learner, version)
+    tensors = tied_once(learner.model)
+    return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
+
+
+def _export_dtype(settings: TrainerSettings) -> torch.dtype:
+    return compute_dtype(settings.export_dtype, settings.device)
 
 
 def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:

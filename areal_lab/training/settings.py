@@ -35,6 +35,11 @@ class TrainerSettings:
     compute_dtype: str = "auto"
     export_dtype: str = "auto"
     """Type of the exported weights; the engines' compute type."""
+    transfer: str = "folder"
+    """How weights reach the engines: `engines.transfer.records.Transfer`."""
+    transfer_timeout_s: float = 30.0
+    kept_versions: int = 1
+    """Sets of weights kept in memory for engines, where they are not in a folder."""
     temperature: float = 1.0
     """What the sampler divided logits by. Greedy samples (0) are scored at 1."""
     threads: int = 1
@@ -100,6 +105,10 @@ def settings_from_config(
         max_tokens_per_microbatch=actor.max_tokens_per_mb,
         compute_dtype=actor.dtype,
         export_dtype=config.rollout.dtype,
+        transfer=config.rollout.transfer,
+        transfer_timeout_s=config.rollout.transfer_timeout_s,
+        # An engine that comes back needs what the others hold, also when there is a newer version.
+        kept_versions=1 + (config.rollout.max_engine_restarts > 0),
         temperature=config.gconfig.temperature or 1.0,
         threads=actor.threads or threads,
         seed=config.seed,

@@ -1,6 +1,6 @@
 """The trainer process: `python -m areal_lab.training.worker --fd N --settings JSON`.
 
-Reads pickled records of `areal_lab.training.protocol` from an inherited socket and answers them;
+Reads pickled records of `areal_lab.training.protocol` from inherited sockets and answers them;
 log lines go to standard error. Whatever goes wrong is sent as `TrainerFailed`, and the process
 exits with 1. SIGTERM ends it at once, and so does the end of its parent.
 """
@@ -27,21 +27,27 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
+    parser.add_argument("--push-fd", type=int, help="a second one, for weights sent from memory")
     parser.add_argument("--settings", required=True, help="TrainerSettings as JSON")
     arguments = parser.parse_args()
-    os.set_inheritable(arguments.fd, False)
-    pipe: Connection = Connection(arguments.fd)
+    pipe = _connection(arguments.fd)
+    push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
     try:
         # Imported here so that a torch that does not load is reported like every other error.
         from areal_lab.training.serve import serve
 
-        serve(pipe, arguments.settings)
+        serve(pipe, push_pipe, arguments.settings)
     except Exception as error:
         # The one place that catches broadly: the pipeline shall hear of it, whatever it is.
         traceback.print_exc()
         _report(pipe, TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         return 1
     return 0
+
+
+def _connection(fd: int) -> Connection:
+    os.set_inheritable(fd, False)
+    return Connection(fd)
 
 
 def _report(pipe: Connection, failure: TrainerFailed) -> None:

@@ -58,8 +58,11 @@ class Shell:
         self.events: list[Event] = []
         self.actions: list[Action] = []
         self.engines: set[EngineId] = set(range(engines))
+        self.awaited: set[EngineId] = set()
+        self.last_engine: EngineId = -1
+        self.homes: dict[GroupId, EngineId] = {}
         self.running: dict[GroupId, tuple[EngineId, Version]] = {}
-        self.homeless: set[GroupId] = set()
+        self.homeless: dict[GroupId, Version | None] = {}
         self.finished: dict[GroupId, Version] = {}
         self.fate: dict[GroupId, str] = {}
         self.lags: list[int] = []
@@ -100,8 +103,9 @@ class Shell:
             events.append(TrainStepDone(self.trained + 1))
         if self.saving:
             events.append(CheckpointDone(self.trained))
-        if self.pushing is not None and self.engines:
+        if self.pushing is not None:
             events.append(WeightsPushed(self.pushing))
+        events += [EngineJoined(engine) for engine in self.awaited]
         return events
 
     def run(self, random: Random, *, events: int, disturb: float = 0.0) -> None:
@@ -115,9 +119,18 @@ class Shell:
                 self.tell(random.choice(self.possible()))
 
     def _disturbance(self, random: Random) -> Event:
-        choices: list[Callable[[], Event]] = [lambda: EngineJoined(max(self.engines) + 1)]
-        if len(self.engines) > 1:
-            choices.append(lambda: EngineLost(random.choice(sorted(self.engines))))
+        newest = max(self.engines | self.awaited)
+        choices: list[Callable[[], Event]] = [lambda: EngineJoined(newest + 1)]
+        if self.engines:
+            lost, kept = random.choice(sorted(self.engines)), random.random() < 0.5
+            returns = len(self.engines) == 1 or random.random() < 0.5
+            choices.append(lambda: EngineLost(lost, tokens_kept=kept, returns=returns))
+        if self.awaited and self.engines:
+            choices.append(lambda: EngineLost(random.choice(sorted(self.awaited))))
+        # Generated to the end before its engine was lost, and judged since.
+        kept_groups = [(g, began) for g, began in self.homeless.items() if began is not None]
+        choices += [lambda g=g, b=b: GroupFinished(g, b, self.pushed) for g, b in kept_groups]
+        choices += [lambda g=g: GroupFiltered(g, "no signal") for g, _ in kept_groups]
         if self.running:
             # Also while paused: the message may have been on its way.
             choices += [lambda: GroupFiltered(random.choice(sorted(self.running)), "no signal")] * 6
@@ -126,9 +139,9 @@ class Shell:
     def _note(self, event: Event) -> None:
         match event:
             case GroupFinished(group):
-                self.finished[group] = self.running.pop(group)[1]
+                self.finished[group] = self._leave(group)
             case GroupFiltered(group):
-                del self.running[group]
+                self._leave(group)
                 self._end(group, "filtered")
             case TrainStepDone(version):
                 self.training, self.trained = False, version
@@ -136,15 +149,18 @@ class Shell:
                 self.pushing, self.pushed = None, version
             case CheckpointDone():
                 self.saving = False
-            case EngineLost(engine):
-                self.engines.remove(engine)
+            case EngineLost(engine, tokens_kept, returns):
+                assert engine in self.engines | self.awaited
+                self.engines.discard(engine)
                 lost = {group for group, (home, _) in self.running.items() if home == engine}
-                self.homeless |= lost
                 for group in lost:
-                    del self.running[group]
-                if not self.engines:
+                    began = self.running.pop(group)[1]
+                    self.homeless[group] = began if tokens_kept else None
+                (self.awaited.add if returns else self.awaited.discard)(engine)
+                if not self.engines and not self.awaited:
                     self.pushing, self.paused, self.stopping = None, False, True
             case EngineJoined(engine):
+                self.awaited.discard(engine)
                 self.engines.add(engine)
             case StopRequested():
                 self.stopping = True
@@ -174,9 +190,9 @@ class Shell:
                 start = self._untrained()[group]
                 late = start < self.trained - self.limits.order.max_lag
                 assert reason in ("run ended", "no engine left") or late
-                self.running.pop(group, None)
                 self.finished.pop(group, None)
-                self.homeless.discard(group)
+                if group in self.running or group in self.homeless:
+                    self._leave(group)
                 self._end(group, "dropped")
             case Save(version):
                 assert not self.saving
@@ -192,14 +208,13 @@ class Shell:
         assert not self.paused
         assert self.pushing is None
         assert not self.stopping
-        assert action.version == self.pushed
-        load = dict.fromkeys(self.engines, 0)
-        for engine, _ in self.running.values():
-            load[engine] += 1
-        assert action.engine == min(load, key=lambda engine: (load[engine], engine))
+        assert action.engine == self._engine_by_the_rule(action.group)
+        self.last_engine = self.homes[action.group] = action.engine
         if action.group in self.homeless:
-            self.homeless.remove(action.group)
+            began = self.homeless.pop(action.group)
+            assert action.version == (self.pushed if began is None else began)
         else:
+            assert action.version == self.pushed
             assert action.group == self.next_group
             self.next_group += 1
             # Eq. 3 before this start, in its own words for whole eta: floor((N_r - 1) / B).
@@ -211,6 +226,23 @@ class Shell:
             assert steps is None or n <= steps * size
             assert len(self.running) + len(self.homeless) < self.limits.max_in_flight
         self.running[action.group] = (action.engine, action.version)
+
+    def _engine_by_the_rule(self, group: GroupId) -> EngineId:
+        load = dict.fromkeys(self.engines, 0)
+        for engine, _ in self.running.values():
+            load[engine] += 1
+        name = self.limits.routing.name
+        if name == "round_robin":
+            return min(self.engines, key=lambda engine: (engine <= self.last_engine, engine))
+        if name == "sticky" and self.homes.get(group) in self.engines:
+            return self.homes[group]
+        return min(load, key=lambda engine: (load[engine], engine))
+
+    def _leave(self, group: GroupId) -> Version | None:
+        """The group ended, where it ran or where it waited for an engine; since which version."""
+        if group in self.running:
+            return self.running.pop(group)[1]
+        return self.homeless.pop(group)
 
     def _train(self, version: Version, groups: tuple[GroupId, ...]) -> None:
         assert not self.training
@@ -237,9 +269,10 @@ class Shell:
         )
 
     def _untrained(self) -> dict[GroupId, Version]:
-        """Start versions; a group without an engine counts from what the engines hold."""
+        """Start versions; a group that lost its tokens counts from what the engines hold."""
         running = {group: version for group, (_, version) in self.running.items()}
-        return running | dict.fromkeys(self.homeless, self.pushed) | self.finished
+        waiting = {g: self.pushed if b is None else b for g, b in self.homeless.items()}
+        return running | waiting | self.finished
 
     def _end(self, group: GroupId, fate: str) -> None:
         assert group not in self.fate, f"group {group} was {self.fate[group]} and now {fate}"
@@ -270,6 +303,7 @@ class Shell:
         if not (self.training or self.saving):
             assert self._batch_by_the_rule() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
+        held = held or not self.engines
         if held:
             return
         assert not self.paused

@@ -253,6 +253,51 @@ def test_without_engines_the_run_saves_and_ends() -> None:
     assert told(c, CheckpointDone(1)) == [Finish(reason)]
 
 
+def test_a_group_whose_tokens_are_kept_goes_on_under_the_version_it_began_with() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    told(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
+    assert told(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    assert told(c, EngineLost(0, tokens_kept=True)) == []
+    starts = [StartGroup(2, 1, 0), StartGroup(3, 1, 0), StartGroup(4, 1, 1)]
+    assert told(c, WeightsPushed(1)) == [Resume(), *starts]
+    assert told(c, GroupFinished(2, 0, 1), GroupFinished(3, 0, 0)) == [
+        Train(1, (2, 3)),
+    ]
+
+
+def test_a_group_that_was_judged_when_its_engine_was_lost_ends_where_it_is() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    told(c, RunStarted((0, 1)), ended(0), ended(1), TrainStepDone(1))
+    told(c, EngineLost(0, tokens_kept=True))  # 2 and 3 ran there, and wait for the push
+    assert told(c, ended(3)) == []
+    assert c.counts.in_flight == 1
+    starts = [StartGroup(2, 1, 0), StartGroup(4, 1, 1), StartGroup(5, 1, 1)]
+    assert told(c, WeightsPushed(1)) == [Resume(), *starts]
+
+
+def test_without_engines_a_run_waits_for_one_that_returns() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    told(c, RunStarted((0,)), ended(0), ended(1))
+    assert told(c, EngineLost(0, tokens_kept=True, returns=True)) == []
+    assert c.waiting_for() == "an engine to be mended; none is left"
+    assert told(c, TrainStepDone(1)) == [PushWeights(1)]  # nobody is there to load it
+    assert told(c, WeightsPushed(1)) == []
+    assert told(c, EngineJoined(0)) == [
+        StartGroup(2, 0, 0),
+        StartGroup(3, 0, 0),
+        StartGroup(4, 0, 1),
+    ]
+
+
+def test_a_run_whose_engines_are_given_up_ends() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    told(c, RunStarted((0,)), ended(0))
+    assert told(c, EngineLost(0, tokens_kept=True, returns=True)) == []
+    reason = "no engine left"
+    drops = [Drop(group, reason) for group in (0, 1, 2, 3)]
+    assert told(c, EngineLost(0)) == [*drops, Finish(reason)]
+
+
 def test_after_a_recovery_the_count_begins_at_the_version() -> None:
     c = Coordinator(limits(asynchronous(1), train_steps=8))
     starts = [StartGroup(group, 0, 7) for group in (23, 24)]  # one step is left of 8
@@ -288,6 +333,7 @@ TRAINING = (*RUNNING, ended(0), ended(1))
         (RUNNING, WeightsPushed(1), "no push was expected"),
         ((*TRAINING, TrainStepDone(1)), WeightsPushed(2), "version 1 was expected"),
         (RUNNING, CheckpointDone(0), "no checkpoint was expected"),
+        (RUNNING, EngineLost(5, returns=True), r"the engines are \[0, 1\]"),
         (RUNNING, EngineLost(5), r"the engines are \[0, 1\]"),
         (RUNNING, EngineJoined(1), r"the engines are \[0, 1\]"),
         ((*RUNNING, StopRequested()), ended(0), "after Finish"),

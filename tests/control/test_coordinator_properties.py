@@ -19,6 +19,8 @@ from areal_lab.control.events import (
     StopRequested,
 )
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
+from areal_lab.control.replay import limits_from_fields, limits_to_fields
+from areal_lab.control.routing import least_loaded, round_robin, sticky
 from areal_lab.control.schedule import (
     OnNewWeights,
     Schedule,
@@ -60,6 +62,7 @@ def limits(draw: st.DrawFn, *, endless: bool = False) -> Limits:
         save_every_steps=draw(st.integers(0, 3)),
         schedule=schedule,
         order=draw(st.sampled_from(orders)),
+        routing=draw(st.sampled_from([least_loaded(), round_robin(), sticky()])),
     )
 
 
@@ -116,6 +119,9 @@ def test_a_run_without_engines_saves_what_it_trained_and_ends(
     shell, random = Shell(limits), Random(seed)
     shell.run(random, events=events, disturb=0.1)
     for engine in sorted(shell.engines):
+        shell.tell(EngineLost(engine, tokens_kept=random.random() < 0.5))
+    for engine in sorted(shell.awaited):
+        assert shell.over is None
         shell.tell(EngineLost(engine))
     shell.run(random, events=3)
     assert shell.over == "no engine left"
@@ -128,6 +134,7 @@ def test_the_same_events_give_the_same_actions(limits: Limits, seed: int) -> Non
     shell = Shell(limits)
     shell.run(Random(seed), events=200, disturb=0.1)
     assert replay(limits, shell.events) == shell.actions
+    assert limits_from_fields(limits_to_fields(limits)) == limits
 
 
 @given(limits(endless=True), SEEDS)
@@ -211,8 +218,11 @@ def test_pushed_versions_only_rise(limits: Limits, seed: int) -> None:
     shell.run(Random(seed), events=300, disturb=0.1)
     pushes = [action.version for action in shell.actions if isinstance(action, PushWeights)]
     assert pushes == sorted(set(pushes))
-    starts = [action.version for action in shell.actions if isinstance(action, StartGroup)]
-    assert starts == sorted(starts)
+    starts = {
+        action.group: action for action in reversed(shell.actions) if isinstance(action, StartGroup)
+    }
+    first = [starts[group].version for group in sorted(starts)]
+    assert first == sorted(first)
 
 
 @given(SEEDS)
@@ -236,3 +246,22 @@ def test_oldest_finished_first_has_no_bound_and_the_others_do(seed: int) -> None
     assert lags["strict_start_order"] == 0
     assert lags["bounded_lag"] == 2
     assert lags["oldest_finished_first"] > 4
+
+
+@given(limits(endless=True), SEEDS)
+@settings(max_examples=60)
+def test_a_group_that_keeps_its_tokens_keeps_the_version_it_began_with(
+    limits: Limits, seed: int
+) -> None:
+    shell, random = Shell(limits, engines=3), Random(seed)
+    shell.run(random, events=60, disturb=0.1)
+    began = {group: version for group, (_, version) in shell.running.items()}
+    for engine in sorted(shell.engines):
+        shell.tell(EngineLost(engine, tokens_kept=True, returns=True))
+    assert shell.over is None
+    assert not shell.running
+    moved = {group: version for group, version in began.items() if group in shell.homeless}
+    assert {group: shell.homeless[group] for group in moved} == moved
+    shell.run(random, events=2000)
+    again = [a for a in shell.actions if isinstance(a, StartGroup) and a.group in moved]
+    assert all(action.version == moved[action.group] for action in again)

@@ -24,7 +24,15 @@ from areal_lab.control.eventlog import (
     finite_json,
     read_log,
 )
-from areal_lab.control.events import Action, Event, GroupFinished, Interrupt, RunStarted, StartGroup
+from areal_lab.control.events import (
+    Action,
+    EngineLost,
+    Event,
+    GroupFinished,
+    Interrupt,
+    RunStarted,
+    StartGroup,
+)
 
 COUNTS = st.integers(0, 2**53)
 WORDS = st.text(max_size=20)
@@ -35,6 +43,7 @@ _BY_ANNOTATION = {
     "GroupId": COUNTS,
     "EngineId": COUNTS,
     "str": WORDS,
+    "bool": st.booleans(),
     "tuple[EngineId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
     "tuple[GroupId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
 }
@@ -127,6 +136,13 @@ def test_a_line_reads_as_the_module_says():
         '{"kind":"event","t_s":2.25,"type":"GroupFinished",'
         '"group":7,"head_version":0,"tail_version":1}'
     )
+
+
+def test_a_lost_engine_of_an_older_log_lost_its_tokens_and_did_not_return():
+    line = '{"kind":"event","t_s":1.0,"type":"EngineLost","engine":3}'
+    assert decode(line) == EventRecord(1.0, EngineLost(3, tokens_kept=False, returns=False))
+    with pytest.raises(ValueError, match="tokens_kept is 1, not a bool"):
+        decode(line.replace("3}", '3,"tokens_kept":1}'))
 
 
 def test_infinity_is_a_string_in_the_line_and_a_float_again_in_the_record():

@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+import torch
 
 from areal_lab.data.trajectory import Segment
-from areal_lab.engines.client import (
-    EngineClient,
-    EngineError,
-    EngineUnreachable,
-    VersionMismatch,
-    generate_body,
-    parse_reply,
-)
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.dialect import Dialect
+from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.folder_check import check_folder
 from areal_lab.engines.protocol import Generated, PauseMode, WeightsFolder
 from areal_lab.engines.resubmit import continuation, merge
-from tests.engines.tiny import request
+from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.weights import write_weights
+from tests.engines.tiny import request, tiny_model
 
 T = TypeVar("T")
 URL = "http://engine:1"
@@ -47,9 +46,10 @@ def span(version: str, start: int, end: int) -> dict[str, Any]:
 def answering(
     handler: Callable[[httpx.Request], httpx.Response],
     act: Callable[[EngineClient], Coroutine[Any, Any, T]],
+    api: Dialect = SGLANG,
 ) -> T:
     async def scenario() -> T:
-        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, api=api, transport=httpx.MockTransport(handler))
         try:
             return await act(client)
         finally:
@@ -58,10 +58,19 @@ def answering(
     return asyncio.run(scenario())
 
 
+def answered(one: dict[str, Any]) -> Generated:
+    """What the client makes of this answer."""
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=[one])
+
+    (result,) = answering(handler, lambda client: client.generate([request("a", [5])]))
+    return result
+
+
 def test_segments_are_cut_where_the_engine_says() -> None:
     spans = [span("3", 0, 2), span("4", 2, 2), span("5", 2, 3)]
-    result = parse_reply("a", reply([7, 8, 9], weight_versions=spans, num_retractions=1), URL)
-    assert result == Generated(
+    assert answered(reply([7, 8, 9], weight_versions=spans, num_retractions=1)) == Generated(
         request_id="a",
         segments=(Segment((7, 8), (-0.875, -1.0), 3), Segment((9,), (-1.125,), 5)),
         finish_reason="length",
@@ -71,9 +80,8 @@ def test_segments_are_cut_where_the_engine_says() -> None:
 
 
 def test_without_spans_the_one_version_holds_for_all() -> None:
-    result = parse_reply("a", reply([7, 8]), URL)
-    assert [segment.version for segment in result.segments] == [4]
-    assert parse_reply("a", reply([]), URL).segments == ()
+    assert [segment.version for segment in answered(reply([7, 8])).segments] == [4]
+    assert answered(reply([])).segments == ()
 
 
 @pytest.mark.parametrize(
@@ -83,15 +91,19 @@ def test_without_spans_the_one_version_holds_for_all() -> None:
         ({"weight_versions": [span("3", 0, 2), span("4", 1, 3)]}, "its version spans"),
         ({"weight_versions": [span("3", 1, 3)]}, "its version spans"),
         ({"weight_versions": [span("3", 0, 4)]}, "its version spans"),
-        ({"output_token_logprobs": [[-1.0, 7, None]]}, "but log-probs of 1"),
-        ({"output_token_logprobs": None}, "but log-probs of 0"),
+        ({"output_token_logprobs": [[-1.0, 7, None]]}, "3 tokens came with log-probs of 1"),
+        ({"output_token_logprobs": None}, "with log-probs of 0"),
         ({"finish_reason": {"type": "bored"}}, "finish reason"),
         ({"weight_version": "default"}, "weight version 'default'"),
+        (
+            {"finish_reason": {"type": "abort", "message": "no room", "status_code": 503}},
+            "it gave up: no room",
+        ),
     ],
 )
 def test_contradictions_are_errors(meta: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message) as raised:
-        parse_reply("a", reply([7, 8, 9], **meta), URL)
+        answered(reply([7, 8, 9], **meta))
     assert URL in str(raised.value)
 
 
@@ -115,23 +127,26 @@ def test_a_batch_is_one_request() -> None:
     assert second.startswith("b")
 
 
-def test_no_request_id_on_the_wire_begins_with_another() -> None:
-    """SGLang aborts by prefix."""
-    names = [f"g1-{sample}" for sample in range(20)]
-    wire = generate_body([request(name, [5]) for name in names])["rid"]
-    assert not any(a != b and b.startswith(a) for a in wire for b in wire)
+@pytest.fixture
+def weights(tmp_path: Path) -> WeightsFolder:
+    return write_weights(tiny_model(), tmp_path, 7, dtype=torch.float32)
 
 
-def weights(version: int = 7) -> WeightsFolder:
-    return WeightsFolder(
-        path=Path("/somewhere"), version=version, checksum="xxh3_128:aa", size_bytes=1
-    )
+Server = Callable[[httpx.Request], httpx.Response]
 
 
-def update_handler(
-    *, success: bool = True, version: str = "7", checksum: str | None = "xxh3_128:aa"
-) -> Callable[[httpx.Request], httpx.Response]:
+def sglang_server(
+    checksum: str | None,
+    *,
+    success: bool = True,
+    version: str = "7",
+    calls: list[Any] | None = None,
+) -> Server:
+    """Answers what an update asks for; `calls` gets path and body of each request."""
+
     def handler(http: httpx.Request) -> httpx.Response:
+        if calls is not None:
+            calls.append((http.url.path, json.loads(http.content or b"null")))
         match http.url.path:
             case "/update_weights_from_disk":
                 status = 200 if success else 400
@@ -144,10 +159,10 @@ def update_handler(
     return handler
 
 
-@pytest.mark.parametrize("checksum", ["xxh3_128:aa", None, "sha256:of another kind"])
-def test_weights_are_echoed(checksum: str | None) -> None:
-    handler = update_handler(checksum=checksum)
-    assert answering(handler, lambda c: c.load_weights(weights(), PauseMode.RETRACT)) == 7
+@pytest.mark.parametrize("checksum", ["ours", None, "sha256:of another kind"])
+def test_weights_are_echoed(weights: WeightsFolder, checksum: str | None) -> None:
+    handler = sglang_server(weights.checksum if checksum == "ours" else checksum)
+    assert answering(handler, lambda c: c.load_weights(weights, PauseMode.RETRACT)) == 7
 
 
 @pytest.mark.parametrize(
@@ -155,31 +170,166 @@ def test_weights_are_echoed(checksum: str | None) -> None:
     [
         ({"version": "6"}, VersionMismatch, "sent version 7 but holds 6"),
         ({"version": "default"}, VersionMismatch, "'default'"),
-        ({"checksum": "xxh3_128:bb"}, VersionMismatch, "xxh3_128:aa but holds xxh3_128:bb"),
+        (
+            {"checksum": "xxh3_128:bb"},
+            VersionMismatch,
+            "checksum xxh3_128:.* but holds xxh3_128:bb",
+        ),
         ({"success": False}, EngineError, "a reason"),
     ],
 )
 def test_another_echo_is_an_error(
-    answers: dict[str, Any], error: type[Exception], message: str
+    weights: WeightsFolder, answers: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    handler = update_handler(**answers)
+    handler = sglang_server(**{"checksum": weights.checksum, **answers})
     with pytest.raises(error, match=message):
-        answering(handler, lambda c: c.load_weights(weights(), PauseMode.RETRACT))
+        answering(handler, lambda c: c.load_weights(weights, PauseMode.RETRACT))
+
+
+def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> None:
+    """Equal for equal weights, different for different ones; anything else is not what was sent."""
+    first, second = (
+        write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
+        for seed in (0, 1)
+    )
+
+    def loads(*steps: tuple[WeightsFolder, str]) -> None:
+        now = {}
+
+        def handler(http: httpx.Request) -> httpx.Response:
+            return sglang_server(now["digest"], version=now["version"])(http)
+
+        async def act(client: EngineClient) -> None:
+            for weights, digest in steps:
+                now.update(version=str(weights.version), digest=digest)
+                await client.load_weights(weights, PauseMode.RETRACT)
+
+        answering(handler, act)
+
+    loads((first, "x"), (second, "y"), (first, "x"))
+    with pytest.raises(VersionMismatch, match="still holds the weights of a set before"):
+        loads((first, "x"), (second, "x"))
+    with pytest.raises(VersionMismatch, match="not those that it had of this set before"):
+        loads((first, "x"), (second, "y"), (first, "z"))
+
+
+def test_a_refusal_after_the_weights_have_changed_is_told_from_one_before(tmp_path: Path) -> None:
+    """SGLang refuses a flush after it has loaded the weights, and reports the old version."""
+    weights = [
+        write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
+        for seed in (0, 1)
+    ]
+
+    def refused(digest_afterwards: str) -> None:
+        async def act(client: EngineClient) -> None:
+            await client.load_weights(weights[0], PauseMode.RETRACT)
+            now.update(checksum=digest_afterwards, success=False)
+            await client.load_weights(weights[1], PauseMode.RETRACT)
+
+        now: dict[str, Any] = {"checksum": "old"}
+
+        def handler(http: httpx.Request) -> httpx.Response:
+            return sglang_server(**now)(http)  # as it is when it is asked
+
+        answering(handler, act)
+
+    with pytest.raises(EngineError, match=r"a reason$") as kept:
+        refused("old")
+    assert not isinstance(kept.value, VersionMismatch)
+    with pytest.raises(VersionMismatch, match="have changed under the old version"):
+        refused("new")
 
 
 @pytest.mark.parametrize(
     ("mode", "flush"), [("retract", True), ("abort", True), ("in_place", False)]
 )
-def test_the_cache_is_flushed_unless_requests_live_in_it(mode: str, flush: bool) -> None:
-    sent: list[Any] = []
+def test_the_cache_is_flushed_unless_requests_live_in_it(
+    weights: WeightsFolder, mode: str, flush: bool
+) -> None:
+    calls: list[Any] = []
+    handler = sglang_server(weights.checksum, calls=calls)
+    answering(handler, lambda c: c.load_weights(weights, PauseMode(mode)))
+    assert [body["flush_cache"] for path, body in calls if "update" in path] == [flush]
+
+
+def test_an_engine_that_is_not_paused_is_paused_for_an_update(weights: WeightsFolder) -> None:
+    calls: list[Any] = []
+
+    async def act(client: EngineClient) -> None:
+        await client.load_weights(weights, PauseMode.RETRACT)
+        await client.pause(PauseMode.RETRACT)
+        await client.load_weights(weights, PauseMode.RETRACT)
+
+    answering(sglang_server(weights.checksum, calls=calls), act)
+    update = ["/update_weights_from_disk", "/model_info", "/weights_checker"]
+    paths = [path for path, _ in calls]
+    assert paths == [
+        *("/pause_generation", *update, "/continue_generation"),
+        *("/pause_generation", *update),
+    ]
+
+
+def test_one_mode_holds_for_a_pause_and_its_update(weights: WeightsFolder) -> None:
+    async def act(client: EngineClient) -> None:
+        await client.pause(PauseMode.IN_PLACE)
+        await client.load_weights(weights, PauseMode.RETRACT)
+
+    with pytest.raises(EngineError, match="paused with mode in_place, so version 7 cannot be"):
+        answering(sglang_server(weights.checksum), act)
+
+
+def test_later_requests_share_no_prefix_with_a_cache_left_in_place(weights: WeightsFolder) -> None:
+    calls: list[Any] = []
 
     def handler(http: httpx.Request) -> httpx.Response:
-        if http.url.path == "/update_weights_from_disk":
-            sent.append(json.loads(http.content)["flush_cache"])
-        return update_handler()(http)
+        answer = sglang_server(weights.checksum, calls=calls)(http)
+        return httpx.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
 
-    answering(handler, lambda c: c.load_weights(weights(), PauseMode(mode)))
-    assert sent == [flush]
+    async def act(client: EngineClient) -> None:
+        for mode in (PauseMode.RETRACT, PauseMode.IN_PLACE, PauseMode.IN_PLACE):
+            await client.load_weights(weights, mode)
+            await client.generate([request("a", [5])])
+
+    answering(handler, act)
+    names = [body.get("extra_key") for path, body in calls if path == "/generate"]
+    assert names == [None, "after-1-in-place", "after-2-in-place"]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "header", "empty", "gone"])
+def test_a_damaged_folder_never_reaches_an_engine(weights: WeightsFolder, damage: str) -> None:
+    check_folder(weights)
+    file = weights.path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    match damage:
+        case "flipped":
+            content[-5] ^= 1
+            file.write_bytes(content)
+        case "cut":
+            file.write_bytes(content[:-100])
+        case "header":
+            content[3] = 255
+            file.write_bytes(content)
+        case "empty":
+            file.write_bytes(b"")
+        case "gone":
+            file.unlink()
+    calls: list[Any] = []
+    with pytest.raises(EngineError, match="v00000007") as raised:
+        answering(
+            sglang_server(weights.checksum, calls=calls),
+            lambda c: c.load_weights(weights, PauseMode.RETRACT),
+        )
+    assert "\n" not in str(raised.value)
+    assert URL in str(raised.value)
+    assert calls == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_computes_what_the_writer_computed(
+    tmp_path: Path, tied: bool, dtype: torch.dtype
+) -> None:
+    check_folder(write_weights(tiny_model(tied=tied), tmp_path, 1, dtype=dtype))
 
 
 def test_an_engine_that_is_gone_is_named() -> None:
@@ -238,8 +388,10 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
 
 @pytest.mark.parametrize("order", ["before", "during"])
 def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
-    """Also if it was sent while the pause was on its way, and overtook it."""
+    """Also if it was sent while the pause was on its way, and overtook it. Under another id: SGLang
+    aborts what has an id of an answer that ended less than two seconds ago."""
     sent: list[list[int]] = []
+    names: set[str] = set()
 
     async def scenario() -> Generated:
         pause_came, sample_came, both = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -252,6 +404,7 @@ def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
                 return httpx.Response(200, json={})
             body = json.loads(http.content)
             sent.append(body["input_ids"][0])
+            names.update(body["rid"])
             if len(sent) == 1:
                 sample_came.set()
                 await pause_came.wait()
@@ -270,4 +423,5 @@ def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
 
     result = asyncio.run(scenario())
     assert sent == [[5], [5, 7, 8]]
+    assert len(names) == len(sent)
     assert [segment.tokens for segment in result.segments] == [(7, 8, 9)]

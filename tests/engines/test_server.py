@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.launch import EngineProcess, bind, launch_embedded
+from areal_lab.engines.launch import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.processes import ChildDied
@@ -56,7 +56,8 @@ class Lab:
 
 
 async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
-    return await launch_embedded(
+    return await launch_engine(
+        "embedded",
         index=0,
         weights=weights,
         port=port,
@@ -393,12 +394,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, json, signal, sys
 from pathlib import Path
-from areal_lab.engines.launch import launch_embedded
+from areal_lab.engines.launch import launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 
 async def main():
     folder = Path(sys.argv[1])
-    engine = await launch_embedded(
+    engine = await launch_engine(
+        "embedded",
         index=0, weights=WeightsFolder(path=folder, version=0, checksum="", size_bytes=0), port=0,
         threads=1, dtype="float32", max_running_requests=1, context_length=None,
         log_path=folder / "engine.log")

@@ -60,7 +60,7 @@ def request(
     name: str, prompt: Sequence[int], max_new_tokens: int = 8, seed: int = 0, **sampling: object
 ) -> GenerateRequest:
     """A request that ends at its length only, unless told otherwise."""
-    values = {"ignore_eos": True, **sampling}
+    values = {"ignore_eos": not sampling.get("stop_token_ids"), **sampling}
     return GenerateRequest(
         request_id=name,
         prompt_tokens=tuple(prompt),

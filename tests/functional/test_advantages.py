@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.advantages import (
@@ -103,6 +103,7 @@ batches = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(batches, st.sampled_from(list(BASELINES.values())), st.sampled_from(list(SCALES.values())))
 def test_a_constant_order_and_names_of_groups_do_not_matter(samples, baseline, scale):
     groups = torch.tensor([group for group, _ in samples])
@@ -120,6 +121,7 @@ def test_a_constant_order_and_names_of_groups_do_not_matter(samples, baseline, s
     torch.testing.assert_close(advantages(rewards + groups, groups), usual, **close)
 
 
+@settings(max_examples=30)
 @given(batches, st.sampled_from(list(BASELINES.values())), st.sampled_from(list(SCALES.values())))
 def test_advantages_of_a_group_sum_to_zero_and_are_finite(samples, baseline, scale):
     groups = torch.tensor([group for group, _ in samples])

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.aggregate import (
@@ -123,6 +123,7 @@ def test_masked_values_do_not_matter(name):
 
 
 @pytest.mark.parametrize("name", COUNTED)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 6), seed=st.integers(0, 3))
 def test_whole_sequences_in_parts_sum_to_the_whole_under_one_count(name, cut, seed):
     values, mask = batch(seed)
@@ -181,6 +182,7 @@ def test_an_empty_mask_gives_zero(name):
     assert (torch.autograd.grad(result, leaf)[0] == 0).all()
 
 
+@settings(max_examples=30)
 @given(scale=st.floats(-3, 3), shift=st.floats(-3, 3))
 def test_means_are_linear_and_keep_constants(scale, shift):
     values, mask = batch()

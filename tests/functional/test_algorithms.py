@@ -665,25 +665,64 @@ FAR = {  # log pi_theta, log pi_prox, log pi_behav of the second token, which is
 }
 
 
+def of_two_tokens(loss, second):
+    """Result and gradient for an on-policy token, and a second one of these three log-probs."""
+    tokens = [torch.tensor([-1.0, x]) for x in second]
+    leaf = tokens[0].requires_grad_()
+    result = loss(leaf, *tokens[1:], torch.tensor([1.0, -1.0]), torch.tensor([True, True]))
+    return result, torch.autograd.grad(result.loss, leaf)[0]
+
+
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR)
 @pytest.mark.parametrize("loss", DROPPING.values(), ids=DROPPING)
-def test_a_dropped_token_adds_zero_to_loss_and_gradient(loss, far):
-    """The same loss and gradient as of any other token that is dropped: 0 of the first one."""
-    first = torch.tensor([-1.0])
-
-    def of(second):
-        tokens = [torch.cat([first, torch.tensor([x])]) for x in second]
-        leaf = tokens[0].requires_grad_()
-        result = loss(leaf, *tokens[1:], torch.tensor([1.0, -1.0]), torch.tensor([True, True]))
-        return result, torch.autograd.grad(result.loss, leaf)[0]
-
-    result, gradient = of(far)
+def test_a_dropped_token_without_a_finite_ratio_counts_as_on_policy(loss, far):
+    result, gradient = of_two_tokens(loss, far)
     assert result.behavior_weight.tolist() == [1, 0]
     assert gradient[0] != 0
     assert gradient[1] == 0
-    other, its_gradient = of((-4.0, -2.0, -8.0))  # a weight of 403
+    other, its_gradient = of_two_tokens(loss, (-2.0, -2.0, -8.0))  # a weight of 403, a ratio of 1
     assert other.behavior_weight.tolist() == [1, 0]
-    assert_same((result.loss, gradient), (other.loss, its_gradient))
+    torch.testing.assert_close(result.loss, other.loss)
+    torch.testing.assert_close(gradient[0], its_gradient[0])
+
+
+OF_SEQUENCES = {"kimi", "gspo", "gspo_token", "gmpo"}
+
+
+@pytest.mark.parametrize("name", set(DROPPING) - OF_SEQUENCES - {"kl_cov"})
+def test_a_dropped_token_adds_nothing_to_a_loss_of_tokens(name):
+    """Whatever its ratio: the gradient of the other token is the same, its own is 0."""
+    near, far = (of_two_tokens(DROPPING[name], (x, -2.0, -8.0)) for x in (-1.9, -6.0))
+    assert near[0].behavior_weight.tolist() == [1, 0]
+    assert near[1][1] == far[1][1] == 0
+    assert_same((near[0].loss, near[1]), (far[0].loss, far[1]))
+    assert not far[0].clipped.any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "gspo_token", "sapo", "cispo"])
+def test_to_drop_a_token_is_to_give_it_no_advantage(name):
+    """Its ratio still counts in that of its sequence, as in slime and TRL."""
+    batch = draw()
+    lost = batch.mask & (torch.arange(7) % 3 == 1)
+    far = torch.where(lost, batch.proximal_logprobs - 10, batch.behavior_logprobs)
+    within = mask_outside(0.0, 1e4)
+    dropped = partial(DROPPING[name].func, correct=within)
+    assert (dropped(*batch._replace(behavior_logprobs=far)).behavior_weight == 0).eq(lost).all()
+    ours = gradient_of(dropped, batch._replace(behavior_logprobs=far))
+    without = torch.where(lost, 0.0, batch.advantages)
+    assert_same(ours, gradient_of(dropped, batch._replace(advantages=without)))
+
+
+def test_the_ratio_of_a_dropped_token_counts_in_its_sequence():
+    result, gradient = of_two_tokens(DROPPING["gspo"], (-2.0001, -2.0, -8.0))
+    assert result.ratio.tolist() == pytest.approx([math.exp(-0.00005)] * 2, rel=1e-6)
+    # Each token has half of the sequence's gradient; only the first one's objective is left.
+    assert gradient.tolist() == pytest.approx([-0.25, -0.25], rel=1e-3)
+    gmpo_loss = of_two_tokens(DROPPING["gmpo"], (-2.2, -2.0, -8.0))[0].loss
+    assert gmpo_loss.item() == pytest.approx(-math.exp(-0.1) / 2)
+    kimi_loss = of_two_tokens(DROPPING["kimi"], (-2.5, -2.0, -8.0))[0].loss
+    # -A log pi + tau / 2 log r_t log r(y) of the first token, which is on policy: log r_t is 0.
+    assert kimi_loss.item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.corrections import (
     behavior_weight,
     chain,
+    drop,
     keep,
     mask_above,
     mask_outside,
     over_segments,
+    replace_weight,
     self_normalize,
     truncate,
     unbounded,
@@ -177,6 +179,7 @@ def test_the_two_k3_are_different_filters():
     assert [w > 0 for (w,) in kept_by_other] == [True, False]
 
 
+@settings(max_examples=30)
 @given(ROWS)
 def test_weights_normalized_by_themselves_have_the_mean_one(rows):
     ours = weights_of(rows, self_normalize())
@@ -201,6 +204,7 @@ def test_normalization_of_parts_under_global_sums_is_that_of_the_whole():
         torch.testing.assert_close(torch.cat(parts), whole)
 
 
+@settings(max_examples=30)
 @given(ROWS, st.floats(0.01, 2.0))
 def test_second_moment_mask_equals_dropping_one_after_the_other(rows, threshold):
     squares = sorted(x * x for row in rows for x in row)
@@ -523,6 +527,11 @@ def test_sequence_weights_do_not_depend_on_the_aggregate(batch):
 # --- bad input
 
 
+def two_rows():
+    zeros = torch.zeros(2, 3)
+    return behavior_weight(zeros, zeros, zeros == 0)
+
+
 @pytest.mark.parametrize(("low", "high"), [(2.0, 0.5), (-0.1, 1.0), (math.nan, 1.0), (0.0, 0.0)])
 @pytest.mark.parametrize("factory", [mask_outside, mask_sequences_outside, mask_outlier_sequences])
 def test_bands_of_weights_need_an_order(factory, low, high):
@@ -578,6 +587,15 @@ def test_bands_of_weights_need_an_order(factory, low, high):
             ),
             "low is 0.1 and high -0.1",
         ),
+        (
+            lambda: drop(two_rows(), torch.ones(2, 1, dtype=torch.bool)),
+            r"kept has shape \(2, 1\)",
+        ),
+        (
+            lambda: keep(torch.ones(2, 1, dtype=torch.bool))(two_rows()),
+            r"kept has shape \(2, 1\)",
+        ),
+        (lambda: replace_weight(two_rows(), torch.ones(2, 1)), r"new has shape \(2, 1\)"),
     ],
 )
 def test_bad_inputs_are_refused(call, message):

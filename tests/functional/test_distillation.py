@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import sequence_mean, token_mean
@@ -133,6 +133,7 @@ def test_reverse_kl_is_full_kl_with_the_teacher_as_reference(logits):
 LOGITS = st.lists(st.floats(-8, 8), min_size=4, max_size=4)
 
 
+@settings(max_examples=30)
 @given(LOGITS, LOGITS, st.floats(0.01, 0.99))
 def test_the_jsd_is_bounded_and_turns_over(student, teacher, beta):
     """At most the entropy of a coin with beta; swapping the two swaps beta and 1 - beta."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.aggregate import sequence_mean, token_mean
@@ -114,6 +114,7 @@ def test_the_linear_coefficient_by_hand():
     )
 
 
+@settings(max_examples=30)
 @given(
     values=st.lists(st.floats(0, 12), min_size=1, max_size=20),
     fraction=st.floats(0.01, 1.0),

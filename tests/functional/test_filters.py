@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.filters import (
@@ -24,6 +24,7 @@ REWARDS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.5])
 GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3])
 
 
+@settings(max_examples=30)
 @given(BATCHES, st.sampled_from([0.0, 0.15, 0.6]))
 def test_zero_variance_equals_the_reference(samples, tolerance):
     groups, rewards = [group for group, _ in samples], [reward for _, reward in samples]
@@ -35,6 +36,7 @@ def test_zero_variance_equals_the_reference(samples, tolerance):
     assert ours.tolist() == reference.zero_variance(rewards, groups, tolerance)
 
 
+@settings(max_examples=30)
 @given(BATCHES)
 def test_a_group_without_variance_is_one_without_advantage(samples):
     groups = torch.tensor([group for group, _ in samples], dtype=torch.long)
@@ -55,6 +57,7 @@ def test_all_right_all_wrong_and_alone_have_no_variance():
 QUARTERS = st.tuples(st.integers(-2, 3), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
 
 
+@settings(max_examples=30)
 @given(st.lists(QUARTERS, max_size=20), st.sampled_from([(0.0, 1.0), (0.25, 0.75), (-1.0, 0.4)]))
 def test_difficulty_band_equals_the_reference(samples, band):
     groups, rewards = [group for group, _ in samples], [reward for _, reward in samples]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 import types
 from pathlib import Path
+
+import pytest
 
 from areal_lab import functional
 from tests.functional.test_table import ALL
@@ -59,6 +62,19 @@ def test_the_index_is_complete_and_documented():
         value = getattr(functional, name)
         if callable(value) and getattr(value, "__module__", "").startswith("areal_lab"):
             assert value.__doc__, name
+
+
+OWN = [n for n in public_functions() if "functional" in getattr(functional, n).__module__]
+"""Those of this package; the arithmetic of capacity is shared with control."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_docstring_tells_source_and_errors(name):
+    """A paper, a framework, or "definition"; and what is refused, where something is."""
+    function = getattr(functional, name)
+    assert re.search(r"^ *Source: \S", function.__doc__, re.MULTILINE)
+    if re.search(r"raise ValueError|\bcheck_\w+\(", inspect.getsource(function)):
+        assert "\n    Raises:\n        ValueError: " in function.__doc__
 
 
 def test_every_function_has_a_row_of_the_table_or_a_reason():

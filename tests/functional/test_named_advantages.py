@@ -83,6 +83,7 @@ def test_groups_of_one_and_of_equal_rewards_give_exactly_zero(name):
 
 
 # Without opo, whose lengths are by position here.
+@settings(max_examples=30)
 @given(BATCHES, st.sampled_from([name for name in NAMED if name != "opo"]))
 def test_names_of_groups_do_not_matter_nor_does_order(samples, name):
     groups = torch.tensor([group for group, _ in samples])
@@ -180,6 +181,7 @@ def test_lite_ppo_counts_the_difference_between_prompts():
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
+@settings(max_examples=30)
 @given(samples=BATCHES)
 def test_leaving_one_out_of_mean_and_deviation_equals_the_reference(unbiased, samples):
     groups, rewards = [group for group, _ in samples], [reward for _, reward in samples]

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import Segments, packed_sequences
@@ -99,6 +99,7 @@ def test_ipo_stops_at_its_distance_and_dpo_does_not():
     assert torch.autograd.grad(loss, leaf)[0].item() < -0.03
 
 
+@settings(max_examples=30)
 @given(st.floats(-30, 30), st.floats(0.01, 2))
 def test_swapping_the_answers_swaps_the_smoothing(h, beta):
     preference = torch.tensor([h], dtype=torch.double)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.aggregate import sequence_mean
@@ -92,6 +92,7 @@ def test_packed_equals_padded(ratio):
     torch.testing.assert_close(packed.log_ratio, padded.log_ratio[exists], rtol=1e-12, atol=1e-15)
 
 
+@settings(max_examples=30)
 @given(rows=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=5))
 def test_segments_never_join_sequences(rows):
     """Packed, of any lengths and masks: a log ratio of 2^t tells which tokens are in a mean."""

@@ -59,6 +59,7 @@ def test_doubling_equals_the_loop(tokens, reverse):
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
 
+@settings(max_examples=30)
 @given(lengths, st.booleans(), st.booleans(), st.integers(0, 9))
 def test_ragged_sequences_equal_the_loop_padded_and_packed(lengths, reverse, beyond, seed):
     width = max(1, *lengths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.reward_shaping import (
@@ -33,6 +33,7 @@ def test_clipped_rewards_get_no_gradient():
     assert rewards.grad.tolist() == [2, 2, 2, 0]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.integers(0, 200), st.lists(st.integers(0, 500), max_size=20))
 def test_overlong_penalty_equals_the_reference(buffer, rest, lengths):
     ours = overlong_penalty(

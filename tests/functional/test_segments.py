@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import (
@@ -48,6 +48,7 @@ def padded_and_packed(rows):
     )
 
 
+@settings(max_examples=30)
 @given(ragged, st.sampled_from(sorted(REDUCTIONS)))
 def test_reductions_equal_the_reference_and_padded_equals_packed(rows, reduce):
     results = []
@@ -58,6 +59,7 @@ def test_reductions_equal_the_reference_and_padded_equals_packed(rows, reduce):
     assert results[0].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-4)
 
 
+@settings(max_examples=30)
 @given(ragged)
 def test_sequence_mean_equals_the_reference_and_padded_equals_packed(rows):
     padded, packed = padded_and_packed(rows)
@@ -73,6 +75,7 @@ def test_sequence_mean_equals_the_reference_and_padded_equals_packed(rows):
         assert ours[0] == 0
 
 
+@settings(max_examples=30)
 @given(ragged)
 def test_token_mean_is_the_mean_over_all_tokens(rows):
     tokens = [value for row in rows for value in row]
@@ -108,6 +111,18 @@ def test_integers_stay_integers():
     assert segment_reduce(lag, ids, 2).dtype == torch.int64
 
 
+def test_sums_and_means_of_bfloat16_are_in_float32():
+    """Beyond 256 a bfloat16 cannot count, and 1 + 2**-8 is between two of them."""
+    ones, ids = torch.ones(300, dtype=torch.bfloat16), torch.zeros(300, dtype=torch.long)
+    assert segment_reduce(ones, ids, 1).tolist() == [300]
+    pair = torch.tensor([1.0, 1.0 + 2.0**-7]).bfloat16()
+    mean = segment_reduce(pair, ids[:2], 1, reduce="mean")
+    assert mean.dtype == torch.float32
+    assert mean.tolist() == [1.0 + 2.0**-8]
+    assert segment_reduce(pair, ids[:2], 1, reduce="max").dtype == torch.bfloat16
+    assert segment_reduce(pair.double(), ids[:2], 1).dtype == torch.float64
+
+
 @pytest.mark.parametrize("reduce", sorted(REDUCTIONS))
 def test_segment_reduce_has_right_derivatives(reduce):
     values = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.double, requires_grad=True)
@@ -117,6 +132,7 @@ def test_segment_reduce_has_right_derivatives(reduce):
     )
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(-5, 5), min_size=0, max_size=12))
 def test_dense_ids_are_the_inverse_of_unique(ids):
     tensor = torch.tensor(ids, dtype=torch.long)
@@ -135,6 +151,7 @@ def test_masked_sums_along_an_axis():
     assert masked_mean(values, torch.zeros_like(mask), dim=0).tolist() == [0, 0]
 
 
+@settings(max_examples=30)
 @given(ragged)
 def test_masked_quantiles_are_those_of_the_unmasked_values(rows):
     quantiles = torch.tensor([0.0, 0.1, 0.5, 0.99, 1.0])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.masked import masked_quantiles
@@ -69,6 +69,7 @@ def test_synchronous_data_has_no_lag():
 weights = st.lists(st.floats(1 / 1024, 1024, width=32), min_size=1, max_size=20)
 
 
+@settings(max_examples=30)
 @given(weights, st.floats(1e-20, 1e20))
 def test_effective_sample_size(values, scale):
     mask = torch.tensor([True] * len(values) + [False])
@@ -106,6 +107,7 @@ def test_mean_by_lag_equals_the_reference():
     assert ours.tolist() == [8.5, 0, 0, 3, 8]
 
 
+@settings(max_examples=30)
 @given(weights)
 def test_effective_sample_share(values):
     mask = torch.tensor([True] * len(values) + [False])
@@ -122,6 +124,7 @@ def test_a_dropped_token_lowers_the_share():
     assert effective_sample_share(torch.ones(4), mask & False) == 0
 
 
+@settings(max_examples=30)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.floats(-5000, 5000))
 def test_effective_sample_size_of_logs(logs, shift):
     tensor = torch.tensor([*logs, math.nan], dtype=torch.double)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -490,6 +490,7 @@ def test_the_sapo_gate_is_half_shut(advantage):
     assert gradient.item() == pytest.approx(ratio * advantage / 2)
 
 
+@settings(max_examples=30)
 @given(
     log_ratio=st.floats(-3, 3),
     positive=st.tuples(st.floats(0.5, 5), st.floats(0.5, 5)),

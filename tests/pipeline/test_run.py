@@ -174,7 +174,8 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
     def kill(report: StepReport) -> None:
         del report
         child = next(child for child in state.children if child.name == victim)
-        os.kill(child.pid, signal.SIGKILL)
+        if child.process.returncode is None:  # the step that runs when an engine is lost still ends
+            os.kill(child.pid, signal.SIGKILL)
 
     with pytest.raises(ChildDied, match=f"{victim} .*SIGKILL"):
         do_run(

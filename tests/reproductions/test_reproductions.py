@@ -15,6 +15,7 @@ from benchmarks.harness import Arguments
 from reproductions.__main__ import ALL, page
 from reproductions.batched_generation import TOKENS
 from reproductions.calibration import (
+    CALIBRATED,
     ENGINE_OVERHEAD,
     GROUP_CORRELATION,
     LAYOUT_14B,
@@ -28,14 +29,15 @@ from reproductions.harness import (
     Reproduction,
     Row,
     configured,
-    draw,
     expected,
     length,
     main,
     to_json,
-    to_markdown,
-    to_text,
 )
+from reproductions.show import draw, to_markdown, to_text
+from reproductions.within_prompt import SIGMA
+from simulator.config import SimulationConfig
+from simulator.load import load_simulation, presets
 from simulator.statistics import Estimate
 from simulator.trainer_speeds import FIGURE_6A
 
@@ -101,38 +103,71 @@ def test_figure_6_and_the_generation_curve_are_as_printed() -> None:
     assert curve == {"8": 129e3, "16": 228e3, "32": 399e3, "64": 623e3, "128": 646e3}
 
 
-def test_every_expected_value_has_its_source() -> None:
+def test_table_7_is_as_printed() -> None:
+    tokens_per_s = expected("table_7")["tokens_per_s"]
+    multiples = [round(value / tokens_per_s["0"], 2) for value in tokens_per_s.values()]
+    assert multiples == [1, 1.76, 1.76, 1.81, 1.9, 1.92]
+
+
+def test_figure_4_has_the_paper_s_gpus() -> None:
+    printed = expected("figure_4")
+    gpus = {"1.5B": [32, 64, 128, 256], "7B": [64, 128, 256, 512], "32B": [256, 512]}
+    assert printed["gpus"] == gpus
+    for model, counts in gpus.items():
+        for context in printed["contexts"]:
+            config = load_simulation(f"figure_4_{model.lower()}_{context}")
+            assert (config.workload.prompts_per_batch, config.schedule.eta) == (512, 4)
+            assert config.cluster.gpus == min(counts)
+
+
+def test_every_expected_value_says_where_it_is_printed() -> None:
     folder = Path(__file__).parents[2] / "reproductions" / "expected"
     names = sorted(path.stem for path in folder.glob("*.json"))
-    assert names == ["batched_generation", "figure_5c", "figure_6a", "figure_6b", "table_1"]
+    assert names == [
+        *("batched_generation", "figure_4", "figure_5c", "figure_6a", "figure_6b", "table_1"),
+        "table_7",
+    ]
     for name in names:
-        assert "AReaL" in expected(name)["source"]
+        record = expected(name)
+        assert "AReaL" in record["source"]
+        assert name.partition("_")[2] in record["table_or_figure"] or name == "batched_generation"
+        assert record["section"]
+
+
+def value_of(config: SimulationConfig, name: str) -> object:
+    value: object = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
-def test_listed_parameters_are_those_simulated(model: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "colocated"])
+def test_presets_of_table_1_hold_what_is_listed(model: str, kind: str) -> None:
     preset = f"table_1_{model.lower()}_{kind}"
     chosen = parameters(model)
     config = configured(preset, chosen, "workload.steps=9", arguments=QUICK)
-    for parameter in chosen:
-        section, *path = parameter.name.split(".")
-        value = getattr(config, section)
-        for name in path:
-            value = getattr(value, name)
-        assert value == parameter.value
     assert config.seeds == QUICK.repeats
-    plain = configured(preset, (), "workload.steps=9", arguments=QUICK)
-    if model == "1.5B":
-        plain.rollout.engine_overhead_s = config.rollout.engine_overhead_s
-        plain.workload.answers.group_correlation = config.workload.answers.group_correlation
-        assert plain == config
+    for parameter in chosen:
+        assert value_of(config, parameter.name) == parameter.value
+    assert config == configured(preset, (), "workload.steps=9", arguments=QUICK)
 
 
-def test_only_two_parameters_of_a_training_run_were_fitted() -> None:
+@pytest.mark.parametrize("name", [name for name in presets() if name != "small"])
+def test_every_preset_of_the_paper_has_the_calibrated_values(name: str) -> None:
+    config = load_simulation(name)
+    for parameter in CALIBRATED:
+        assert value_of(config, parameter.name) == parameter.value
+    assert config.workload.answers.sigma == SIGMA
+    large = config.model != "R1-Distill-Qwen-1.5B"
+    assert config.rollout.memory_utilization == (MEMORY.value if large else 0.85)
+
+
+def test_one_parameter_of_a_training_run_was_fitted() -> None:
     for model in MODELS:
         fitted = {parameter.name for parameter in parameters(model) if parameter.fitted}
-        assert fitted == {ENGINE_OVERHEAD.name, GROUP_CORRELATION.name}
+        assert fitted == {ENGINE_OVERHEAD.name}
+    assert GROUP_CORRELATION.measured
     assert not MEMORY.fitted
     assert not LAYOUT_14B.fitted
     assert TOKENS.fitted
@@ -147,6 +182,15 @@ def test_gaps_are_relative_or_in_points() -> None:
     assert gain.gap == pytest.approx(0.03)
     assert gain.gap_interval == pytest.approx((0.02, 0.04))
     assert gain.cells()["gap"] == "+3.0% pts"
+
+
+def test_without_a_published_number_there_is_no_gap() -> None:
+    alone = row(paper=None, bar=0.1)
+    assert alone.gap is None
+    assert alone.gap_interval is None
+    assert alone.within is None
+    assert alone.cells()["paper"] == alone.cells()["gap"] == ""
+    assert alone.to_json()["gap"] is None
 
 
 def test_a_rising_function_is_solved() -> None:
@@ -175,15 +219,26 @@ def test_a_reproduction_is_table_json_picture_and_markdown(tmp_path: Path) -> No
         rows=[row(fitted=True, bar=0.1), row(name="b", points=True, bar=0.01)],
         parameters=[ENGINE_OVERHEAD],
         why=["Because."],
+        findings=["Found."],
         sensitivity=[{"tokens": 1, "gap": "+1.0%"}],
     )
     record = to_json(result)
     assert {"name", "paper", "ours", "gap", "interval", "fitted"} <= set(record["rows"][0])
     assert {"name", "value", "unit", "source", "fitted"} <= set(record["parameters"][0])
     for text in (to_text(result, QUICK), to_markdown(result), page([result], QUICK)):
-        for said in ("Claim.", "Because.", "MISSED", "+5.0%", "fitted", ENGINE_OVERHEAD.override):
+        for said in (
+            "Claim.",
+            "Because.",
+            "Found.",
+            "MISSED",
+            "+5.0%",
+            "fitted",
+            ENGINE_OVERHEAD.override,
+        ):
             assert said in text
     assert "Of 2 rows with an aim 1 meet it; of the 1 predicted" in page([result], QUICK)
+    assert "| [name](#name) | Claim. | 1 | 1 |" in page([result], QUICK)
+    assert "(images/name.png)" in to_markdown(result)
     draw(result, tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").stat().st_size > 1000
 
@@ -204,7 +259,7 @@ def test_the_command_line_prints_one_object_and_draws(
 @pytest.mark.slow
 @pytest.mark.parametrize("reproduce", ALL)
 def test_the_quick_form_of_each_runs(reproduce: object) -> None:
-    name = reproduce.__module__.rpartition(".")[2]  # type: ignore[attr-defined]
+    name = reproduce.__module__.rpartition(".")[2]
     command = [sys.executable, "-m", f"reproductions.{name}", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = json.loads(done.stdout.splitlines()[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +17,7 @@ from simulator.hardware import find_gpu
 from simulator.model_shape import find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
 from simulator.replica import GroupDone, Replica
+from simulator.versions import Segments, tally_of
 from tests.reference.replica_oracle import Command, Oracle
 
 
@@ -60,12 +61,19 @@ def replica(costs: Costs | None = None, **changes: Any) -> Replica:
     return Replica(decode=costs, prefill=costs, **{**sizes, **changes})
 
 
-def drain(engine: Replica) -> dict[int, GroupDone]:
+class Told(NamedTuple):
+    group: int
+    time_s: float
+    segments: tuple[Segments, ...]
+
+
+def drain(engine: Replica) -> dict[int, Told]:
     """All groups, by advancing from change to change."""
-    done = []
+    done: list[GroupDone] = []
     while (next_s := engine.next_s()) < math.inf:
         done += engine.advance(next_s)
-    return {one.group: one for one in done}
+    assert all(one.tally == tally_of(one.segments) for one in done)
+    return {one.group: Told(one.group, one.time_s, one.segments) for one in done}
 
 
 # --- equal to the slow twin ----------------------------------------------------------------------
@@ -162,7 +170,7 @@ def compare_with_oracle(
         if looks == "everything":
             # Looking changes nothing.
             assert engine.generated_tokens >= 0
-            engine.advance((engine._now_s + command.time_s) / 2)
+            assert engine.advance((engine._now_s + command.time_s) / 2) == []
             engine.check()
         if command.name != "submit":
             done += engine.advance(command.time_s)
@@ -180,6 +188,7 @@ def compare_with_oracle(
     assert {one.group: one.segments for one in done} == {
         group: answer for group, (_, answer) in oracle.ended.items()
     }
+    assert all(one.tally == tally_of(one.segments) for one in done)
     assert [one.time_s for one in done] == sorted(one.time_s for one in done)
     for one in done:
         assert one.time_s == pytest.approx(oracle.ended[one.group][0], rel=1e-6)
@@ -374,7 +383,7 @@ def test_a_pause_stops_a_prefill_at_once() -> None:
         engine.submit(0.0, 0, 10, [2], 0)
         engine.pause(3.0)
         engine.resume(20.0, 1, recompute=recompute)
-        assert drain(engine)[0] == (0, pytest.approx(end_s), (((1, 2),),))
+        assert tuple(drain(engine)[0]) == (0, pytest.approx(end_s), (((1, 2),),))
 
 
 def test_pauses_within_one_step_wait_for_its_end() -> None:
@@ -384,8 +393,23 @@ def test_pauses_within_one_step_wait_for_its_end() -> None:
     engine.resume(2.4, 1)
     engine.pause(2.6)  # ... when 3 s of reading have not begun.
     engine.resume(10.0, 1, recompute=False)
-    assert drain(engine)[0] == (0, pytest.approx(10 + 3 + 7), (((0, 3), (1, 7)),))
+    assert tuple(drain(engine)[0]) == (0, pytest.approx(10 + 3 + 7), (((0, 3), (1, 7)),))
     assert engine.activity_s["paused"] == pytest.approx(7.0)
+
+
+def test_who_can_join_once_others_have_been_read_is_not_told_late() -> None:
+    # 15 tokens of room for each that joins, 1 for each that runs: three join at once. When they
+    # have been read, at 3 s, there is room for the fourth, whose single token comes at 5 s.
+    sizes: dict[str, Any] = {"cache_tokens": 60, "reserve_running_tokens": 1}
+    sizes["reserve_new_tokens"] = 15
+    engine = replica(Costs(read_token_s=1.0), max_running=4, prefix_sharing=False, **sizes)
+    for group, tokens in enumerate((9, 9, 9, 1)):
+        engine.submit(0.0, group, 1, [tokens], 0)
+    told = []
+    while (now_s := engine.next_s()) < math.inf:
+        told += [(now_s, one.group, one.time_s) for one in engine.advance(now_s)]
+    assert told[0] == (5.0, 3, 5.0)
+    assert all(now_s == time_s for now_s, _, time_s in told)
 
 
 def test_work_that_comes_during_a_pause_waits_behind() -> None:

@@ -15,12 +15,17 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from simulator.system import MakeEngine
 from simulator.timesheet import RecordSpan
+from simulator.versions import Tally, tally_of
 
 
 class GroupDone(NamedTuple):
     group: int
     time_s: float
     segments: tuple[Segments, ...]
+
+    @property
+    def tally(self) -> Tally:
+        return tally_of(self.segments)
 
 
 @dataclass(eq=False)

@@ -1,13 +1,22 @@
 """What the engine was doing when, for the timeline of a run; seconds since the epoch.
 
-Steps are short and many; neighbors of one name are joined, so that hours stay a few thousand spans.
+Steps are short and many; neighbors of one name and of about one size of batch are joined, so that
+hours stay some thousand spans. What they did is added up, so that costs can be fitted to them:
+
+    steps           forward passes
+    sequences       tokens drawn: over the steps, the sequences that ran
+    context_tokens  over the steps, the tokens of all sequences whose keys and values were read
+    prompt_tokens   computed, not copied: of prompts, and of answers that were interrupted
+    prompt_pairs    (query, key) pairs of their attention
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 ActivityName: TypeAlias = Literal[
@@ -18,6 +27,8 @@ JOIN_GAP_S = 0.02
 """Neighbors closer than this are one span; idling shorter than this is not recorded."""
 KEPT_SPANS = 200_000
 
+_NO_COUNTS: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(slots=True)
 class ActivitySpan:
@@ -27,6 +38,13 @@ class ActivitySpan:
     name: ActivityName
     start_s: float
     end_s: float
+    counts: dict[str, float] = field(default_factory=dict)
+    """What was done, by the names above."""
+
+    def takes(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
+        """Whether it grows by an activity, instead of a span beginning: batches of 32 to 63
+        sequences are one size, those of 16 to 31 another."""
+        return name == self.name and _batch_size(counts) == _batch_size(self.counts)
 
 
 class ActivityLog:
@@ -36,23 +54,37 @@ class ActivityLog:
         self._spans: deque[ActivitySpan] = deque(maxlen=KEPT_SPANS)
         self._lock = threading.Lock()
 
-    def add(self, name: ActivityName, start_s: float, end_s: float) -> None:
+    def add(
+        self,
+        name: ActivityName,
+        start_s: float,
+        end_s: float,
+        counts: Mapping[str, float] = _NO_COUNTS,
+    ) -> None:
         """Record an activity that ended; `start_s` is not before the last one's end."""
         if name == "idle" and end_s - start_s < JOIN_GAP_S:
             return
         with self._lock:
             last = self._spans[-1] if self._spans else None
-            if last is not None and last.name == name and start_s - last.end_s < JOIN_GAP_S:
+            near = last is not None and start_s - last.end_s < JOIN_GAP_S
+            if last is not None and near and last.takes(name, counts):
                 last.end_s = end_s
+                for what, count in counts.items():
+                    last.counts[what] += count
             else:
                 number = last.id + 1 if last is not None else 0
-                self._spans.append(ActivitySpan(number, name, start_s, end_s))
+                self._spans.append(ActivitySpan(number, name, start_s, end_s, dict(counts)))
 
     def since(self, first_id: int) -> list[ActivitySpan]:
         """Spans from this id on. The newest may still grow: ask for it again and replace it."""
         with self._lock:
             return [
-                ActivitySpan(span.id, span.name, span.start_s, span.end_s)
+                replace(span, counts=dict(span.counts))
                 for span in self._spans
                 if span.id >= first_id
             ]
+
+
+def _batch_size(counts: Mapping[str, float]) -> int:
+    """Sequences of a step, to a power of two."""
+    return int(counts.get("sequences", 0) / counts.get("steps", 1)).bit_length()

@@ -7,6 +7,8 @@ differ, this one is stricter:
   anything changes; SGLang loads the weights and then reports failure.
 - After `retract` nothing stale is ever shared, with or without `flush_cache`.
 - An unknown sampling parameter is refused.
+- The messages of a stream are increments (as SGLang's with --incremental-streaming-output), and
+  each says which versions computed the tokens so far.
 
 Beyond SGLang's: GET /spans, what the engine did when; /weights_checker answers our checksum.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,9 @@ from fastapi.responses import JSONResponse, Response
 
 from areal_lab.engines.embedded import wire
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
+from areal_lab.engines.embedded.received import add_transfer_routes
 from areal_lab.engines.embedded.scheduler import Scheduler
+from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.protocol import GenerateRequest
 from areal_lab.engines.weights import CorruptWeights, checksum, tied_once
 
@@ -41,7 +46,11 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request) -> Response:
         arrived_s = time.monotonic()
-        requests, batch = wire.parse_generate(await _json_body(request))
+        body = await _json_body(request)
+        requests, batch = wire.parse_generate(body)
+        interval = wire.parse_stream(body)
+        if interval is not None:
+            return await streamed(scheduler, requests, request, interval)
         samples = await _until_done_or_gone(scheduler, requests, request)
         latency_s = time.monotonic() - arrived_s
         version = scheduler.version
@@ -127,12 +136,20 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return JSONResponse(
             {
                 "spans": [
-                    {"id": s.id, "name": s.name, "start_s": s.start_s, "end_s": s.end_s}
+                    {
+                        "id": s.id,
+                        "name": s.name,
+                        "start_s": s.start_s,
+                        "end_s": s.end_s,
+                        "counts": s.counts,
+                    }
                     for s in found
                 ],
                 "next": found[-1].id if found else since,
             }
         )
+
+    add_transfer_routes(app, scheduler, _json_body)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -163,7 +180,7 @@ async def _until_done_or_gone(
 ) -> list[Sample]:
     """Wait for the samples; if the client hangs up first, abort them."""
     done = asyncio.ensure_future(asyncio.wrap_future(scheduler.generate(requests)))
-    gone = asyncio.ensure_future(_disconnected(connection))
+    gone = asyncio.ensure_future(disconnected(connection))
     try:
         await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
@@ -173,13 +190,9 @@ async def _until_done_or_gone(
         gone.cancel()
 
 
-async def _disconnected(connection: Request) -> None:
-    while (await connection.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _statistics(batcher: Batcher) -> dict[str, Any]:
     return {
+        "version": version("areal_lab"),
         "weight_version": batcher.version,
         "running_requests": len(batcher.running),
         "waiting_requests": len(batcher.waiting),

@@ -126,6 +126,10 @@ class Batcher:
         """Since the start."""
         self.prompt_tokens = 0
         """Computed, not copied, since the start."""
+        self.prompt_pairs = 0
+        """(query, key) pairs of their attention, since the start."""
+        self.context_tokens = 0
+        """Read by the steps since the start: the sum of what the sequences of each had."""
 
     @property
     def cache_bytes(self) -> int:
@@ -242,6 +246,7 @@ class Batcher:
         logits = self._forward(decoding, tokens, sources, chunks, copies)
         for sample in self.running[:decoding]:
             sample.length += 1
+        self.context_tokens += sum(sample.length for sample in self.running)
         drawn = draw(
             logits,
             [sample.request.sampling for sample in self.running],
@@ -253,6 +258,7 @@ class Batcher:
             sample.finish_reason = self._finish_reason(sample)
         self.generated_tokens += len(self.running)
         self.prompt_tokens += len(tokens)
+        self.prompt_pairs += sum(c.count * (2 * c.start + c.count + 1) // 2 for c in chunks)
         return self._drop_finished()
 
     def _admit(self) -> tuple[list[int], list[int], list[Chunk], list[PrefixCopy]]:

@@ -14,13 +14,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from areal_lab.engines.embedded.activity import ActivityLog, ActivityName
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
@@ -31,19 +32,32 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
+class Stream:
+    """Requests that are answered piece by piece."""
+
+    interval: int
+    """Steps between two pieces; a request that runs draws one token per step."""
+    progress: Callable[[], None]
+    """Called by the scheduler's thread when there is something to tell."""
+    steps: int = 0
+
+
+@dataclass(slots=True)
 class _Batch:
     """Requests that came together and are answered together."""
 
     samples: list[Sample]
     unfinished: int
     future: Future[list[Sample]]
+    """Set when the last one ended; for a stream, when all are admitted."""
+    stream: Stream | None
 
 
 @dataclass(slots=True)
 class _Update:
     """Weights waiting for running requests to end."""
 
-    folder: Path
+    read: Callable[[], Mapping[str, Tensor]]
     version: str | None
     """`None` keeps the name of the weights before, as in SGLang."""
     flush: bool
@@ -63,6 +77,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._updates: deque[_Update] = deque()
         self._batch_of: dict[str, _Batch] = {}
+        self._streams: list[Stream] = []
 
     @property
     def version(self) -> str:
@@ -88,13 +103,18 @@ class Scheduler:
         self._put(task)
         return future
 
-    def generate(self, requests: Sequence[GenerateRequest]) -> Future[list[Sample]]:
-        """Answer these requests together, when the last one ended."""
+    def generate(
+        self, requests: Sequence[GenerateRequest], stream: Stream | None = None
+    ) -> Future[list[Sample]]:
+        """Answer these requests together, when the last one ended.
+
+        With a `stream`, at once: the samples then grow until each has a finish reason.
+        """
         future: Future[list[Sample]] = _new_future()
 
         def task() -> None:
             try:
-                self._admit(requests, future)
+                self._admit(requests, future, stream)
             except Refused as error:
                 future.set_exception(error)
 
@@ -115,7 +135,18 @@ class Scheduler:
         Nothing is admitted meanwhile. The result is a message for the log. The future raises
         `Refused` or `CorruptWeights` if the old weights stay.
         """
-        update = _Update(folder, version, flush, _new_future())
+        return self._update_soon(lambda: read_weights(folder), version, flush)
+
+    def load_tensors(
+        self, tensors: Mapping[str, Tensor], version: str | None, *, flush: bool
+    ) -> Future[str]:
+        """The same with weights that are here already."""
+        return self._update_soon(lambda: tensors, version, flush)
+
+    def _update_soon(
+        self, read: Callable[[], Mapping[str, Tensor]], version: str | None, flush: bool
+    ) -> Future[str]:
+        update = _Update(read, version, flush, _new_future())
         self._put(lambda: self._updates.append(update))
         return update.future
 
@@ -139,14 +170,18 @@ class Scheduler:
             self._tasks.popleft()()
         start_s = time.time()
         name: ActivityName
+        counts: dict[str, float] = {}
         if self._updates and (batcher.paused or not batcher.running):
             self._update(self._updates.popleft())
             name = "load_weights"
         elif not batcher.paused and (batcher.running or (batcher.waiting and not self._updates)):
-            prompt_tokens, decoding = batcher.prompt_tokens, len(batcher.running)
+            before, decoding = _totals(batcher), len(batcher.running)
             ended = batcher.step(admit=not self._updates)
             self._finish(ended)
-            if batcher.prompt_tokens == prompt_tokens:
+            self._tell_streams()
+            counts = {what: total - before[what] for what, total in _totals(batcher).items()}
+            counts["steps"] = 1
+            if not counts["prompt_tokens"]:
                 name = "decode"
             else:
                 name = "prefill_and_decode" if decoding else "prefill"
@@ -155,14 +190,19 @@ class Scheduler:
                 while not self._tasks:
                     self._wake.wait()
             name = "paused" if batcher.paused else "idle"
-        self.activity.add(name, start_s, time.time())
+        self.activity.add(name, start_s, time.time(), counts)
 
     def _put(self, task: Callable[[], None]) -> None:
         with self._wake:
             self._tasks.append(task)
             self._wake.notify()
 
-    def _admit(self, requests: Sequence[GenerateRequest], future: Future[list[Sample]]) -> None:
+    def _admit(
+        self,
+        requests: Sequence[GenerateRequest],
+        future: Future[list[Sample]],
+        stream: Stream | None,
+    ) -> None:
         seen = set(self._batch_of)
         for request in requests:
             self._batcher.check(request)
@@ -170,7 +210,10 @@ class Scheduler:
                 raise Refused(f"request id {request.request_id!r} is already in use")
             seen.add(request.request_id)
         samples = [self._batcher.add(request) for request in requests]
-        batch = _Batch(samples, len(samples), future)
+        batch = _Batch(samples, len(samples), future, stream)
+        if stream is not None:
+            self._streams.append(stream)
+            future.set_result(samples)
         for request in requests:
             self._batch_of[request.request_id] = batch
 
@@ -178,20 +221,40 @@ class Scheduler:
         for sample in ended:
             batch = self._batch_of.pop(sample.request.request_id)
             batch.unfinished -= 1
-            if batch.unfinished == 0:
+            if batch.stream is not None:
+                batch.stream.progress()
+                if batch.unfinished == 0:
+                    self._streams.remove(batch.stream)
+            elif batch.unfinished == 0:
                 batch.future.set_result(batch.samples)
+
+    def _tell_streams(self) -> None:
+        for stream in self._streams:
+            stream.steps += 1
+            if stream.steps == 1 or stream.steps % stream.interval == 0:
+                stream.progress()
 
     def _update(self, update: _Update) -> None:
         try:
             if update.flush:
                 self._batcher.flush()  # refused before anything is read
-            tensors = read_weights(update.folder)
+            tensors = update.read()
             version = update.version or self._batcher.version
             self._batcher.replace_weights(tensors, version, flush=update.flush)
         except (Refused, CorruptWeights) as error:
             update.future.set_exception(error)
         else:
             update.future.set_result(f"weights of version {version} are in force")
+
+
+def _totals(batcher: Batcher) -> dict[str, float]:
+    """What was done since the start, by the names of `areal_lab.engines.embedded.activity`."""
+    return {
+        "sequences": batcher.generated_tokens,
+        "context_tokens": batcher.context_tokens,
+        "prompt_tokens": batcher.prompt_tokens,
+        "prompt_pairs": batcher.prompt_pairs,
+    }
 
 
 def _new_future() -> Future[Any]:

@@ -10,7 +10,8 @@ from areal_lab.engines.embedded.batcher import Refused, Sample
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_INTEGERS = ("max_new_tokens", "top_k", "sampling_seed")
+DEFAULT_STREAM_INTERVAL = 1
+_INTEGERS = ("max_new_tokens", "top_k", "sampling_seed", "stream_interval")
 _NUMBERS = ("temperature", "top_p")
 
 
@@ -37,6 +38,24 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
         for rid, prompt, values in zip(ids, prompts, params, strict=True)
     ]
     return requests, batch
+
+
+def parse_stream(body: Mapping[str, Any]) -> int | None:
+    """Tokens between two messages of a streamed answer; `None` if it is to come whole.
+
+    Raises:
+        Refused: if it is no positive number.
+    """
+    if not body.get("stream"):
+        return None
+    params = body.get("sampling_params")
+    each = params if isinstance(params, list) else [params]
+    interval: int = min(
+        (one or {}).get("stream_interval") or DEFAULT_STREAM_INTERVAL for one in each
+    )
+    if interval < 1:
+        raise Refused(f"stream_interval is {interval}, but must be >= 1")
+    return interval
 
 
 def parse_sampling(values: object) -> SamplingParams:
@@ -85,40 +104,49 @@ def parse_pause_mode(body: Mapping[str, Any]) -> PauseMode:
         raise Refused(f"pause mode {mode!r} is not known: abort, retract or in_place") from error
 
 
-def reply(sample: Sample, version: str, latency_s: float) -> dict[str, Any]:
-    """What /generate answers for one request that ended.
+def reply(
+    sample: Sample, version: str, latency_s: float, *, start: int = 0, index: int | None = None
+) -> dict[str, Any]:
+    """What /generate answers for one request, ended or not; it may grow meanwhile.
 
     Args:
         version: reported as the last one if the request has no token.
-        latency_s: from the arrival of the request to its end.
+        latency_s: from the arrival of the request until now.
+        start: the first token of the answer, which in a stream is a part.
+        index: which request of a streamed batch this is.
     """
-    request = sample.request
-    return {
-        "output_ids": sample.tokens,
+    # In this order: the thread that draws appends to tokens, log-probs, spans, and ends last.
+    reason = _finish_reason(sample)
+    spans: list[dict[str, Any]] = [
+        {"version": span.version, "start": span.start, "end": span.end} for span in [*sample.spans]
+    ]
+    count = spans[-1]["end"] if spans else 0
+    tokens, logprobs = sample.tokens[start:count], sample.logprobs[start:count]
+    answer: dict[str, Any] = {
+        "output_ids": tokens,
         "meta_info": {
-            "id": request.request_id,
-            "finish_reason": _finish_reason(sample),
-            "prompt_tokens": len(request.prompt_tokens),
-            "completion_tokens": len(sample.tokens),
+            "id": sample.request.request_id,
+            "finish_reason": reason,
+            "prompt_tokens": len(sample.request.prompt_tokens),
+            "completion_tokens": count,
             "cached_tokens": sample.cached_tokens or 0,
-            "weight_version": sample.spans[-1].version if sample.spans else version,
-            "weight_versions": [
-                {"version": span.version, "start": span.start, "end": span.end}
-                for span in sample.spans
-            ],
+            "weight_version": spans[-1]["version"] if spans else version,
+            "weight_versions": spans,
             "output_token_logprobs": [
-                [logprob, token, None]
-                for logprob, token in zip(sample.logprobs, sample.tokens, strict=True)
+                [logprob, token, None] for logprob, token in zip(logprobs, tokens, strict=True)
             ],
-            "output_token_logprobs_length": len(sample.tokens),
+            "output_token_logprobs_length": len(tokens),
             "num_retractions": sample.retractions,
             "e2e_latency": latency_s,
         },
     }
+    return answer if index is None else {"index": index, **answer}
 
 
-def _finish_reason(sample: Sample) -> dict[str, Any]:
+def _finish_reason(sample: Sample) -> dict[str, Any] | None:
     match sample.finish_reason:
+        case None:
+            return None
         case "stop":
             return {"type": "stop", "matched": sample.last_token}
         case "length":

@@ -78,22 +78,6 @@ def behavior_weights(proximal, behavior, mask, sequences=None):
     return behavior_weight(proximal, behavior, mask, sequences)[:2]
 
 
-def statistic_of(function):
-    def statistic(proximal, behavior, mask, sequences=None):
-        start = behavior_weight(proximal, behavior, mask, sequences)
-        return function(start.log_ratio, mask, start.sequences)
-
-    return statistic
-
-
-def statistics_in_both(function):
-    def layouts(batch: Ragged):
-        padded = [batch.draw(0), batch.draw(1), batch.mask]
-        return function(*padded), function(*map(batch.pack, padded), batch.sequences)
-
-    return layouts
-
-
 def second_moment(proximal, behavior, mask, _=None):
     inside = [torch.where(mask, x, 0.0) for x in (proximal, behavior)]
     return second_moment_mask(inside[0] - inside[1], mask, threshold=0.05)
@@ -175,12 +159,6 @@ CORRECTIONS = {
     "self_normalize (global sums)": self_normalize(weight_sum=torch.tensor(11.0), token_count=10),
 }
 
-STATISTICS = {
-    "sum_of_sequence": sum_of_sequence,
-    "mean_of_sequence": mean_of_sequence,
-    "max_of_sequence": max_of_sequence,
-}
-
 MASKS = {
     "second_moment_mask": (second_moment, only_logs, 2),
     "divergence_mask (k2)": (near, only_logs, 2),
@@ -228,16 +206,6 @@ CASES = [
         sample=tokens,
         differentiable=(0,),
         layouts=over_prompts_in_both,
-    ),
-    *(
-        Case(
-            name=name,
-            function=statistic_of(function),
-            sample=only_logs,
-            layouts=statistics_in_both(statistic_of(function)),
-            reasons=NO_GRADIENT,
-        )
-        for name, function in STATISTICS.items()
     ),
     *(
         Case(

@@ -1,0 +1,261 @@
+"""Who runs on what, as users write it: `sglang:d2t1`, `sglang:d4+fsdp:d2`.
+
+    text --parse_allocation--> Allocation --engine_plan--> servers to start
+                                   |
+                                   +--str--> the same text in its plainest form
+
+The grammar is AReaL's `allocation_mode`:
+
+    allocation  part | part + part | part + eval          (+ separate, | the same devices)
+    part        [backend (: or .)] sizes | [backend (: or .)] ( attn:sizes | ffn:sizes )
+    sizes       d4 data, t2 tensor, p2 pipeline, c2 context, e2 expert; in any order, each once
+
+A part without a name trains: with fsdp, or with megatron if it has pipeline or expert sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Final
+
+from areal_lab.config import TrainConfig
+from areal_lab.engines.backends import BACKENDS
+from areal_lab.load import nearest
+
+ENGINES: Final = tuple(BACKENDS)
+"""Backends that generate."""
+TRAINERS: Final = ("fsdp", "megatron", "archon")
+"""Backends that train, as AReaL knows them."""
+_EXAMPLE: Final = "as in sglang:d2+fsdp:d1"
+_NAMES: Final[Mapping[str, str]] = {
+    "d": "data",
+    "t": "tensor",
+    "p": "pipeline",
+    "c": "context",
+    "e": "expert",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Into how many parts each thing is divided; 1 is not at all."""
+
+    data: int = 1
+    """Copies of the model; of an engine, servers."""
+    tensor: int = 1
+    """Devices that share every layer."""
+    pipeline: int = 1
+    """Groups of devices with some of the layers each."""
+    context: int = 1
+    """Devices that share a sequence."""
+    expert: int = 1
+    """Devices that share the experts; they are among the others, not beside them."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}, but must be >= 1")
+
+    @property
+    def devices(self) -> int:
+        """Devices of all copies."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    def __str__(self) -> str:
+        """`d4t2`: data always, the others where they divide."""
+        sizes = {letter: getattr(self, name) for letter, name in _NAMES.items()}
+        return "".join(f"{k}{n}" for k, n in sizes.items() if k == "d" or n > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One backend and its sizes."""
+
+    backend: str
+    sizes: Sizes
+    expert_layers: Sizes | None = None
+    """Sizes of the layers with experts, if they are divided in another way."""
+
+    def __str__(self) -> str:
+        """`fsdp:d2`."""
+        if self.expert_layers is None:
+            return f"{self.backend}:{self.sizes}"
+        return f"{self.backend}:(attn:{self.sizes}|ffn:{self.expert_layers})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What an `allocation_mode` says."""
+
+    engines: Part | None = None
+    trainer: Part | None = None
+    evaluation_only: bool = False
+    """`+eval`: nothing is trained."""
+    shared: bool = False
+    """`|`: engines and trainer take turns on the same devices."""
+
+    def __post_init__(self) -> None:
+        if self.engines is None and self.trainer is None:
+            raise ValueError("an allocation needs engines or a trainer")
+        if self.evaluation_only and (self.engines is None or self.trainer is not None):
+            raise ValueError("an allocation for evaluation has engines and no trainer")
+        if self.shared and (self.engines is None or self.trainer is None):
+            raise ValueError("devices are shared by engines and a trainer")
+
+    def __str__(self) -> str:
+        """The plainest text that means this."""
+        parts = [str(part) for part in (self.engines, self.trainer) if part is not None]
+        if self.evaluation_only:
+            parts.append("eval")
+        return ("|" if self.shared else "+").join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """The servers that a run starts."""
+
+    backend: str
+    servers: int
+    tensor_parallel: int = 1
+    """Devices of each server."""
+
+
+def parse_allocation(text: str) -> Allocation:
+    """Read an `allocation_mode`.
+
+    Raises:
+        ValueError: in one line: what was found, what may be there.
+    """
+    compact = "".join(text.split())
+    pieces, shared = _split(compact, text)
+    if len(pieces) > 2:
+        raise _wrong(text, "has more than two parts: engines, trainer")
+    evaluation_only = len(pieces) == 2 and pieces[1] == "eval"
+    parts = [_part(piece, text) for piece in (pieces[:1] if evaluation_only else pieces)]
+    if len(parts) == 2 and (parts[0].backend not in ENGINES or parts[1].backend not in TRAINERS):
+        raise _wrong(text, "must name an engine first and a trainer second")
+    engines = next((part for part in parts if part.backend in ENGINES), None)
+    trainer = next((part for part in parts if part.backend in TRAINERS), None)
+    if evaluation_only and engines is None:
+        raise _wrong(text, "must name an engine before +eval")
+    return Allocation(
+        engines=engines, trainer=trainer, evaluation_only=evaluation_only, shared=shared
+    )
+
+
+def parse_backend(text: str) -> tuple[str, Sizes | None]:
+    """Read a `rollout.backend`: a name, alone or with sizes.
+
+    Raises:
+        ValueError: in one line, with the nearest name.
+    """
+    name = re.split("[:.]", text, maxsplit=1)[0]
+    if name not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise ValueError(f"{text!r} names no engine; there are {known}{nearest(name, ENGINES)}")
+    if name == text:
+        return name, None
+    return name, _part(text, text).sizes
+
+
+def engine_plan(config: TrainConfig) -> EnginePlan:
+    """The servers that a configuration asks for; one text, not two, may say so.
+
+    Raises:
+        ValueError: in one line, if settings contradict each other or cannot be read.
+    """
+    rollout = config.rollout
+    try:
+        backend, sizes = parse_backend(rollout.backend)
+    except ValueError as error:
+        raise ValueError(f"rollout.backend: {error}") from error
+    source = f"rollout.backend={rollout.backend}"
+    if config.allocation_mode:
+        try:
+            engines = parse_allocation(config.allocation_mode).engines
+        except ValueError as error:
+            raise ValueError(f"allocation_mode: {error}") from error
+        if engines is not None:
+            if rollout.backend not in (_DEFAULT_BACKEND, engines.backend, str(engines)):
+                raise ValueError(
+                    f"allocation_mode={config.allocation_mode} and rollout.backend="
+                    f"{rollout.backend} name two engines; leave one out"
+                )
+            backend, sizes = engines.backend, engines.sizes
+            source = f"allocation_mode={config.allocation_mode}"
+    if sizes is None:
+        return EnginePlan(backend=backend, servers=rollout.engines)
+    if rollout.engines not in (1, sizes.data):
+        raise ValueError(
+            f"{source} asks for {sizes.data} servers, but rollout.engines is {rollout.engines}; "
+            "leave rollout.engines out"
+        )
+    return EnginePlan(backend=backend, servers=sizes.data, tensor_parallel=sizes.tensor)
+
+
+_DEFAULT_BACKEND: Final = TrainConfig().rollout.backend
+
+
+def _split(compact: str, text: str) -> tuple[list[str], bool]:
+    """The parts, and whether they share devices; what is in parentheses is one part."""
+    bare = re.sub(r"\([^()]*\)", lambda found: "x" * len(found.group()), compact)
+    if "(" in bare or ")" in bare:
+        raise _wrong(text, "has a parenthesis without its partner")
+    marks = [i for i, letter in enumerate(bare) if letter in "+|"]
+    # AReaL also takes `attn:d4|ffn:d2` without parentheses.
+    if "+" not in bare and re.fullmatch(r"attn:[^|]*\|ffn:[^|]*", compact):
+        return [f"({compact})"], False
+    edges = [-1, *marks, len(compact)]
+    pieces = [compact[a + 1 : b] for a, b in pairwise(edges)]
+    shared = any(compact[i] == "|" for i in marks)
+    if shared and len(marks) > 1:
+        raise _wrong(text, "has more than two parts: engines, trainer")
+    return pieces, shared
+
+
+def _part(piece: str, text: str) -> Part:
+    found = re.fullmatch(r"(?:([a-z_]+)[:.])?(\(.*\)|[a-z0-9]*)", piece, re.IGNORECASE)
+    if found is None:
+        raise _wrong(text, f"has a part {piece!r} that is not backend:sizes")
+    name, body = found.groups()
+    if name is not None and name not in (*ENGINES, *TRAINERS):
+        known = (*ENGINES, *TRAINERS)
+        raise _wrong(
+            text, f"names {name!r}; there are {', '.join(known)}{nearest(name, known)}", end=""
+        )
+    if body.startswith("("):
+        layers = re.fullmatch(r"\(attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)", body)
+        if layers is None:
+            raise _wrong(text, f"has {body!r}, which is not (attn:sizes|ffn:sizes)")
+        if name not in (None, "megatron"):
+            raise _wrong(text, f"divides layers with experts by {name}; only megatron does")
+        sizes, experts = (_sizes(one, text) for one in layers.groups())
+        return Part("megatron", sizes, experts)
+    sizes = _sizes(body, text)
+    if name is None:
+        name = "megatron" if sizes.pipeline > 1 or sizes.expert > 1 else "fsdp"
+    return Part(name, sizes)
+
+
+def _sizes(body: str, text: str) -> Sizes:
+    """`d4t2` as sizes."""
+    if not re.fullmatch(r"(?:[a-z]\d+)+", body):
+        raise _wrong(text, f"has sizes {body!r}, which are not a letter and a number each")
+    sizes: dict[str, int] = {}
+    for letter, digits in re.findall(r"([a-z])(\d+)", body):
+        if letter not in _NAMES:
+            known = ", ".join(f"{k} ({name})" for k, name in _NAMES.items())
+            raise _wrong(text, f"has {letter}{digits}; sizes are {known}")
+        if _NAMES[letter] in sizes:
+            raise _wrong(text, f"has {letter} twice in {body!r}")
+        if int(digits) < 1:
+            raise _wrong(text, f"has {letter}{digits}, but sizes are >= 1")
+        sizes[_NAMES[letter]] = int(digits)
+    return Sizes(**sizes)
+
+
+def _wrong(text: str, what: str, end: str = f", {_EXAMPLE}") -> ValueError:
+    return ValueError(f"{text!r} {what}{end}")

@@ -1,0 +1,63 @@
+"""What went wrong in a run and what it cost, counted from its log.
+
+The pipeline writes its counts as metrics of the process `pipeline`, the newest of each name counts;
+losses and returns of engines are events as well, which every log has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from areal_lab.control.eventlog import PIPELINE, Log, MetricRecord
+from areal_lab.control.events import EngineId, EngineJoined, EngineLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts of one run."""
+
+    engine_losses: int = 0
+    """Servers that died, hung, or turned out to hold other weights than they were given."""
+    engine_restarts: int = 0
+    """Servers that came back."""
+    resubmitted_samples: int = 0
+    """Samples that went on elsewhere, or began anew, when their server was lost."""
+    recomputed_tokens: int = 0
+    """Tokens, prompts included, whose keys and values were computed again: at an interruption, and
+    when a sample went on elsewhere."""
+    version_mismatches: int = 0
+    """Servers that reported another version or checksum than that of the weights they were sent."""
+
+
+COUNTED = tuple(field.name for field in fields(Incidents))
+"""Names of the counts, and of the metrics that carry them."""
+_METRICS = frozenset((PIPELINE, name) for name in COUNTED)
+
+
+def incidents(log: Log) -> Incidents:
+    """The counts of a log, also of one that was cut."""
+    counts = dict.fromkeys(COUNTED, 0)
+    for record in log.records:
+        if isinstance(record, MetricRecord) and (record.process, record.name) in _METRICS:
+            counts[record.name] = int(record.value)
+    losses, returns = _told(log)
+    # Metrics also count what happened while nobody was told, before and after training.
+    counts["engine_losses"] = max(counts["engine_losses"], losses)
+    counts["engine_restarts"] = max(counts["engine_restarts"], returns)
+    return Incidents(**counts)
+
+
+def _told(log: Log) -> tuple[int, int]:
+    losses = returns = 0
+    lost: set[EngineId] = set()
+    for record in log.events:
+        match record.event:
+            case EngineLost(engine=engine):
+                losses += engine not in lost  # told again when it is given up
+                lost.add(engine)
+            case EngineJoined(engine=engine):
+                returns += engine in lost
+                lost.discard(engine)
+            case _:
+                pass
+    return losses, returns

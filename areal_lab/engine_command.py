@@ -1,0 +1,230 @@
+"""`areal-lab engine install|list|serve`: the inference servers, by hand.
+
+What a command needs is imported when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from areal_lab.engines.backends import Build
+    from areal_lab.engines.launch import EngineProcess
+
+FAILED: Final = 1
+WRONG: Final = 2
+INTERRUPTED: Final = 130
+_TELL_S: Final = 10.0
+"""How often a wait for a server says that it goes on."""
+
+app = typer.Typer(
+    help="Install, list and serve inference engines: sglang, vllm, embedded.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def install(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
+    *,
+    build: Annotated[
+        str | None, typer.Option(help="cpu or gpu; gpu where one is visible, if not given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make it anew in any case.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+) -> None:
+    """Make the engine's own virtual environment; does nothing if that is there."""
+    from rich.console import Console
+
+    from areal_lab.engines import install as installer
+    from areal_lab.engines.environments import environment
+    from areal_lab.engines.install_progress import Progress
+
+    if build not in (None, "cpu", "gpu"):
+        raise _stop(f"--build is {build!r}, but must be cpu or gpu", WRONG)
+    try:
+        recipe = installer.choose(engine, _as_build(build))
+    except ValueError as error:
+        raise _stop(str(error), WRONG) from error
+    found = environment(engine)
+    if not force and not installer.needed(recipe, found):
+        typer.echo(
+            f"{engine} {found.version} ({found.build.upper()} build) is installed in "
+            f"{found.folder}; nothing to do"
+        )
+        return
+    typer.echo("\n".join(installer.describe(recipe, found)))
+    began_s = time.monotonic()
+    progress = Progress(Console(stderr=True))
+    try:
+        installer.check(recipe, force=force)
+        if dry_run:
+            typer.echo("nothing was done (--dry-run)")
+            return
+        installer.make(recipe, progress)
+    except installer.InstallError as error:
+        progress.end()
+        raise _stop(str(error), FAILED) from error
+    except KeyboardInterrupt:
+        progress.end()
+        again = f"areal-lab engine install {engine}"
+        typer.secho(f"stopped; what is there is half made, to go on: {again}", err=True, fg="red")
+        raise typer.Exit(INTERRUPTED) from None
+    progress.end()
+    made = environment(engine)
+    fetched = progress.downloaded_bytes / (1 << 30)
+    typer.echo(
+        f"{engine} {made.version} is ready after {time.monotonic() - began_s:.0f} s "
+        f"({fetched:.2f} GiB fetched): areal-lab engine serve {engine}, or rollout.backend={engine}"
+    )
+
+
+@app.command("list")
+def list_engines() -> None:
+    """Say which engines there are, which are installed, and where."""
+    from areal_lab.engines.backends import BACKENDS
+    from areal_lab.engines.environments import environment
+
+    rows = [("engine", "state", "version", "build", "folder")]
+    for name in BACKENDS:
+        found = environment(name)
+        build = found.build.upper() if found.version else ""
+        rows.append((name, found.condition, found.version, build, str(found.folder)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+@app.command()
+def serve(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
+    *,
+    model_path: Annotated[
+        str, typer.Option(help="A Hugging Face folder, or the name of a packaged model.")
+    ] = "SmolLM2-135M-Instruct",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 30000,
+    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the server.")] = 1,
+    max_running_requests: Annotated[int, typer.Option(min=1, help="Decoded together.")] = 64,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="At most the model's, which is the default.")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of this server.")] = 1,
+    weight_version: Annotated[int, typer.Option(min=0, help="What it says it serves.")] = 0,
+    ready_timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait.")] = 600.0,
+    log: Annotated[Path | None, typer.Option(help="Where its output goes.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGUMENTS", help="More arguments for the server itself."),
+    ] = None,
+) -> None:
+    """Serve a model until Ctrl-C; prints the address that a run attaches to."""
+    from areal_lab.engines.backends import backend_of
+    from areal_lab.engines.environments import engine_version, python_of
+    from areal_lab.engines.launch import PortTaken, Start, server_options, start_server
+    from areal_lab.processes import ChildDied
+    from areal_lab.training.model_path import resolve_model_path
+
+    try:
+        backend = backend_of(engine)
+        model = resolve_model_path(model_path)
+        options = server_options(
+            backend,
+            model=model,
+            version=str(weight_version),
+            host=host,
+            port=port,
+            threads=threads,
+            dtype=dtype,
+            max_running_requests=max_running_requests,
+            context_length=context_length,
+            tensor_parallel=tensor_parallel,
+            tokenizer=any(model.glob("tokenizer*")),
+            extra=tuple(arguments or ()),
+        )
+    except ValueError as error:
+        raise _stop(str(error), WRONG) from error
+    log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
+    typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
+    start = Start(
+        backend=backend,
+        python=python_of(engine),
+        version=engine_version(engine),
+        index=0,
+        log_path=log,
+        ready_timeout_s=ready_timeout_s,
+        request_timeout_s=None,
+    )
+    try:
+        asyncio.run(_until_asked(lambda: start_server(start, options), model_path))
+    except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
+        raise _stop(str(error), FAILED) from error
+
+
+async def _until_asked(
+    launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str
+) -> None:
+    """Start, say where, wait for Ctrl-C or the server's end."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    stopping = asyncio.create_task(asked.wait())
+    starting = asyncio.create_task(launch())
+    began_s = time.monotonic()
+    while not starting.done() and not stopping.done():
+        await asyncio.wait(
+            {starting, stopping}, timeout=_TELL_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not starting.done():
+            typer.echo(f"[{time.monotonic() - began_s:5.0f} s] loading", err=True)
+    if not starting.done():
+        starting.cancel()  # ends what was started
+        await asyncio.wait({starting})
+        return
+    server = starting.result()
+    try:
+        _announce(server, model)
+        dying = asyncio.create_task(server.child.died())
+        await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if dying.done():
+            raise dying.result()
+        dying.cancel()
+    finally:
+        await server.stop()
+    typer.echo("stopped", err=True)
+
+
+def _announce(server: EngineProcess, model: str) -> None:
+    typer.echo(f"{server.backend} {server.version} serves {model} on {server.base_url}")
+    typer.echo(
+        f"""attach a run: areal-lab train CONFIG 'rollout.addresses=["{server.base_url}"]'"""
+    )
+    typer.echo("Ctrl-C stops it")
+    sys.stdout.flush()
+
+
+def _as_build(text: str | None) -> Build | None:
+    match text:
+        case "cpu" | "gpu":
+            return text
+    return None
+
+
+def _stop(message: str, code: int) -> typer.Exit:
+    typer.secho(f"error: {message}", err=True, fg="red")
+    return typer.Exit(code)

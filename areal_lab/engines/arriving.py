@@ -1,0 +1,109 @@
+"""One sample on its way from a server: its tokens so far, whatever the messages look like.
+
+    messages of increments     [0,4) [4,8) [8,9)
+    cumulative messages        [0,4) [0,8) [0,9)      --> tokens, log-probs, version spans
+    one message at the end     [0,9)
+
+Versions are the server's. The last message has the span of each; a message before may tell one
+version for all it brings (or none: then it is the one that the engine last reported). If that is
+another than before, it holds for the last token. The others may have been drawn before the change,
+so they keep the version before, and are never counted fresher than they are.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from areal_lab.control.events import Version
+from areal_lab.data.trajectory import FinishReason, Segment
+from areal_lab.engines.dialect import Chunk, Span
+from areal_lab.engines.errors import EngineError
+from areal_lab.engines.protocol import Generated
+
+
+class Arriving:
+    """What has arrived of one sample."""
+
+    def __init__(self, request_id: str, sent_as: str = "") -> None:
+        self.request_id = request_id
+        self.sent_as = sent_as
+        """The id that the server knows."""
+        self.finish_reason: FinishReason | None = None
+        self.lost_caches = 0
+        """Interruptions that took its cache and that the server does not count."""
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[Span] = []
+        self._retractions = 0
+        self._cached_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, chunk: Chunk, held: Version) -> None:
+        """Take in a message.
+
+        Args:
+            held: version that the engine last reported.
+
+        Raises:
+            EngineError: if the message contradicts itself or those before.
+        """
+        count = len(chunk.tokens)
+        if len(chunk.logprobs) != count:
+            raise self._error(f"has {count} tokens, but log-probs of {len(chunk.logprobs)}")
+        start = len(self) if chunk.total is None else chunk.total - count
+        if not 0 <= start <= len(self):
+            raise self._error(f"goes on at token {start}, but {len(self)} have arrived")
+        known = len(self) - start
+        if list(chunk.tokens[:known]) != self._tokens[start : start + count]:
+            raise self._error("changed its tokens afterwards")
+        self._tokens += chunk.tokens[known:]
+        self._logprobs += chunk.logprobs[known:]
+        if chunk.spans is not None:
+            self._spans = list(chunk.spans)
+            self._check_spans()
+        else:
+            self._stamp(held if chunk.version is None else chunk.version)
+        self.finish_reason = chunk.finish_reason
+        self._retractions = chunk.retractions
+        self._cached_tokens = chunk.cached_tokens or self._cached_tokens
+
+    def generated(self) -> Generated:
+        """What has arrived; a sample that is cut off ends with `abort`."""
+        return Generated(
+            request_id=self.request_id,
+            segments=tuple(
+                Segment(
+                    tokens=tuple(self._tokens[span.start : span.end]),
+                    logprobs=tuple(self._logprobs[span.start : span.end]),
+                    version=span.version,
+                )
+                for span in self._spans
+            ),
+            finish_reason=self.finish_reason or "abort",
+            retractions=self._retractions + self.lost_caches,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _stamp(self, version: Version) -> None:
+        end = len(self)
+        if not self._spans:
+            self._spans = [Span(version, 0, end)] if end else []
+            return
+        last = self._spans[-1]
+        if last.end == end:
+            return
+        if last.version == version:
+            self._spans[-1] = last._replace(end=end)
+        else:
+            self._spans[-1] = last._replace(end=end - 1)
+            self._spans.append(Span(version, end - 1, end))
+
+    def _check_spans(self) -> None:
+        edges = [0, *(edge for span in self._spans for edge in span[1:]), len(self)]
+        if any(end != start for end, start in list(pairwise(edges))[::2]):
+            raise self._error(f"has {len(self)} tokens, but its version spans are {self._spans}")
+
+    def _error(self, what: str) -> EngineError:
+        return EngineError(f"request {self.request_id} {what}")

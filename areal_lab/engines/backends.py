@@ -1,0 +1,247 @@
+"""The inference servers that can be started: what each is, how it is called, what it can do.
+
+    ServerOptions --arguments(), environment()--> the command line of one server
+
+Facts only: nothing here looks for an installation (`install`) or starts a process (`launch`). All
+three speak one of two dialects, and one client speaks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from areal_lab.engines.protocol import PauseMode
+
+Api = Literal["sglang", "vllm"]
+"""The dialect of HTTP that a server speaks."""
+Build = Literal["cpu", "gpu"]
+_GIB: Final = 1 << 30
+SHIM: Final = Path(__file__).parent / "sglang_shim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What one server is started with; the same for every backend."""
+
+    model: Path
+    version: str = "0"
+    """What the server reports as its weight version."""
+    host: str = "127.0.0.1"
+    port: int
+    threads: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_running_requests: int = 64
+    context_length: int | None = None
+    """At most the model's, which None takes."""
+    cache_tokens: int = 32768
+    """Tokens whose keys and values a CPU server keeps; on a GPU it takes what is free."""
+    cache_bytes: int = _GIB
+    """What these tokens take."""
+    tensor_parallel: int = 1
+    build: Build = "cpu"
+    tokenizer: bool = False
+    """Whether texts are served beside tokens; the folders of a run's weights have no tokenizer."""
+    extra: tuple[str, ...] = ()
+    """More arguments, after all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One kind of inference server."""
+
+    name: str
+    api: Api
+    module: str
+    """Started as `python -m module`."""
+    distribution: dict[Build, str]
+    """The package whose version is the engine's, by build; empty for our own."""
+    gpu_package: str = ""
+    """A package that only the GPU build has."""
+    ready_path: str
+    """GET this: 200 says that the server generates."""
+    version_path: str = ""
+    """POST `{"new_version": ...}` here once it is ready, if the command line cannot say it."""
+    pause_modes: tuple[PauseMode, ...]
+    transfers: tuple[str, ...]
+    """How weights get into it."""
+    transfers_why: str = ""
+    """Why not in the other ways."""
+    own_seeds: bool
+    """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
+    tensor_parallel: bool
+    """Whether one server can be spread over several GPUs."""
+    arguments: Callable[[ServerOptions], list[str]]
+    environment: Callable[[ServerOptions], dict[str, str]]
+
+    @property
+    def own_environment(self) -> bool:
+        """Whether it lives in a virtual environment of its own."""
+        return bool(self.distribution)
+
+
+def _embedded_arguments(options: ServerOptions) -> list[str]:
+    return [
+        *("--model-path", str(options.model)),
+        *("--weight-version", options.version),
+        *("--host", options.host),
+        *("--port", str(options.port)),
+        *("--threads", str(options.threads)),
+        *("--dtype", options.dtype),
+        *("--max-running-requests", str(options.max_running_requests)),
+        *_length("--context-length", options),
+        *options.extra,
+    ]
+
+
+def _sglang_arguments(options: ServerOptions) -> list[str]:
+    arguments = [
+        *("--model-path", str(options.model)),
+        *("--weight-version", options.version),
+        *("--host", options.host),
+        *("--port", str(options.port)),
+        *("--dtype", options.dtype),
+        *("--max-running-requests", str(options.max_running_requests)),
+        *_length("--context-length", options),
+        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        # An idle scheduler asks for work without a pause otherwise: three quarters of a core, which
+        # the trainer could use.
+        "--sleep-on-idle",
+        # Messages of a stream bring what is new; else each brings all there is.
+        "--incremental-streaming-output",
+    ]
+    if options.build == "gpu":
+        # Triton and torch for all three, so that what is measured does not depend on which
+        # vendor kernels fit the GPU.
+        arguments += ["--attention-backend", "triton", "--sampling-backend", "pytorch"]
+        arguments += ["--grammar-backend", "none", "--tp-size", str(options.tensor_parallel)]
+    else:
+        # The default attention on x86 needs AMX instructions.
+        arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
+        # The overlapped schedule hides the CPU's work behind a GPU's; here both are one.
+        arguments += ["--disable-overlap-schedule"]
+        arguments += ["--max-total-tokens", str(options.cache_tokens)]
+    return [*arguments, *options.extra]
+
+
+def _vllm_arguments(options: ServerOptions) -> list[str]:
+    return [
+        *("--model", str(options.model)),
+        *("--host", options.host),
+        *("--port", str(options.port)),
+        *("--dtype", options.dtype),
+        *("--max-num-seqs", str(options.max_running_requests)),
+        *_length("--max-model-len", options),
+        *("--tensor-parallel-size", str(options.tensor_parallel)),
+        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        # Without it the endpoint that takes and returns tokens refuses.
+        "--enable-scale-out",
+        # Log-probs of what was drawn from, after the temperature; its default is before it.
+        *("--logprobs-mode", "processed_logprobs"),
+        # Compiling takes longer than a short run; on a GPU it is worth it.
+        *(("--enforce-eager",) if options.build == "cpu" else ()),
+        *options.extra,
+    ]
+
+
+def _length(flag: str, options: ServerOptions) -> tuple[str, ...]:
+    return () if options.context_length is None else (flag, str(options.context_length))
+
+
+def _embedded_environment(options: ServerOptions) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+
+
+def _sglang_environment(options: ServerOptions) -> dict[str, str]:
+    common = {
+        "OMP_NUM_THREADS": str(options.threads),
+        "HF_HUB_OFFLINE": "1",
+        # /health generates a token unless told not to, and then hangs while the engine is paused.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    }
+    if options.build == "gpu":
+        return common
+    return {**common, "SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM)}
+
+
+def _vllm_environment(options: ServerOptions) -> dict[str, str]:
+    common = {
+        "OMP_NUM_THREADS": str(options.threads),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and weight updates exist only then
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if options.build == "gpu":
+        return common
+    cache_gib = max(1, -(-options.cache_bytes // _GIB))
+    return {
+        **common,
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
+        # Left to itself it binds its threads to cores, the same ones for every server.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+
+
+EMBEDDED: Final = Backend(
+    name="embedded",
+    api="sglang",
+    module="areal_lab.engines.embedded.server",
+    distribution={},
+    ready_path="/ready",
+    pause_modes=tuple(PauseMode),
+    transfers=("folder", "http_tensor", "distributed"),
+    own_seeds=True,
+    tensor_parallel=False,
+    arguments=_embedded_arguments,
+    environment=_embedded_environment,
+)
+SGLANG: Final = Backend(
+    name="sglang",
+    api="sglang",
+    module="sglang.launch_server",
+    distribution={"cpu": "sglang", "gpu": "sglang"},
+    gpu_package="sglang-kernel",
+    ready_path="/ready",
+    pause_modes=tuple(PauseMode),
+    transfers=("folder", "http_tensor", "distributed"),
+    own_seeds=False,
+    tensor_parallel=True,
+    arguments=_sglang_arguments,
+    environment=_sglang_environment,
+)
+VLLM: Final = Backend(
+    name="vllm",
+    api="vllm",
+    # Not `vllm serve`: it looks for a package named `vllm`, and the CPU build has another name.
+    module="vllm.entrypoints.openai.api_server",
+    distribution={"cpu": "vllm-cpu", "gpu": "vllm"},
+    gpu_package="vllm",
+    ready_path="/health",
+    version_path="/update_weight_version",
+    pause_modes=tuple(PauseMode),
+    transfers=("folder",),
+    transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
+    own_seeds=True,
+    tensor_parallel=True,
+    arguments=_vllm_arguments,
+    environment=_vllm_environment,
+)
+BACKENDS: Final = {backend.name: backend for backend in (EMBEDDED, SGLANG, VLLM)}
+INSTALLABLE: Final = tuple(name for name, backend in BACKENDS.items() if backend.own_environment)
+"""Those that `areal-lab engine install` knows."""
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of this name.
+
+    Raises:
+        ValueError: with the names there are, and the nearest of them.
+    """
+    if name not in BACKENDS:
+        from areal_lab.load import nearest
+
+        hint = nearest(name, list(BACKENDS))
+        raise ValueError(f"engine {name!r} is unknown; there are {', '.join(BACKENDS)}{hint}")
+    return BACKENDS[name]

@@ -1,0 +1,151 @@
+"""What one kind of server is asked, and how its answers are read: data and pure functions.
+
+    Dialect.generate(requests) --> Call ... messages --> Dialect.read --> Chunk --> Arriving
+
+The client performs the calls; nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from areal_lab.control.events import Version
+from areal_lab.data.trajectory import FinishReason
+from areal_lab.engines.errors import EngineError, VersionMismatch
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+
+Answer: TypeAlias = Any
+"""A decoded JSON answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+def get(path: str) -> Call:
+    """A GET request."""
+    return Call("GET", path)
+
+
+def post(path: str, body: Mapping[str, Any] | None = None) -> Call:
+    """A POST request with a JSON body."""
+    return Call("POST", path, body or {})
+
+
+class Span(NamedTuple):
+    """Output tokens `start` .. `end - 1` were computed by these weights."""
+
+    version: Version
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one message of a server says about one sample."""
+
+    index: int = 0
+    """Which sample of the HTTP request."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    total: int | None = None
+    """Tokens of the sample up to and with these; None if they are always the newest."""
+    spans: tuple[Span, ...] | None = None
+    """Versions of all tokens so far, where the server says."""
+    version: Version | None = None
+    """The one version of this message, where the server says only that."""
+    finish_reason: FinishReason | None = None
+    retractions: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one kind of server is spoken to."""
+
+    name: str
+    together: bool
+    """Whether one HTTP request carries all samples of a `generate` call."""
+    generate: Callable[[Sequence[GenerateRequest], GenerateOptions], Call]
+    """All requests if `together`, else exactly one."""
+    read: Callable[[Answer], Chunk]
+    """One message, streamed or not."""
+    pause: Callable[[PauseMode], Call]
+    resume: Call
+    abort: Callable[[str], Call]
+    """End one request."""
+    load: Callable[[WeightsFolder, PauseMode], Sequence[Call]]
+    """Load a folder into a paused engine, drop what was computed with other weights."""
+    refusal: Callable[[Answer], str | None]
+    """What a successful answer to a call of `load` has against it."""
+    held: Call
+    """Ask which version the engine has."""
+    held_version: Callable[[Answer], Version]
+    digest: Call
+    """Ask for a digest of the weights."""
+    read_digest: Callable[[Answer], str | None]
+    info: Call
+    engine_version: Callable[[Answer], str]
+    """Version of the server's package, from the answer to `info`."""
+    tells_interruptions: bool
+    """Whether every message says which version it is from and how often the sample lost its
+    cache."""
+    ready: Call
+    """Answered with 200 by a server that generates, paused or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What a client adds to requests."""
+
+    stream: bool
+    stream_interval: int
+    """Tokens of a sample between two messages."""
+    cache_name: str
+    """Requests share cached prefixes with those of the same name only."""
+
+
+def parse_version(value: object) -> Version:
+    """A version of ours.
+
+    Raises:
+        VersionMismatch: if it is none.
+    """
+    try:
+        return int(str(value))
+    except ValueError:
+        raise VersionMismatch(
+            f"weight version {value!r} is reported, which is not a version of ours"
+        ) from None
+
+
+def parse_spans(values: object) -> tuple[Span, ...]:
+    """Version spans as both dialects write them, without empty ones."""
+    if not isinstance(values, list):
+        raise EngineError(f"version spans are {values!r:.200}")
+    return tuple(
+        Span(parse_version(one["version"]), int(one["start"]), int(one["end"]))
+        for one in values
+        if one["end"] > one["start"]
+    )
+
+
+def parse_finish_reason(kind: object) -> FinishReason | None:
+    """`None` as long as the sample goes on."""
+    match kind:
+        case None:
+            return None
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
+        case "abort":
+            return "abort"
+    raise EngineError(f"the finish reason is {kind!r}")

@@ -1,0 +1,169 @@
+"""Weights that come over HTTP or by broadcast: SGLang's requests for them, in the embedded engine.
+
+    begin_weight_update  update_weights_from_tensor | _from_distributed ...  end_weight_update
+
+What comes is kept aside until the request that names its version, or the end of the update: then
+all of it is loaded at once, or none. SGLang loads each request as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from torch import Tensor
+
+from areal_lab.engines.embedded.batcher import Refused
+from areal_lab.engines.embedded.scheduler import Scheduler
+from areal_lab.engines.transfer import group as process_group
+from areal_lab.engines.transfer.serialize import UnsafePayload, decode
+from areal_lab.engines.weights import CorruptWeights
+
+GROUP_TIMEOUT_S = 60.0
+"""Longest wait for other members of a process group. Whoever made the group gives up sooner, and by
+leaving makes this engine give up."""
+
+
+@dataclass(slots=True)
+class Reception:
+    """The update that is open, and the groups this engine is in."""
+
+    open: bool = False
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    flush: bool = True
+    groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
+
+
+def add_transfer_routes(
+    app: FastAPI, scheduler: Scheduler, read: Callable[[Request], Awaitable[dict[str, Any]]]
+) -> None:
+    """Add the requests to an engine's interface.
+
+    Args:
+        read: the JSON object of a request.
+    """
+    reception = Reception()
+
+    @app.post("/begin_weight_update")
+    async def begin_weight_update() -> Response:
+        if reception.open:
+            raise Refused("an update is open already; end it first")
+        reception.open = True
+        return _done("the update is open")
+
+    @app.post("/end_weight_update")
+    async def end_weight_update() -> Response:
+        _require_open(reception)
+        reception.open = False
+        return await _load(scheduler, reception, None) if reception.kept else _done("no weights")
+
+    @app.post("/update_weights_from_tensor")
+    async def update_weights_from_tensor(request: Request) -> Response:
+        body = await read(request)
+        _require_open(reception)
+        payloads = body.get("serialized_named_tensors")
+        if not isinstance(payloads, list) or len(payloads) != 1:
+            raise Refused(
+                "serialized_named_tensors must be a list of one: this engine has one rank"
+            )
+        try:
+            tensors = await asyncio.to_thread(decode, str(payloads[0]))
+        except UnsafePayload as error:
+            raise Refused(str(error)) from error
+        return await _take(scheduler, reception, tensors, body)
+
+    @app.post("/init_weights_update_group")
+    async def init_weights_update_group(request: Request) -> Response:
+        body = await read(request)
+        name = str(body["group_name"])
+        if name in reception.groups:
+            raise Refused(f"this engine is in a group {name!r} already")
+        try:
+            reception.groups[name] = await asyncio.to_thread(_join, name, body)
+        except RuntimeError as error:
+            raise Refused(f"the group was not formed: {str(error).splitlines()[0]}") from error
+        return _done("the group is formed")
+
+    @app.post("/destroy_weights_update_group")
+    async def destroy_weights_update_group(request: Request) -> Response:
+        name = str((await read(request)).get("group_name"))
+        process_group.leave(_group(reception.groups, name))
+        del reception.groups[name]
+        return _done("the group is left")
+
+    @app.post("/update_weights_from_distributed")
+    async def update_weights_from_distributed(request: Request) -> Response:
+        body = await read(request)
+        _require_open(reception)
+        group = _group(reception.groups, str(body.get("group_name")))
+        try:
+            tensors = await asyncio.to_thread(_receive, body, group)
+        except RuntimeError as error:
+            raise Refused(f"the broadcast failed: {str(error).splitlines()[0]}") from error
+        return await _take(scheduler, reception, tensors, body)
+
+
+async def _take(
+    scheduler: Scheduler, reception: Reception, tensors: dict[str, Tensor], body: Mapping[str, Any]
+) -> Response:
+    reception.kept.update(tensors)
+    reception.flush = bool(body.get("flush_cache", True))
+    version = body.get("weight_version")
+    if version is None:
+        return _done(f"{len(tensors)} tensors are here")
+    return await _load(scheduler, reception, str(version))
+
+
+async def _load(scheduler: Scheduler, reception: Reception, version: str | None) -> Response:
+    tensors, reception.kept = reception.kept, {}
+    try:
+        message = await asyncio.wrap_future(
+            scheduler.load_tensors(tensors, version, flush=reception.flush)
+        )
+    except (Refused, CorruptWeights) as error:
+        return JSONResponse({"success": False, "message": str(error)}, status_code=400)
+    return _done(message)
+
+
+def _join(name: str, body: Mapping[str, Any]) -> dist.ProcessGroup:
+    store = process_group.connect(
+        str(body["master_address"]), int(body["master_port"]), timeout_s=GROUP_TIMEOUT_S
+    )
+    return process_group.join(
+        store,
+        name=name,
+        rank=int(body["rank_offset"]),
+        size=int(body["world_size"]),
+        backend=str(body.get("backend", "nccl")),
+        timeout_s=GROUP_TIMEOUT_S,
+    )
+
+
+def _receive(body: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, Tensor]:
+    tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True)
+    }
+    process_group.broadcast(tensors.values(), group)
+    return tensors
+
+
+def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGroup:
+    if name not in groups:
+        raise Refused(f"this engine is not in a group {name!r}")
+    return groups[name]
+
+
+def _require_open(reception: Reception) -> None:
+    if not reception.open:
+        raise Refused("no update is open: begin_weight_update comes first")
+
+
+def _done(message: str) -> Response:
+    return JSONResponse({"success": True, "message": message})

@@ -1,0 +1,110 @@
+"""Whether a folder of weights is what its sender says, before an engine is told to load it.
+
+Engines load what they find: a bit that fell over on the way would be served, and a file that ends
+too early leaves some with half of the new weights. Computes what `weights.checksum` computes, from
+the files themselves, without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from areal_lab.engines.errors import EngineError
+from areal_lab.engines.protocol import WeightsFolder
+
+_KIND: Final = "xxh3_128:"
+_TYPES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""safetensors' names of types, and torch's."""
+_HEADER_BYTES: Final = 8
+_one_at_a_time = threading.Lock()
+_checked: dict[Path, tuple[str, tuple[int, ...]]] = {}
+"""Folders found right, so that the engines of a run do not each read them."""
+_KEPT: Final = 8
+
+
+def check_folder(weights: WeightsFolder) -> None:
+    """Compare the files with the checksum, unless it is of another kind than ours.
+
+    Raises:
+        EngineError: saying what is wrong with the folder.
+    """
+    if not weights.checksum.startswith(_KIND):
+        return
+    with _one_at_a_time:
+        files = sorted(weights.path.glob("*.safetensors"))
+        if not files:
+            raise EngineError(f"{weights.path} has no *.safetensors file")
+        seen = (weights.checksum, tuple(file.stat().st_mtime_ns for file in files))
+        if _checked.get(weights.path) == seen:
+            return
+        found = folder_checksum(files)
+        if found != weights.checksum:
+            raise EngineError(
+                f"{weights.path} is damaged: its tensors have checksum {found}, "
+                f"but version {weights.version} was written with {weights.checksum}"
+            )
+        _checked.pop(weights.path, None)
+        _checked[weights.path] = seen
+        while len(_checked) > _KEPT:
+            del _checked[next(iter(_checked))]
+
+
+def folder_checksum(files: list[Path]) -> str:
+    """The checksum over names, types, shapes and bytes of all tensors.
+
+    Raises:
+        EngineError: if a file is not a whole safetensors file.
+    """
+    contents: list[mmap.mmap] = []
+    tensors: dict[str, tuple[str, memoryview]] = {}
+    try:
+        for file in files:
+            try:
+                with file.open("rb") as opened:
+                    contents.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+                tensors.update(_tensors(memoryview(contents[-1])))
+            except (OSError, ValueError, KeyError, struct.error) as error:
+                raise EngineError(f"{file} is damaged: {error}") from error
+        digest = xxhash.xxh3_128()
+        for name in sorted(tensors):
+            head, data = tensors[name]
+            digest.update(head.encode())
+            digest.update(data)
+        return f"{_KIND}{digest.hexdigest()}"
+    finally:
+        for _, data in tensors.values():
+            data.release()
+
+
+def _tensors(content: memoryview) -> dict[str, tuple[str, memoryview]]:
+    """What is hashed of each tensor: a line about it, and its bytes."""
+    (size,) = struct.unpack("<Q", content[:_HEADER_BYTES])
+    start = _HEADER_BYTES + size
+    header: dict[str, Any] = json.loads(bytes(content[_HEADER_BYTES:start]))
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, about in header.items():
+        first, end = about["data_offsets"]
+        if start + end > len(content):
+            raise ValueError(f"it has {len(content)} bytes, but {name} ends at {start + end}")
+        line = f"{name} {_TYPES[about['dtype']]} {about['shape']}\n"
+        tensors[name] = (line, content[start + first : start + end])
+    return tensors

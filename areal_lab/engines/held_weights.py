@@ -1,0 +1,56 @@
+"""What a client knows about the weights that its engine holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from areal_lab.control.events import Version
+
+_KEPT = 3
+"""Sets of weights whose digests are remembered."""
+
+
+@dataclass(slots=True)
+class HeldWeights:
+    """The engine's version, and digests that tell its weights apart."""
+
+    version: Version | None = None
+    """As the engine last reported it."""
+    digest: str | None = None
+    """Of the weights loaded last."""
+    _digest_of: dict[str, str] = field(default_factory=dict)
+    """By our checksum."""
+    _in_place_loads: int = 0
+
+    @property
+    def cache_name(self) -> str:
+        """Changes with every load that leaves keys and values of older weights in the cache, so
+        that later requests share none of them."""
+        return f"after-{self._in_place_loads}-in-place" if self._in_place_loads else ""
+
+    def loaded(self, *, in_place: bool) -> None:
+        """The engine says that it has loaded a set of weights."""
+        self._in_place_loads += in_place
+
+    def compare(self, checksum: str, digest: str | None) -> str | None:
+        """What speaks against the engine holding the weights of this checksum, or None.
+
+        Our own checksum has to be the same. Of any other kind of digest it is known only that
+        equal weights have equal ones, so it is compared with those of the sets loaded before.
+        """
+        self.digest = digest
+        if not digest:
+            return None
+        kind = checksum.partition(":")[0] + ":"
+        if digest.startswith(kind):
+            return None if digest == checksum else f"holds {digest}"
+        known = self._digest_of.get(checksum)
+        if known is not None and known != digest:
+            return "its weights are not those that it had of this set before"
+        if any(one == digest and other != checksum for other, one in self._digest_of.items()):
+            return "still holds the weights of a set before"
+        self._digest_of.pop(checksum, None)
+        self._digest_of[checksum] = digest
+        while len(self._digest_of) > _KEPT:
+            del self._digest_of[next(iter(self._digest_of))]
+        return None

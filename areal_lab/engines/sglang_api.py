@@ -1,0 +1,163 @@
+"""SGLang's dialect, which the embedded engine speaks too: bodies, paths, and what answers mean.
+
+Written for SGLang 0.5.23; what servers before 0.5.19 leave out (`weight_versions`) may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from areal_lab.control.events import Version
+from areal_lab.engines.dialect import (
+    Answer,
+    Call,
+    Chunk,
+    Dialect,
+    GenerateOptions,
+    get,
+    parse_finish_reason,
+    parse_spans,
+    parse_version,
+    post,
+)
+from areal_lab.engines.errors import EngineError
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams, WeightsFolder
+
+_ID_END = ";"
+"""SGLang aborts every request whose id *begins* with the one given: with an end mark, none but one
+does."""
+_BAD_REQUEST = 400
+
+
+def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> Call:
+    """All samples in one request."""
+    body: dict[str, Any] = {
+        "rid": [_rid(request.request_id) for request in requests],
+        "input_ids": [list(request.prompt_tokens) for request in requests],
+        "sampling_params": [_sampling(request.sampling, options) for request in requests],
+        "return_logprob": True,
+    }
+    if options.stream:
+        body["stream"] = True
+    if options.cache_name:
+        body["extra_key"] = options.cache_name
+    return post("/generate", body)
+
+
+def read(answer: Answer) -> Chunk:
+    """One message about one sample: all its tokens, or those since the message before."""
+    if not isinstance(answer, Mapping) or "meta_info" not in answer:
+        raise EngineError(f"the answer is {_message(answer) or answer!r:.200}")
+    meta = answer["meta_info"]
+    tokens = tuple(int(token) for token in answer["output_ids"])
+    entries = meta.get("output_token_logprobs") or []
+    # A sample that is aborted while it waits again repeats its last token with all log-probs.
+    entries = entries[max(0, len(entries) - len(tokens)) :]
+    if [int(entry[1]) for entry in entries] != list(tokens):
+        raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
+    reason = meta.get("finish_reason")
+    if isinstance(reason, Mapping):
+        if (reason.get("status_code") or 0) >= _BAD_REQUEST:
+            raise EngineError(f"it gave up: {reason.get('message')}")
+        reason = reason.get("type")
+    spans = meta.get("weight_versions")
+    return Chunk(
+        index=int(answer.get("index", 0)),
+        tokens=tokens,
+        logprobs=tuple(float(entry[0]) for entry in entries),
+        total=meta.get("completion_tokens", len(tokens)),
+        spans=None if not spans else parse_spans(spans),
+        version=parse_version(meta["weight_version"]) if "weight_version" in meta else None,
+        finish_reason=parse_finish_reason(reason),
+        retractions=int(meta.get("num_retractions") or 0),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+    )
+
+
+def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
+    """In place, running requests live on in the cache, and flushing it would fail after the
+    weights have changed; in every other mode a cache that is not flushed serves stale prefixes."""
+    return (
+        post(
+            "/update_weights_from_disk",
+            {
+                "model_path": str(weights.path),
+                "weight_version": str(weights.version),
+                "flush_cache": mode is not PauseMode.IN_PLACE,
+            },
+        ),
+    )
+
+
+def _refusal(answer: Answer) -> str | None:
+    return None if answer.get("success") else _message(answer) or "no reason given"
+
+
+def _message(answer: Answer) -> str:
+    if not isinstance(answer, Mapping):
+        return ""
+    error = answer.get("error")
+    found = error.get("message") if isinstance(error, Mapping) else error
+    return str(found or answer.get("message") or "")
+
+
+def _held_version(answer: Answer) -> Version:
+    return parse_version(answer.get("weight_version"))
+
+
+def _read_digest(answer: Answer) -> str | None:
+    """Ours of the whole set, or SGLang's of each rank's part."""
+    if isinstance(answer.get("checksum"), str):
+        return str(answer["checksum"])
+    found = _find(answer, "per_gpu_checksum")
+    return " ".join(sorted(found)) or None
+
+
+def _find(value: Answer, name: str) -> list[str]:
+    if isinstance(value, Mapping):
+        here = [str(value[name])] if name in value else []
+        return here + [one for inner in value.values() for one in _find(inner, name)]
+    if isinstance(value, list):
+        return [one for inner in value for one in _find(inner, name)]
+    return []
+
+
+def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any]:
+    values = {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": params.ignore_eos,
+        "sampling_seed": params.seed,
+    }
+    if options.stream:
+        values["stream_interval"] = options.stream_interval
+    return values
+
+
+def _rid(request_id: str) -> str:
+    return request_id + _ID_END
+
+
+SGLANG: Final = Dialect(
+    name="sglang",
+    together=True,
+    generate=generate,
+    read=read,
+    pause=lambda mode: post("/pause_generation", {"mode": mode.value}),
+    resume=post("/continue_generation"),
+    abort=lambda request_id: post("/abort_request", {"rid": _rid(request_id)}),
+    load=load,
+    refusal=_refusal,
+    held=get("/model_info"),
+    held_version=_held_version,
+    digest=post("/weights_checker", {"action": "checksum"}),
+    read_digest=_read_digest,
+    info=get("/server_info"),
+    engine_version=lambda answer: str(answer.get("version", "")),
+    tells_interruptions=True,
+    ready=get("/ready"),
+)

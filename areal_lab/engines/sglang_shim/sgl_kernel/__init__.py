@@ -1,0 +1,54 @@
+"""Stands in for SGLang's compiled kernels, of which there is no CPU package.
+
+On a CPU without AMX every layer of SGLang computes with plain torch; what is left is imports of
+names, and one indexing operation. A name that is not here can be imported, and says so if called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+__version__ = "0.0.0+shim"
+
+
+def assign_req_to_token_pool_cpu(  # noqa: PLR0917 - as SGLang calls it
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    pool_len: int,  # noqa: ARG001 - the row length, which the tensor knows
+) -> None:
+    """Write the slots of each request's new tokens into its row: `row[start:end] = slots`."""
+    taken = 0
+    rows, starts, ends = (t.tolist() for t in (req_pool_indices, start_offset, end_offset))
+    for row, start, end in zip(rows, starts, ends, strict=True):
+        slots = out_cache_loc[taken : taken + end - start]
+        req_to_token[row, start:end] = slots.to(req_to_token.dtype)
+        taken += end - start
+
+
+def __getattr__(name: str) -> Any:
+    # Dunder names are asked for by the import system, to learn what a module is.
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(f"sgl_kernel.{name} is needed, but the CPU build has no kernels")
+
+    return missing
+
+
+class _NoCudaRuntime:
+    """Answers "done" to what returning routed experts asks of the CUDA runtime, even on a CPU."""
+
+    def cudaHostRegister(self, *_: object) -> int:  # noqa: N802 - CUDA's name
+        return 0
+
+    def cudaHostUnregister(self, *_: object) -> int:  # noqa: N802 - CUDA's name
+        return 0
+
+
+torch.cuda.cudart = _NoCudaRuntime

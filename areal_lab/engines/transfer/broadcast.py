@@ -1,0 +1,202 @@
+"""`distributed`: a process group of trainer and engines, kept between versions, re-made if broken.
+
+    same engines as before, and all still hold the version sent last   the group is used again
+    other engines, or one that was restarted                           a new group
+    the broadcast fails                                                 the group is left, which
+        makes the engines in it answer at once; those that do form a new one, and it is tried
+        again, once; those that do not are out
+
+Every wait has an end: `timeout_s` in the group, and a little more for the answer to the request
+that goes with it, so that an engine which only waits for others is not taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from areal_lab.control.events import Version
+from areal_lab.engines.transfer import group as process_group
+from areal_lab.engines.transfer.link import EngineLink
+from areal_lab.engines.transfer.push import Sending
+from areal_lab.engines.transfer.records import Phase, TransferFailed
+
+ATTEMPTS = 2
+
+
+@dataclass(slots=True)
+class _Group:
+    """The present group; engines in the order of their ranks."""
+
+    name: str
+    engines: tuple[tuple[str, int], ...]
+    members: dist.ProcessGroup
+    store: TCPStore
+    version: Version | None = None
+    """What went through it last."""
+
+
+class BroadcastSender:
+    """Sends a version by one broadcast per tensor."""
+
+    def __init__(self, *, timeout_s: float, backend: str = "gloo") -> None:
+        """No group is made yet.
+
+        Args:
+            timeout_s: longest wait for the other members.
+            backend: `gloo`, or `nccl` for tensors on a GPU.
+        """
+        self._timeout_s = timeout_s
+        self._backend = backend
+        self._group: _Group | None = None
+        self._left: dict[str, set[str]] = {}
+        """Groups that were left: their names, and the engines that may still keep them."""
+        self.groups_made = 0
+        """Since the start."""
+
+    def send(self, sending: Sending) -> None:
+        """Send all tensors to all engines; who fails is out."""
+        for attempt in range(ATTEMPTS):
+            if not sending.links:
+                return
+            failed = self._join(sending)
+            if not failed and self._group is not None:
+                failed = self._broadcast(sending)
+            if not failed:
+                return
+            self.close()
+            self._left = {name: engines for name, engines in self._left.items() if engines}
+            for link, error in failed.items():
+                # Who answers has only lost the others, unless it is the last time.
+                if error.failure.problem != "refused" or attempt + 1 == ATTEMPTS:
+                    sending.out(link, error)
+
+    def close(self) -> None:
+        """Leave the group; engines that wait in it then give up."""
+        if self._group is not None:
+            process_group.leave(self._group.members)
+            self._left[self._group.name] = {url for url, _ in self._group.engines}
+            self._group = None
+
+    # --- below the surface ---
+
+    def _join(self, sending: Sending) -> dict[EngineLink, TransferFailed]:
+        """Have a group of exactly these engines; returns who failed if there is none."""
+        engines = tuple((link.base_url, link.ranks) for link in sending.links)
+        group = self._group
+        if group is not None:
+            known = {str(group.version)}
+            if (
+                group.engines == engines
+                and {link.version_before for link in sending.links} == known
+            ):
+                return {}
+            del group
+            self.close()
+        sending.each(self._forget)
+        if not sending.links:
+            return {}
+        engines = tuple((link.base_url, link.ranks) for link in sending.links)
+        address = process_group.own_address(url for url, _ in engines)
+        store = process_group.open_store(address, timeout_s=self._timeout_s)
+        name, size = f"areal-lab-{secrets.token_hex(6)}", 1 + sum(ranks for _, ranks in engines)
+        ask = {
+            "master_address": address,
+            "master_port": store.port,
+            "world_size": size,
+            "group_name": name,
+            "backend": self._backend,
+        }
+        with ThreadPoolExecutor(max_workers=len(engines)) as pool:
+            answers: dict[EngineLink, Future[object]] = {}
+            rank = 1
+            for link in sending.links:
+                body = {**ask, "rank_offset": rank}
+                answers[link] = pool.submit(
+                    link.post, Phase.JOIN, "/init_weights_update_group", body
+                )
+                rank += link.ranks
+            reason = None
+            try:
+                members = process_group.join(
+                    store,
+                    name=name,
+                    rank=0,
+                    size=size,
+                    backend=self._backend,
+                    timeout_s=self._timeout_s,
+                )
+            except RuntimeError as error:
+                reason = _first_line(error)
+                # Engines that wait in the store for others then fail at once.
+                del store
+            else:
+                self._group = _Group(name, engines, members, store)
+                self.groups_made += 1
+        return _failures(answers, Phase.JOIN, reason)
+
+    def _broadcast(self, sending: Sending) -> dict[EngineLink, TransferFailed]:
+        """Send the tensors through the group; returns who failed."""
+        group = self._group
+        assert group is not None
+        body = {
+            "names": list(sending.tensors),
+            "dtypes": [str(t.dtype).removeprefix("torch.") for t in sending.tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in sending.tensors.values()],
+            "group_name": group.name,
+            "flush_cache": sending.flush_cache,
+            "weight_version": str(sending.version),
+        }
+        with ThreadPoolExecutor(max_workers=len(sending.links)) as pool:
+            answers: dict[EngineLink, Future[object]] = {
+                link: pool.submit(
+                    link.post, Phase.BROADCAST, "/update_weights_from_distributed", body
+                )
+                for link in sending.links
+            }
+            reason = None
+            try:
+                process_group.broadcast(sending.tensors.values(), group.members)
+            except RuntimeError as error:
+                reason = _first_line(error)
+                del group
+                self.close()
+            else:
+                group.version = sending.version
+        return _failures(answers, Phase.BROADCAST, reason)
+
+    def _forget(self, link: EngineLink) -> None:
+        """Have an engine close the groups that this process has left."""
+        for name, engines in self._left.items():
+            if link.base_url not in engines:
+                continue
+            try:
+                link.post(Phase.JOIN, "/destroy_weights_update_group", {"group_name": name})
+            except TransferFailed as error:
+                if error.failure.problem != "refused":  # a restarted engine does not know it
+                    raise
+            engines.discard(link.base_url)
+
+
+def _failures(
+    answers: dict[EngineLink, Future[object]], phase: Phase, reason: str | None
+) -> dict[EngineLink, TransferFailed]:
+    """Who failed; if only this side did, everyone."""
+    failed = {}
+    for link, answer in answers.items():
+        error = answer.exception()
+        if isinstance(error, TransferFailed):
+            failed[link] = error
+        elif error is not None:
+            raise error
+    if reason is not None and not failed:
+        failed = {link: link.failure(phase, "refused", reason) for link in answers}
+    return failed
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,87 @@
+"""What an engine that holds given tensors must answer when asked for checksums.
+
+The embedded engine answers ours. SGLang on a CPU answers, for each parameter under its own name,
+the first eight bytes of the SHA-256 of its memory. Its names are those of the model folder, but for
+
+    qkv_proj        q_proj, k_proj, v_proj, one below the other
+    gate_up_proj    gate_proj, up_proj
+    embed_tokens    rows of zeros up to a multiple of 64 below it; so has lm_head
+
+On a GPU it hashes differently, and a tensor-parallel rank holds parts: nothing is compared then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOCABULARY_MULTIPLE = 64
+"""SGLang pads the vocabulary to a multiple of this."""
+
+_FUSED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
+_PARTS = {"k_proj", "v_proj", "up_proj"}
+_VOCABULARY = {"embed_tokens", "lm_head"}
+
+
+def sglang_checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Checksum of each parameter, under SGLang's names, of an engine on one CPU rank."""
+    return {name: _sha256(tensor) for name, tensor in _as_sglang_has_them(tensors)}
+
+
+def difference(expected: Mapping[str, str], answer: Mapping[str, Any]) -> str | None:
+    """What in a `/weights_checker` answer of SGLang contradicts `expected`; `None` if nothing.
+
+    Parameters that SGLang arranges in a way not known here (the experts of a mixture) are not
+    compared, but an answer without a single known name is a contradiction.
+    """
+    ranks = answer.get("ranks") or []
+    if len(ranks) != 1:
+        return None  # each rank holds parts
+    found = ranks[0]["checksums"]
+    common = sorted(expected.keys() & found.keys())
+    if not common:
+        return "none of its parameters has a name of ours"
+    wrong = [name for name in common if expected[name] != found[name]]
+    if not wrong:
+        return None
+    name = wrong[0]
+    return (
+        f"{len(wrong)} of {len(common)} parameters differ, {name} for one "
+        f"(sent {expected[name]}, holds {found[name]})"
+    )
+
+
+def _as_sglang_has_them(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        *path, module, kind = name.split(".") if "." in name else ("", name, "")
+        if module in _FUSED:
+            fused, parts = _FUSED[module]
+            names = [".".join((*path, part, kind)) for part in parts]
+            if all(part in tensors for part in names):
+                yield ".".join((*path, fused, kind)), torch.cat([tensors[part] for part in names])
+                continue
+        if module in _PARTS:
+            continue
+        if module in _VOCABULARY:
+            yield name, _padded(tensor)
+        else:
+            yield name, tensor
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    missing = -len(tensor) % VOCABULARY_MULTIPLE
+    if not missing:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+
+
+def _sha256(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).hexdigest()[:16]

@@ -1,0 +1,106 @@
+"""A process group of the trainer (rank 0) and engines (ranks 1 to n), beside all other groups.
+
+    trainer: store = open_store(); ask engines to join; group = join(store, rank=0)
+    engine:  group = join(connect(address, port), rank=k)
+    broadcast from rank 0, tensor by tensor, in one order everywhere; then leave()
+
+Nothing here needs or makes torch's default group. How keys are prefixed in the store, and which
+helper makes the group, is what SGLang does (`init_custom_process_group`), since its engines are the
+other members. `TCPStore` and the helper are torch's; the helper has no public name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+LOOPBACK = "127.0.0.1"
+
+
+def open_store(address: str, *, timeout_s: float) -> TCPStore:
+    """The trainer's meeting place, on a free port (`store.port`)."""
+    return TCPStore(
+        address,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def connect(address: str, port: int, *, timeout_s: float) -> TCPStore:
+    """An engine's way to it."""
+    return TCPStore(
+        address,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def join(
+    store: TCPStore, *, name: str, rank: int, size: int, backend: str, timeout_s: float
+) -> dist.ProcessGroup:
+    """Become member `rank` of `size`; returns when all are there.
+
+    Args:
+        name: a fresh one for each group.
+        backend: `gloo` or `nccl`.
+        timeout_s: longest wait for the others, here and in each broadcast.
+
+    Raises:
+        RuntimeError: if they do not come in time.
+    """
+    if backend == "nccl":
+        # Else a broken group ends this process instead of raising in it.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    group, _ = c10d._new_process_group_helper(
+        size,
+        rank,
+        [],
+        c10d.Backend(backend),
+        PrefixStore(name, store),
+        group_name=cast(Any, name),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
+    return group
+
+
+def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """One broadcast per tensor from rank 0, all under way at once; returns when all are done.
+
+    Raises:
+        RuntimeError: if a member is gone, or the group's timeout passes.
+    """
+    works = [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def leave(group: dist.ProcessGroup) -> None:
+    """Close the connections; members that wait for this one then fail instead of waiting on."""
+    dist.destroy_process_group(group)
+
+
+def own_address(engine_urls: Iterable[str]) -> str:
+    """Address of this machine as the engines see it."""
+    hosts = [urlsplit(url).hostname or LOOPBACK for url in engine_urls]
+    remote = [host for host in hosts if host not in (LOOPBACK, "localhost")]
+    if not remote:
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((remote[0], 9))  # sends nothing, but chooses the interface
+        return str(probe.getsockname()[0])

@@ -1,0 +1,92 @@
+"""The ways weights travel, what is said about them, and how a transfer fails. No torch.
+
+    folder         trainer --write--> shared memory or disk --path--> engine reads
+    http_tensor    trainer --tensors inside the request----> engine
+    distributed    trainer --request: names, shapes--------> engine joins one broadcast per tensor
+
+In the last two the trainer keeps a copy of the version in memory (`WeightsInMemory`) and speaks to
+the engines itself; pausing and resuming stays with the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from areal_lab.control.events import Version
+
+
+class Transfer(StrEnum):
+    """How new weights reach the engines."""
+
+    FOLDER = "folder"
+    """A model folder that trainer and engines both see: shared memory, or disk."""
+    HTTP_TENSOR = "http_tensor"
+    """By value, inside HTTP requests; works across machines, needs no shared file system."""
+    DISTRIBUTED = "distributed"
+    """One broadcast per tensor in a process group of trainer and engines: gloo, or NCCL on GPUs."""
+
+
+class Phase(StrEnum):
+    """What a transfer was doing when it failed."""
+
+    OPEN = "opening the update"
+    JOIN = "joining the process group"
+    SEND = "sending the tensors"
+    BROADCAST = "broadcasting the tensors"
+    CLOSE = "closing the update"
+    VERIFY = "comparing what the engine holds"
+
+
+Problem = Literal["refused", "unreachable", "mismatch"]
+"""The engine said no, did not answer in time or is gone, or holds something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsInMemory:
+    """A complete set of weights in the trainer's memory, ready to be sent to engines."""
+
+    version: Version
+    checksum: str
+    """As `WeightsFolder.checksum`: of the tensors' names, shapes, types and bytes."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """An engine to send weights to."""
+
+    base_url: str
+    ranks: int = 1
+    """Its tensor-parallel degree: each rank gets every tensor and keeps its part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFailure:
+    """Why one engine does not hold a version; plain data that crosses the process border."""
+
+    engine: str
+    """Its base URL."""
+    phase: Phase
+    problem: Problem
+    message: str
+    """One line: what was done to which engine, in which phase, and what came of it."""
+
+
+class TransferFailed(RuntimeError):
+    """One engine did not take the weights; inside the trainer's process."""
+
+    def __init__(self, failure: EngineFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failed(
+    engine: str, phase: Phase, problem: Problem, what: str, *, version: Version
+) -> TransferFailed:
+    """The error of one engine, worded alike for every transfer."""
+    message = f"engine {engine} did not take version {version}: {phase} failed: {what}"
+    return TransferFailed(
+        EngineFailure(engine=engine, phase=phase, problem=problem, message=message)
+    )

@@ -1,0 +1,115 @@
+"""Tensors as bytes, by value: what `/update_weights_from_tensor` carries.
+
+    tensors --pickle, storages inside--> bytes --base64--> JSON
+
+torch's own pickling for other processes (`multiprocessing.reduction`) sends handles instead: file
+descriptors, which an engine that is no child of the trainer cannot open (SGLang then dies), or the
+names of shared-memory files, which need a manager process that outlives the trainer. Ordinary
+pickling puts the bytes themselves into the message, and the engine's unpickler reads both.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 256 << 20
+"""Tensors of one request, unless a single one is larger: bounds the memory of both sides."""
+
+NamedTensors = Sequence[tuple[str, Tensor]]
+
+
+class UnsafePayload(ValueError):
+    """A message contains something other than named tensors."""
+
+
+def chunks(tensors: Mapping[str, Tensor], limit_bytes: int = CHUNK_BYTES) -> Iterator[NamedTensors]:
+    """The tensors in their order, in as few pieces as the limit allows."""
+    piece: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if piece and size + tensor.nbytes > limit_bytes:
+            yield piece
+            piece, size = [], 0
+        piece.append((name, tensor))
+        size += tensor.nbytes
+    if piece:
+        yield piece
+
+
+def update_body(
+    payload: bytes, *, ranks: int, version: str | None, flush_cache: bool
+) -> Iterator[bytes]:
+    """The body of an `/update_weights_from_tensor` request, in pieces.
+
+    Args:
+        payload: what `encode` made of the tensors; the same for every rank.
+        version: told with the last piece of a set only; `None` leaves it as it is.
+    """
+    fields: dict[str, Any] = {"flush_cache": flush_cache}
+    if version is not None:
+        fields["weight_version"] = version
+    # Written around the payload: base64 needs no escaping, and looking for what does takes as long
+    # as everything else together.
+    yield json.dumps(fields)[:-1].encode() + b', "serialized_named_tensors": ["'
+    for rank in range(ranks):
+        yield payload
+        yield b'", "' if rank + 1 < ranks else b'"]}'
+
+
+def encode(tensors: NamedTensors) -> bytes:
+    """Names and tensors by value, in base64."""
+    # A view would bring its whole storage along.
+    whole = [(name, _alone(tensor.detach().cpu())) for name, tensor in tensors]
+    return base64.b64encode(pickle.dumps(whole, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous()
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if alone else tensor.clone()
+
+
+def decode(payload: str) -> dict[str, Tensor]:
+    """Inverse of `encode`, for the receiving side.
+
+    Raises:
+        UnsafePayload: if it is not a list of names and tensors and nothing else.
+    """
+    try:
+        raw = base64.b64decode(payload, validate=True)
+        named = _TensorsOnly(io.BytesIO(raw)).load()
+        tensors = dict(named)
+    except (ValueError, TypeError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+        raise UnsafePayload(f"the tensors cannot be read: {error}") from error
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
+        raise UnsafePayload("the tensors cannot be read: not a list of names and tensors")
+    return tensors
+
+
+def _storage(raw: bytes) -> Any:
+    return torch.load(io.BytesIO(raw), weights_only=True)
+
+
+class _TensorsOnly(pickle.Unpickler):
+    """Whoever can send a pickle could run anything: only what tensors are made of is let in."""
+
+    _allowed = {  # noqa: RUF012 - a table, written once
+        ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+        ("torch.storage", "_load_from_bytes"): _storage,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return super().find_class(module, name)
+        try:
+            return self._allowed[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a tensor") from None

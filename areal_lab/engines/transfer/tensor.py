@@ -1,0 +1,36 @@
+"""`http_tensor`: the tensors themselves in the requests, the same bytes to every engine."""
+
+from __future__ import annotations
+
+from areal_lab.engines.transfer.link import EngineLink
+from areal_lab.engines.transfer.push import Sending
+from areal_lab.engines.transfer.records import Phase
+from areal_lab.engines.transfer.serialize import CHUNK_BYTES, chunks, encode, update_body
+
+
+class TensorSender:
+    """Sends a version in requests of bounded size; the last one names the version."""
+
+    def __init__(self, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+
+    def send(self, sending: Sending) -> None:
+        """Send all tensors to all engines; who fails is out."""
+        pieces = list(chunks(sending.tensors, self._chunk_bytes))
+        for number, piece in enumerate(pieces, start=1):
+            payload = encode(piece)
+            last = number == len(pieces)
+
+            def post(link: EngineLink, payload: bytes = payload, last: bool = last) -> None:
+                body = update_body(
+                    payload,
+                    ranks=link.ranks,
+                    version=str(sending.version) if last else None,
+                    flush_cache=sending.flush_cache and last,
+                )
+                link.post(Phase.SEND, "/update_weights_from_tensor", b"".join(body))
+
+            sending.each(post)
+
+    def close(self) -> None:
+        """Nothing is kept."""

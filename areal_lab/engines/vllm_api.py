@@ -1,0 +1,134 @@
+"""vLLM's dialect: bodies, paths, and what answers mean. Written for vLLM 0.32.0.
+
+The server needs `VLLM_SERVER_DEV_MODE=1` (pause, resume, weights), `--enable-scale-out` (tokens in,
+tokens out) and, for temperatures other than 1, `--logprobs-mode processed_logprobs`.
+
+    here        there
+    retract     pause and keep; after loading, preempt what runs and reset the prefix cache
+    abort       pause and abort
+    in_place    pause and keep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from areal_lab.engines.dialect import (
+    Answer,
+    Call,
+    Chunk,
+    Dialect,
+    GenerateOptions,
+    get,
+    parse_finish_reason,
+    parse_spans,
+    parse_version,
+    post,
+)
+from areal_lab.engines.errors import EngineError
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+
+_ID_START = "generate-tokens-"
+"""vLLM knows a request by its id with this in front; any other id is ignored in silence."""
+_NO_LOGPROB = -9999.0
+"""Sent where vLLM has none."""
+_PAUSE = {
+    PauseMode.RETRACT: "keep",
+    PauseMode.ABORT: "abort",
+    PauseMode.IN_PLACE: "keep",
+}
+
+
+def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> Call:
+    """One sample."""
+    (request,) = requests
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "seed": sampling.seed,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    body: dict[str, Any] = {
+        "request_id": request.request_id,
+        "token_ids": list(request.prompt_tokens),
+        "sampling_params": params,
+    }
+    if options.stream:
+        body["stream"] = True
+        params["stream_interval"] = options.stream_interval
+    if options.cache_name:
+        body["cache_salt"] = options.cache_name
+    return post("/inference/v1/generate", body)
+
+
+def read(answer: Answer) -> Chunk:
+    """One message about one sample: the tokens since the message before."""
+    if not isinstance(answer, Mapping) or not answer.get("choices"):
+        raise EngineError(f"the answer is {answer!r:.200}")
+    choice = answer["choices"][0]
+    tokens = tuple(int(token) for token in choice["token_ids"])
+    content = (choice.get("logprobs") or {}).get("content") or []
+    if [int(entry["token_id"]) for entry in content] != list(tokens):
+        raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(content)} others")
+    logprobs = tuple(float(entry["logprob"]) for entry in content)
+    if any(value <= _NO_LOGPROB for value in logprobs):
+        raise EngineError("a drawn token came without a log-prob")
+    spans = choice.get("weight_versions")
+    return Chunk(
+        tokens=tokens,
+        logprobs=logprobs,
+        spans=None if not spans else parse_spans(spans),
+        finish_reason=parse_finish_reason(choice.get("finish_reason")),
+    )
+
+
+def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
+    """Neither step undoes the one before, so the version, which says that all is done, is last."""
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.path)}}
+    forget = post("/reset_prefix_cache?reset_running_requests=true")
+    return (
+        post("/collective_rpc", reload),
+        *(() if mode is PauseMode.IN_PLACE else (forget,)),
+        post("/update_weight_version", {"new_version": str(weights.version)}),
+    )
+
+
+def _refusal(answer: Answer) -> str | None:
+    if isinstance(answer, Mapping) and answer.get("success") is False:
+        return "its cache could not be emptied"
+    return None
+
+
+def _read_digest(answer: Answer) -> str | None:
+    sums = answer.get("checksums")
+    if not sums:
+        return None
+    return " ".join(f"{name}={sums[name]}" for name in sorted(sums))
+
+
+VLLM: Final = Dialect(
+    name="vllm",
+    together=False,
+    generate=generate,
+    read=read,
+    pause=lambda mode: post(f"/pause?mode={_PAUSE[mode]}"),
+    resume=post("/resume"),
+    abort=lambda request_id: post("/abort_requests", {"request_ids": [_ID_START + request_id]}),
+    load=load,
+    refusal=_refusal,
+    held=get("/weight_info"),
+    held_version=lambda answer: parse_version(answer.get("weight_version")),
+    digest=post("/weight_checker", {"action": "checksum"}),
+    read_digest=_read_digest,
+    info=get("/version"),
+    engine_version=lambda answer: str(answer.get("version", "")),
+    tells_interruptions=False,
+    ready=get("/health"),
+)

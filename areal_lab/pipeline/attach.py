@@ -1,0 +1,98 @@
+"""Servers that somebody else runs: looked at first, given our weights, never stopped.
+
+    address --ready?--> speaks which dialect? --> serves a model like ours? --> EngineClient
+
+Every error is one line that names the address and what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_lab.engines.addresses import CannotAttach
+from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.dialect import Dialect
+from areal_lab.engines.probe import dialect_at
+
+POLL_S = 0.2
+_SHAPE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
+"""What two models must have in common for the weights of one to fit the other; names of their
+config.json."""
+
+
+async def attach(
+    address: str, model_path: Path, *, request_timeout_s: float, ready_timeout_s: float
+) -> EngineClient:
+    """A client of the server at `address`, when that is ready and serves a model like ours.
+
+    Raises:
+        CannotAttach: in one line, if it is not ready in time or serves another model.
+    """
+    try:
+        async with asyncio.timeout(ready_timeout_s):
+            client, told = await _when_ready(address, request_timeout_s)
+    except TimeoutError as error:
+        raise CannotAttach(
+            f"the server at {address} was not ready within {ready_timeout_s:g} s "
+            "(rollout.ready_timeout_s)"
+        ) from error
+    except EngineError as error:
+        raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
+    if (difference := model_difference(told, model_path)) is not None:
+        await client.close()
+        raise CannotAttach(f"the server at {address} serves another model: {difference}")
+    return client
+
+
+async def _when_ready(
+    address: str, request_timeout_s: float
+) -> tuple[EngineClient, dict[str, Any]]:
+    """A client that speaks as the server does, and what the server says about its weights."""
+    api = await _dialect_when_it_answers(address)
+    client = EngineClient(address, api=api, request_timeout_s=request_timeout_s)
+    try:
+        while not await client.ready():
+            await asyncio.sleep(POLL_S)
+        return client, await client.info()
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _dialect_when_it_answers(address: str) -> Dialect:
+    while True:
+        try:
+            return await dialect_at(address)
+        except EngineUnreachable:
+            await asyncio.sleep(POLL_S)
+
+
+def model_difference(told: Mapping[str, Any], model_path: Path) -> str | None:
+    """How the model that a server serves differs from ours, as far as the server tells.
+
+    A server tells its sizes itself (the embedded engine), or the folder of its model, which can be
+    read here if it is on this machine.
+    """
+    ours = _config(model_path)
+    theirs: dict[str, Any] = {}
+    if isinstance(folder := told.get("model_path"), str):
+        theirs |= _config(Path(folder))
+    theirs |= {name: value for name, value in told.items() if value is not None}
+    for name in _SHAPE:
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            return f"its {name} is {theirs[name]}, ours is {ours[name]} (actor.path {model_path})"
+    return None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,366 @@
+"""The inference servers of a run: which are alive, what became of the others, how they come back.
+
+    alive --death | silence | broken connection | other weights--> lost --mended--> alive
+                                                                       \\-> given up
+
+    task             produces                         waits for
+    watch (each)     EngineLost                       the process's end; its silence; its version
+    mend (each)      EngineJoined; EngineLost again,  a new process, or its address to answer;
+                     when it is given up              then that no weights are on their way
+
+A server that comes back has the current weights, and has said so, before it joins. While no
+training goes on nobody is told, and evaluation uses what is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Event, Version
+from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.protocol import PauseMode
+from areal_lab.pipeline.courier import Courier, Weights
+from areal_lab.pipeline.health import Health, until_silent
+from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
+from areal_lab.processes import ChildDied
+
+MEND_PAUSE_S = 1.0
+"""Before a server that could not be mended is tried again: what was in its way may be gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an engine comes from, the first time and again."""
+
+    open: Callable[[], Awaitable[EngineProcess | EngineClient]]
+    """Start the server, or wait for one that somebody else runs; returns when it is ready."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Servers:
+    """The engines of one run."""
+
+    places: dict[EngineId, Place]
+    health: Health
+    max_restarts: int
+    """How often each server may come back."""
+    pause_mode: PauseMode
+    weights: Weights
+    """What every engine holds that is alive."""
+    courier: Courier
+    """Brings weights into engines."""
+    note: Callable[[str], None]
+    """Tells the user."""
+    opened: Callable[[EngineProcess | EngineClient], None] = lambda _: None
+    """Called with each server that was started or attached to."""
+    alive: dict[EngineId, Server] = field(default_factory=dict)
+    none_left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last server is lost and none returns."""
+    last_words: Exception | None = None
+    """Why the last server was lost."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """`engine_losses`, `engine_restarts`, `version_mismatches`."""
+    engine_version: str = ""
+    """Of the package that serves, as the first engine tells it."""
+    _newest: Version = 0
+    _mended: Counter[EngineId] = field(default_factory=Counter)
+    _mending: set[EngineId] = field(default_factory=set)
+    _awaited: set[EngineId] = field(default_factory=set)
+    """Those whose return the coordinator was told of."""
+    _tell: Callable[[Event], None] | None = None
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _weights_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _opened: list[Server] = field(default_factory=list)
+    """Every server of the run, lost ones too."""
+
+    @property
+    def mending(self) -> frozenset[EngineId]:
+        """Engines that are lost and may come back."""
+        return frozenset(self._mending)
+
+    @property
+    def returns_possible(self) -> bool:
+        """Whether the weights that engines hold may be needed again."""
+        return self.max_restarts > 0
+
+    async def start(self) -> None:
+        """Open every place at once; if one fails, the others are closed before the error goes on.
+
+        Raises:
+            Exception: the first error, as an exception group has it.
+        """
+        self._newest = self.weights.version
+
+        async def first(number: EngineId) -> None:
+            server = self._server(number, await self.places[number].open())
+            try:
+                if server.process is None:
+                    await self._bring_one(server)
+                else:
+                    await server.check_version(self.weights.version)
+            except BaseException:
+                await server.close()
+                raise
+            self.alive[number] = server
+
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for number in self.places:
+                    starting.create_task(first(number), name=f"start engine {number}")
+        except BaseException:
+            await self.close()
+            raise
+        self.alive = dict(sorted(self.alive.items()))
+        with suppress(EngineError):  # a server that says nothing about itself
+            self.engine_version = await next(iter(self.alive.values())).client.engine_version()
+        for server in self.alive.values():
+            self._spawn(self._watch(server), f"watch {server.name}")
+
+    async def close(self) -> None:
+        """End what is ours."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # The lost ones too: whoever was closing them may have been cancelled just now.
+        await asyncio.gather(*(server.close() for server in self._opened))
+
+    # --- for whoever drives ----------------------------------------------------------------------
+
+    async def begin(self, tell: Callable[[Event], None]) -> tuple[EngineId, ...]:
+        """From now on losses and returns are told; returns the engines that are alive now.
+
+        Raises:
+            Exception: why the last engine was lost, if none is left.
+        """
+        await self._until_some()
+        self._tell = tell
+        return tuple(sorted(self.alive))
+
+    def end(self) -> None:
+        """Nobody needs to be told any more."""
+        self._tell = None
+        self._awaited.clear()
+
+    def engine(self, number: EngineId) -> Server:
+        """The engine of this number.
+
+        Raises:
+            EngineUnreachable: if it is lost.
+        """
+        server = self.alive.get(number)
+        if server is None:
+            raise EngineUnreachable(f"engine {number} is lost")
+        return server
+
+    async def in_turn(self, turn: int) -> EngineId:
+        """One of the engines that are alive, in turn; waits if all are being mended.
+
+        Raises:
+            Exception: why the last engine was lost, if none is left.
+        """
+        await self._until_some()
+        numbers = sorted(self.alive)
+        return numbers[turn % len(numbers)]
+
+    async def pause(self) -> None:
+        """Pause all."""
+        async with self._weights_lock:
+            await self._each(lambda server: server.pause(self.pause_mode))
+
+    async def resume(self) -> None:
+        """Let all go on."""
+        async with self._weights_lock:
+            await self._each(Server.resume)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End these requests, wherever they run."""
+        await self._each(lambda server: server.abort(request_ids))
+
+    async def load(self, weights: Weights) -> None:
+        """Bring all to a version; whoever cannot be brought there is lost.
+
+        Raises:
+            EngineError: if every engine refuses the weights: then it is they that are wrong.
+        """
+        async with self._weights_lock:
+            self._newest = weights.version
+            loading = list(self.alive.values())
+            bring = self.courier(weights, [s.client for s in loading], self.pause_mode)
+            refusals = await self._each(lambda s: s.take_weights(bring(s.client)))
+            if refusals and len(refusals) == len(loading):
+                raise next(iter(refusals.values()))
+            for server, error in refusals.items():
+                self.lose(server, error)
+            self.weights = weights
+
+    def lose(self, server: Server, error: Exception) -> None:
+        """A server is dead, hung, or not what it should be. Idempotent."""
+        number = server.number
+        if server.lost.is_set():
+            return
+        self.counts["version_mismatches"] += isinstance(error, VersionMismatch)
+        if self.alive.get(number) is not server:
+            return  # it has not joined yet
+        del self.alive[number]
+        server.lost.set()
+        self.counts["engine_losses"] += 1
+        returns = self._mended[number] < self.max_restarts
+        if returns:
+            self._mending.add(number)
+            self._awaited |= set() if self._tell is None else {number}
+        self._say(EngineLost(number, tokens_kept=True, returns=returns))
+        self._spawn(self._after_loss(server, error), f"mend {server.name}")
+
+    # --- below the surface -----------------------------------------------------------------------
+
+    async def _bring_one(self, server: Server) -> None:
+        """Bring one server to what the others hold."""
+        bring = self.courier(self.weights, [server.client], self.pause_mode)
+        await server.take_weights(bring(server.client))
+
+    async def _each(self, ask: Callable[[Server], Awaitable[None]]) -> dict[Server, EngineError]:
+        """Ask all at once; returns who refused. Who is lost has been reported."""
+        refusals: dict[Server, EngineError] = {}
+
+        async def one(server: Server) -> None:
+            try:
+                await ask(server)
+            except EngineUnreachable:
+                pass  # reported by the server's own call
+            except EngineError as error:
+                refusals[server] = error
+
+        await asyncio.gather(*(one(server) for server in list(self.alive.values())))
+        return refusals
+
+    def _server(self, number: EngineId, opened: EngineProcess | EngineClient) -> Server:
+        self.opened(opened)
+        process = opened if isinstance(opened, EngineProcess) else None
+        server = Server(
+            number=number,
+            client=opened.client if isinstance(opened, EngineProcess) else opened,
+            process=process,
+            report_loss=self.lose,
+            versions=lambda: (self.weights.version, self._newest),
+        )
+        self._opened.append(server)
+        return server
+
+    async def _watch(self, server: Server) -> None:
+        """Until the server is lost."""
+        async with asyncio.TaskGroup() as watching:
+            tasks = [watching.create_task(self._watch_silence(server))]
+            tasks.append(watching.create_task(self._watch_version(server)))
+            if server.child is not None:
+                tasks.append(watching.create_task(self._watch_death(server)))
+            await server.lost.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _watch_death(self, server: Server) -> None:
+        assert server.child is not None
+        self.lose(server, await server.child.died())
+
+    async def _watch_silence(self, server: Server) -> None:
+        what = await until_silent(server.client.ready, self.health)
+        self.lose(server, EngineUnreachable(f"{server.name} {what}"))
+
+    async def _watch_version(self, server: Server) -> None:
+        """A server that was restarted behind our back has forgotten its weights."""
+        while True:
+            await asyncio.sleep(self.health.interval_s)
+            async with self._weights_lock:
+                with suppress(EngineError):  # a loss was reported; anything else shows elsewhere
+                    await server.check_version(self.weights.version)
+
+    async def _after_loss(self, server: Server, error: Exception) -> None:
+        await server.lose(error)
+        self.last_words = error = await self._cause(server, error)
+        returns = server.number in self._mending
+        what = "it is mended" if returns else f"{len(self.alive)} left"
+        self.note(f"{server.name} is lost ({what}): {_first_line(error)}")
+        if not returns:
+            await self._gone()
+        await server.close()
+        if returns:
+            await self._mend(server.number)
+
+    async def _cause(self, server: Server, error: Exception) -> Exception:
+        """A connection breaks before its process is reaped: the process's end says more."""
+        if server.child is None or isinstance(error, ChildDied | VersionMismatch):
+            return error
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(server.child.died(), DEATH_NOTICE_S)
+        return error
+
+    async def _mend(self, number: EngineId) -> None:
+        """Open the place again, as often as it is allowed; then join, or give up."""
+        while self._mended[number] < self.max_restarts:
+            self._mended[number] += 1
+            try:
+                await self._join(number, await self.places[number].open())
+                return
+            except Exception as error:  # the one place that restarts: whatever it is, try again
+                self.last_words = error
+                left = self.max_restarts - self._mended[number]
+                self.note(f"engine {number} does not come back ({left} tries left): "
+                          f"{_first_line(error)}")  # fmt: skip
+                await asyncio.sleep(MEND_PAUSE_S)
+        self._mending.discard(number)
+        if number in self._awaited:
+            self._awaited.discard(number)
+            self._say(EngineLost(number))
+        await self._gone()
+
+    async def _join(self, number: EngineId, opened: EngineProcess | EngineClient) -> None:
+        server = self._server(number, opened)
+        try:
+            async with self._weights_lock:
+                # Compares the version and the checksum that the server then reports.
+                await self._bring_one(server)
+                self._mending.discard(number)
+                self._awaited.discard(number)
+                self.alive[number] = server
+                self.counts["engine_restarts"] += 1
+                self._say(EngineJoined(number))
+        except BaseException:
+            await server.close()
+            raise
+        self.note(f"{server.name} is back, with version {self.weights.version}")
+        self._spawn(self._watch(server), f"watch {server.name}")
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _gone(self) -> None:
+        if not self.alive and not self._mending:
+            self.none_left.set()
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _until_some(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.alive or self.none_left.is_set())
+        if not self.alive:
+            assert self.last_words is not None, "a lost engine leaves a reason"
+            raise self.last_words
+
+    def _say(self, event: Event) -> None:
+        if self._tell is not None:
+            self._tell(event)
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,159 @@
+"""Whether the engines and the trainer that a configuration asks for can run on this machine.
+
+TrainConfig, Machine --check_placement--> EnginePlan, or the one line that says why not
+                     --explain--> what would be started where
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from areal_lab.allocation import Allocation, EnginePlan, Sizes, engine_plan, parse_allocation
+from areal_lab.config import TrainConfig
+from areal_lab.devices import share_of, visible_gpus
+from areal_lab.engines.backends import BACKENDS
+from areal_lab.engines.environments import Environment, environment
+
+_ONE: Final = Sizes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is to run on."""
+
+    cores: int
+    gpus: tuple[str, ...]
+    engines: Mapping[str, Environment]
+
+
+def this_machine() -> Machine:
+    """Look at cores, GPUs and installed engines; runs nothing."""
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        gpus=visible_gpus(),
+        engines={name: environment(name) for name in BACKENDS},
+    )
+
+
+def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
+    """The servers that a run would start here.
+
+    Raises:
+        ValueError: in one line: what is asked for, what there is, what to write instead.
+    """
+    plan = engine_plan(config)
+    if config.allocation_mode:
+        _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
+    _check_sizes(config)
+    if config.rollout.addresses:
+        return plan
+    found = machine.engines[plan.backend]
+    if not found.condition.usable:
+        raise ValueError(
+            f"rollout.backend is {plan.backend}, but this engine is {found.condition} (looked in "
+            f"{found.folder}); run: areal-lab engine install {plan.backend}"
+        )
+    if plan.tensor_parallel > 1 and not BACKENDS[plan.backend].tensor_parallel:
+        raise ValueError(
+            f"{plan.backend}:t{plan.tensor_parallel} divides a server, which {plan.backend} cannot "
+            f"do; write {plan.backend}:d{plan.servers}"
+        )
+    if found.build == "gpu":
+        _check_gpus(plan, machine)
+    elif plan.tensor_parallel > 1:
+        raise ValueError(
+            f"{plan.backend}:t{plan.tensor_parallel} divides a server over GPUs, but the CPU build "
+            f"is installed; write {plan.backend}:d{plan.servers}"
+        )
+    return plan
+
+
+def explain(config: TrainConfig, machine: Machine) -> list[str]:
+    """What a run would start where, a line each.
+
+    Raises:
+        ValueError: as `check_placement`.
+    """
+    plan = check_placement(config, machine)
+    if config.rollout.addresses:
+        lines = [f"attaches to {url}; starts no engine" for url in config.rollout.addresses]
+    else:
+        found = machine.engines[plan.backend]
+        place = f" from {found.folder}" if BACKENDS[plan.backend].own_environment else ""
+        lines = [
+            f"starts {plan.servers} x {plan.backend} {found.version} ({found.build.upper()} build)"
+            f"{place}"
+        ]
+        lines += [f"engine {i}: {_where(i, plan, found, machine)}" for i in range(plan.servers)]
+    lines.append(f"trainer: 1 process on {machine.cores} core(s)")
+    if config.allocation_mode:
+        plain = parse_allocation(config.allocation_mode)
+        lines.append(f"allocation_mode {config.allocation_mode} is read as {plain}")
+    if not config.rollout.addresses and plan.servers > machine.cores:
+        lines.append(
+            f"{plan.servers} engines share {machine.cores} core(s) with each other and the "
+            "trainer: more engines will not be faster here"
+        )
+    return lines
+
+
+def _where(index: int, plan: EnginePlan, found: Environment, machine: Machine) -> str:
+    if found.build == "gpu":
+        return f"GPU {', '.join(share_of(index, plan.tensor_parallel, machine.gpus))}"
+    return f"CPU, {machine.cores} core(s) shared"
+
+
+def _check_allocation(allocation: Allocation, text: str) -> None:
+    trainer = allocation.trainer
+    if allocation.evaluation_only:
+        raise ValueError(f"allocation_mode {text} only evaluates; to train, write +fsdp:d1")
+    if allocation.shared:
+        raise ValueError(
+            f"allocation_mode {text} lets engines and trainer take turns on the same devices, "
+            "which is not available; write + instead of |"
+        )
+    if trainer is None:
+        return
+    if trainer.backend != "fsdp":
+        raise ValueError(
+            f"allocation_mode {text} trains with {trainer.backend}, which is not available; "
+            "write fsdp:d1"
+        )
+    if trainer.sizes != _ONE:
+        raise ValueError(
+            f"allocation_mode {text} trains in {trainer.sizes.devices} processes, but training "
+            "runs in one; write fsdp:d1"
+        )
+
+
+def _check_sizes(config: TrainConfig) -> None:
+    """Engines are copied and divided by layer; in no other way."""
+    for setting, text in (
+        ("rollout.backend", config.rollout.backend),
+        ("allocation_mode", config.allocation_mode),
+    ):
+        if not text or text in BACKENDS:
+            continue
+        engines = parse_allocation(text).engines
+        if engines is None:
+            continue
+        sizes = engines.sizes
+        for name in ("pipeline", "context", "expert"):
+            if getattr(sizes, name) > 1:
+                raise ValueError(
+                    f"{setting} {text} divides an engine by {name}, which is not available; "
+                    f"write {engines.backend}:{Sizes(data=sizes.data, tensor=sizes.tensor)}"
+                )
+
+
+def _check_gpus(plan: EnginePlan, machine: Machine) -> None:
+    needed = plan.servers * plan.tensor_parallel
+    if needed > len(machine.gpus):
+        raise ValueError(
+            f"{plan.backend}:{Sizes(data=plan.servers, tensor=plan.tensor_parallel)} needs "
+            f"{needed} GPU(s), but {len(machine.gpus)} are visible; ask for fewer servers, or run: "
+            f"areal-lab engine install {plan.backend} --build cpu"
+        )

@@ -1,0 +1,72 @@
+"""Weights from the trainer's memory into engines, in a thread beside the one that trains.
+
+    training thread   export: hold a copy          step            export: waits for a push
+    this thread                        PushRequest ----------> Pushed
+
+So engines that are paused for new weights wait for the transfer, and not for a training step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from areal_lab.engines.transfer.broadcast import BroadcastSender
+from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.training.protocol import Pushed, PushRequest, Span, TrainerFailed
+from areal_lab.training.settings import TrainerSettings
+
+ANSWER_MARGIN_S = 5.0
+"""An engine whose process group broke says so this much later than the trainer sees it, at most."""
+
+
+def make_pusher(settings: TrainerSettings) -> Pusher | None:
+    """What holds and sends the weights; `None` if engines read them from a folder."""
+    timeout_s, kept = settings.transfer_timeout_s, settings.kept_versions
+    match Transfer(settings.transfer):
+        case Transfer.FOLDER:
+            return None
+        case Transfer.HTTP_TENSOR:
+            return Pusher(TensorSender(), timeout_s=timeout_s, kept_versions=kept)
+        case Transfer.DISTRIBUTED:
+            backend = "nccl" if torch.device(settings.device).type == "cuda" else "gloo"
+            sender = BroadcastSender(timeout_s=timeout_s, backend=backend)
+            timeout_s += ANSWER_MARGIN_S
+            return Pusher(sender, timeout_s=timeout_s, kept_versions=kept)
+
+
+def start_pushing(pipe: Connection, pusher: Pusher) -> None:
+    """Answer requests on this pipe until its end, in a thread that ends with the process."""
+    threading.Thread(target=_answer_all, args=(pipe, pusher), name="push", daemon=True).start()
+
+
+def _answer_all(pipe: Connection, pusher: Pusher) -> None:
+    while True:
+        try:
+            request = pipe.recv()
+        except (EOFError, OSError):
+            return  # the pipeline is gone, and this process ends with it
+        try:
+            answer: Pushed | TrainerFailed = push(request, pusher)
+        except Exception as error:  # as in `worker`: whatever it is, the pipeline shall hear of it
+            traceback.print_exc()
+            answer = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        pipe.send(answer)
+
+
+def push(request: PushRequest, pusher: Pusher) -> Pushed:
+    """Send the version that is held.
+
+    Raises:
+        ValueError: if another one is held than the request names.
+    """
+    start_s = time.time()
+    outcome = pusher.push(request.version, request.engines, flush_cache=request.flush_cache)
+    span = Span("push weights", start_s, time.time(), dict(outcome.seconds))
+    return Pushed(outcome.failures, span)

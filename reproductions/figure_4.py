@@ -1,0 +1,252 @@
+"""Figure 4: throughput by number of GPUs, AReaL against generating and training in turn.
+
+    1.5B on 32 to 256 GPUs, 7B on 64 to 512, 32B on 256 and 512; 16k and 32k tokens of context
+
+Nothing was fitted to it. The paper draws curves and prints no numbers, so that ours stand alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from benchmarks.harness import Arguments
+from reproductions.calibration import CALIBRATED, MEMORY, parameters
+from reproductions.harness import Reproduction, Row, expected, length, main, run
+from simulator.result import Replicated
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
+QUICK = {"1.5B": (32, 256)}
+WHY = (
+    "What AReaL is compared with generates on all GPUs, then trains on all of them, with AReaL's "
+    "own engine and trainer: what taking turns itself costs. The paper's other system is verl, "
+    "whose settings are not printed.",
+    "Twice the GPUs halve the work of each, but not the time of the longest answer: of a "
+    "synchronous step that is what remains. It is the context times the engine's CPU time per "
+    "decode step, whatever the number of GPUs.",
+    "On few GPUs AReaL is train-bound: a quarter of them trains, all of them in turn. No "
+    "asynchrony mends that, only another split. The paper keeps 75/25 throughout.",
+    "On many GPUs the 512 prompts that may run at a time leave each engine few answers, and a "
+    "decode step is never shorter than the engine's CPU needs: there AReaL's curve bends as well, "
+    "while the trainer waits.",
+    "Answers are those of the 1.5B row of Table 1, cut at the context less 1,024 tokens of prompt, "
+    "for all models: lengths are not printed.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Both systems on so many GPUs."""
+
+    asynchronous: Replicated
+    colocated: Replicated
+
+    def tokens_per_s(self) -> tuple[float, float]:
+        """Of both, in the mean."""
+        return self.asynchronous.tokens_per_s.mean, self.colocated.tokens_per_s.mean
+
+
+Curves: TypeAlias = Mapping[tuple[str, str], Mapping[int, Point]]
+"""By model and context, then by number of GPUs."""
+
+
+def reproduce(arguments: Arguments) -> Reproduction:
+    """Simulate all curves; `--quick` has the ends of those of 1.5B."""
+    curves = {
+        (model, context): {gpus: _point(model, context, gpus, arguments) for gpus in counts}
+        for model, context, counts in _wanted(arguments)
+    }
+    return Reproduction(
+        name="figure_4",
+        claim=(
+            "AReaL's throughput grows about linearly with the GPUs, that of a synchronous system "
+            "does not (Figure 4; three quarters of the GPUs generate, eta 4)."
+        ),
+        rows=[
+            row
+            for (model, context), curve in curves.items()
+            for gpus, point in curve.items()
+            for row in _rows(f"{model}, {context}, {gpus} GPUs", point)
+        ],
+        parameters=(*CALIBRATED, MEMORY),
+        why=WHY,
+        findings=[finding(*key, curve) for key, curve in curves.items()],
+        figure=lambda: draw(curves),
+        title=title(curves),
+    )
+
+
+def _wanted(arguments: Arguments) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    printed = expected("figure_4")
+    for model, counts in printed["gpus"].items():
+        for context in printed["contexts"]:
+            if not arguments.quick:
+                yield model, context, tuple(counts)
+            elif model in QUICK:
+                yield model, context, QUICK[model]
+
+
+def _point(model: str, context: str, gpus: int, arguments: Arguments) -> Point:
+    preset = f"figure_4_{model.lower()}_{context}"
+    split = (f"gpus={gpus}", f"rollout_gpus={3 * gpus // 4}")
+    chosen = parameters(model)
+    return Point(
+        asynchronous=run(
+            preset,
+            chosen,
+            *split,
+            *length(arguments, steps=14, warmup=6, quick=(6, 3)),
+            arguments=arguments,
+        ),
+        colocated=run(
+            preset,
+            chosen,
+            *split,
+            *COLOCATED,
+            *length(arguments, steps=4, warmup=1, quick=(2, 1)),
+            arguments=arguments,
+        ),
+    )
+
+
+def _rows(name: str, point: Point) -> list[Row]:
+    ratio = point.asynchronous.ratio(point.colocated, lambda result: result.tokens_per_s)
+    return [
+        Row(
+            name=f"{name}: AReaL",
+            paper=None,
+            ours=point.asynchronous.tokens_per_s,
+            unit="trained tokens/s",
+        ),
+        Row(
+            name=f"{name}: in turn",
+            paper=None,
+            ours=point.colocated.tokens_per_s,
+            unit="trained tokens/s",
+        ),
+        Row(name=f"{name}: ratio", paper=None, ours=ratio, unit="times"),
+    ]
+
+
+def growth(curve: Mapping[int, Point]) -> tuple[float, float]:
+    """Exponent of throughput in the number of GPUs, over the whole curve; 1 is linear."""
+    first, last = min(curve), max(curve)
+    pairs = zip(curve[last].tokens_per_s(), curve[first].tokens_per_s(), strict=True)
+    ours, other = (math.log(after / before) / math.log(last / first) for after, before in pairs)
+    return ours, other
+
+
+def finding(model: str, context: str, curve: Mapping[int, Point]) -> str:
+    """What a curve says, from its ends."""
+    first, last = min(curve), max(curve)
+    times = {gpus: _speedup(point) for gpus, point in curve.items()}
+    grown = [
+        after / before
+        for after, before in zip(
+            curve[last].tokens_per_s(), curve[first].tokens_per_s(), strict=True
+        )
+    ]
+    return (
+        f"{model} at {context}: {last / first:.0f} times the GPUs give AReaL {grown[0]:.1f} times "
+        f"the throughput, taking turns {grown[1]:.1f} times; AReaL is {times[first]:.2f} times as "
+        f"fast on {first} GPUs, where its trainer is busy {_busy(curve[first]):.0%} of the time, "
+        f"and {times[last]:.2f} times on {last} ({_busy(curve[last]):.0%})."
+    )
+
+
+def _busy(point: Point) -> float:
+    """Share of the time that AReaL's trainer trains."""
+    return point.asynchronous.utilization("training").mean
+
+
+def _speedup(point: Point) -> float:
+    ours, other = point.tokens_per_s()
+    return ours / other
+
+
+def title(curves: Curves) -> str:
+    """What all curves say together."""
+    growths = [growth(curve) for curve in curves.values()]
+    ours, other = (sum(each) / len(growths) for each in zip(*growths, strict=True))
+    return (
+        f"Twice the GPUs: {2**ours:.2f} times the throughput for AReaL, {2**other:.2f} times for "
+        "taking turns (mean of the curves)"
+    )
+
+
+def draw(curves: Curves) -> Figure:
+    """A panel per model and context; above the points, how many times as fast AReaL is."""
+    from areal_lab.plots.style import new_figure
+
+    models = list(dict.fromkeys(model for model, _ in curves))
+    contexts = list(dict.fromkeys(context for _, context in curves))
+    figure = new_figure(3.3 * len(models), 2.9 * len(contexts) + 0.4)
+    panels = figure.subplots(len(contexts), len(models), squeeze=False)
+    for row, context in enumerate(contexts):
+        for column, model in enumerate(models):
+            axes = panels[row][column]
+            if (model, context) not in curves:
+                axes.set_axis_off()
+                continue
+            _panel(axes, curves[model, context])
+            axes.set_title(f"{model}, {context} tokens of context")
+            if column == 0:
+                axes.set_ylabel("trained tokens per second (thousands)")
+            if row == len(contexts) - 1:
+                axes.set_xlabel("GPUs")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _panel(axes: Axes, curve: Mapping[int, Point]) -> None:
+    from areal_lab.plots.style import BLUE, GREY, VERMILION
+
+    gpus = sorted(curve)
+    sides = (
+        ("AReaL, eta 4", BLUE, [curve[one].asynchronous.tokens_per_s for one in gpus]),
+        (
+            "generating and training in turn",
+            VERMILION,
+            [curve[one].colocated.tokens_per_s for one in gpus],
+        ),
+    )
+    first = sides[0][2][0].mean / 1e3
+    axes.plot(gpus, [first * one / gpus[0] for one in gpus], ":", color=GREY, label="linear")
+    for name, color, estimates in sides:
+        means = [each.mean / 1e3 for each in estimates]
+        axes.plot(gpus, means, "o-", color=color, label=name, markersize=4)
+        axes.fill_between(
+            gpus,
+            [each.low / 1e3 for each in estimates],
+            [each.high / 1e3 for each in estimates],
+            color=color,
+            alpha=0.25,
+            linewidth=0,
+        )
+    for one in gpus:
+        axes.annotate(
+            f"{_speedup(curve[one]):.1f}x",
+            (one, max(curve[one].tokens_per_s()) / 1e3),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=BLUE,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(gpus, [str(one) for one in gpus])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:.0f}")
+    axes.margins(0.12)
+
+
+if __name__ == "__main__":
+    main(reproduce, __doc__)

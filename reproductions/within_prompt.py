@@ -1,0 +1,86 @@
+"""How alike the answers to one prompt are: measured on the model that Table 1 trains.
+
+    ln(tokens) = prompt's mean + spread within the prompt        variance: between + within
+
+    correlation = between / (between + within) = 1 - within / sigma^2
+
+The spread within a prompt belongs to the model, the spread between prompts to the set of prompts.
+Measured is the first; sigma, the spread of all answers, is that of the simulations. Competition
+problems alone are more like one another than what a run trains on, so that their own correlation
+is lower. Two things are not the training run's: its temperature is 1 (here 0.6), its cap is 27,648
+tokens (here 16,000, which one answer in 288 reaches).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simulator.statistics import Estimate
+
+TABLE = Path(__file__).parent / "lengths_within_prompt.csv"
+SIGMA = 0.684
+"""Spread of ln(tokens) over all answers, in every preset (ServeGen, client 66)."""
+_RESAMPLED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Answers to one prompt."""
+
+    answers: int
+    mean_ln_tokens: float
+    sd_ln_tokens: float
+
+
+def measured() -> list[Prompt]:
+    """The table; its first lines say where it comes from."""
+    with TABLE.open(encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return [
+            Prompt(int(row["answers"]), float(row["mean_ln_tokens"]), float(row["sd_ln_tokens"]))
+            for row in rows
+        ]
+
+
+def variances(prompts: Sequence[Prompt]) -> tuple[float, float]:
+    """Of ln(tokens) between prompts and within one: analysis of variance, groups of any size."""
+    answers = np.array([prompt.answers for prompt in prompts], np.float64)
+    means = np.array([prompt.mean_ln_tokens for prompt in prompts])
+    spreads = np.array([prompt.sd_ln_tokens for prompt in prompts])
+    total = answers.sum()
+    within = float(((answers - 1) * spreads**2).sum() / (total - len(prompts)))
+    around = means - (answers * means).sum() / total
+    between_squares = float((answers * around**2).sum() / (len(prompts) - 1))
+    size = (total - (answers**2).sum() / total) / (len(prompts) - 1)
+    return max(0.0, float((between_squares - within) / size)), within
+
+
+def correlation_in_all(prompts: Sequence[Prompt], sigma: float = SIGMA) -> float:
+    """Between two answers to one prompt, where all answers together have spread `sigma`."""
+    return max(0.0, 1 - variances(prompts)[1] / sigma**2)
+
+
+def correlation_among(prompts: Sequence[Prompt]) -> float:
+    """The same among these prompts alone."""
+    between, within = variances(prompts)
+    return between / (between + within)
+
+
+def with_interval(prompts: Sequence[Prompt], sigma: float = SIGMA) -> Estimate:
+    """`correlation_in_all` with its 95 % interval over prompts (bootstrap)."""
+    generator = np.random.default_rng(1)
+    chosen = generator.integers(0, len(prompts), (_RESAMPLED, len(prompts))).tolist()
+    values = [correlation_in_all([prompts[one] for one in drawn], sigma) for drawn in chosen]
+    low, high = np.quantile(values, [0.025, 0.975]).tolist()
+    return Estimate(correlation_in_all(prompts, sigma), low, high)
+
+
+def spread_within() -> float:
+    """Standard deviation of ln(tokens) among answers to one prompt."""
+    return math.sqrt(variances(measured())[1])

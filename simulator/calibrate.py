@@ -1,0 +1,268 @@
+"""From a recorded run, or a CSV of decode steps, to settings that `areal-lab simulate` takes.
+
+    RUN  --spans, or what clients saw--> decode, prefill   --+
+         --events, spans--> training, weight update, rewards +--> Calibration --> YAML
+         --groups--> lengths;  header, config.yaml --> sizes +
+    CSV  --> decode
+
+The first training step is left out: memory is allocated and kernels are chosen in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from areal_lab.control.events import Interrupt
+from areal_lab.control.lags import TrainedBatch
+from simulator.calibrate_fit import PartFit, fit_decode, fit_prefill, fit_training, is_held_out
+from simulator.calibrate_lengths import LengthFit, fit_lengths, groups_of_steps
+from simulator.load import ALIASES, load_simulation
+from simulator.model_shape import find_model
+from simulator.recorded import (
+    RecordedRun,
+    answer_tokens,
+    judging_seconds,
+    read_recorded_run,
+    training_points,
+    update_seconds,
+)
+from simulator.recorded_settings import (
+    Value,
+    cluster_settings,
+    recorded_settings,
+    samples_per_prompt,
+    value_of,
+)
+from simulator.recorded_work import (
+    EnginePoint,
+    csv_points,
+    group_points,
+    mean_prompt_tokens,
+    span_points,
+)
+
+FIRST: Final = frozenset({1})
+"""Training steps that no fit looks at."""
+LEAST_STEPS: Final = 6
+"""Finished training steps that a run must have: one is left out, 2 and 5 are held out."""
+_SHARED: Final = 0.98
+"""Share of the prompts' tokens that the engine computed, from which nothing is said of it."""
+_ROUGH: Final = (
+    "the log has no counts of the engine's steps: a step's time is a group's duration over its "
+    "longest answer, with prefill, queue and network in it; held-out error {error:.0%}"
+)
+_COMMON: Final = (
+    "prompts begin alike, and the engine computes that once: {share:.0%} of their tokens are read, "
+    "and prefill_token_s is that much smaller; what is read again after an interruption is shared "
+    "less and is taken for too cheap"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was found."""
+
+    source: Path
+    about: str
+    """The source in words, for reports of simulations that use it."""
+    run: RecordedRun | None
+    parts: tuple[PartFit, ...]
+    lengths: LengthFit | None
+    settings: Mapping[str, Value]
+    """Of `simulator.config`, by dotted name; the user's own are in there."""
+    notes: tuple[str, ...]
+    """What a reader has to know."""
+
+
+def calibrate(
+    source: Path, overrides: Sequence[str] = (), *, without: Collection[int] = FIRST
+) -> Calibration:
+    """Fit costs and lengths.
+
+    Args:
+        source: a run folder, its events.jsonl, or a CSV file with batch, context and ms.
+        overrides: `a.b=c` each, settings that are put into the result as they are.
+        without: training steps that no fit of times looks at. To leave out one more, each in turn,
+            tells how much an answer depends on it.
+
+    Raises:
+        ValueError: in one line: nothing there, a column or steps are missing, what is no number.
+    """
+    own = _own(overrides)
+    if source.suffix.lower() == ".csv":
+        return _from_csv(source, own)
+    run = read_recorded_run(source)
+    steps = run.steps
+    if len(steps) < LEAST_STEPS:
+        raise ValueError(
+            f"{source} has {len(steps)} finished training steps, but at least {LEAST_STEPS} are "
+            "needed: the first is left out, a quarter is held out; record a longer run"
+        )
+    return _from_run(run, steps, own, without)
+
+
+def _from_csv(source: Path, own: Mapping[str, Value]) -> Calibration:
+    points = csv_points(source)
+    decode = fit_decode(points, f"rows of {source.name}")
+    about = f"fitted to {source.name} ({len(points)} decode steps)"
+    return Calibration(
+        source=source,
+        about=about,
+        run=None,
+        parts=(decode,),
+        lengths=None,
+        settings={**decode.settings, **_calibration(about, (decode,)), **own},
+        notes=(
+            "the file tells of decode steps only: model, cluster, workload and all other costs "
+            "are the simulator's defaults until they are set",
+        ),
+    )
+
+
+def _from_run(
+    run: RecordedRun,
+    steps: Sequence[TrainedBatch],
+    own: Mapping[str, Value],
+    without: Collection[int],
+) -> Calibration:
+    notes = []
+    looked_at = {batch.version for batch in steps} - set(without)
+    spans = [point for point in span_points(run) if point.place in looked_at]
+    if spans:
+        plain = [point for point in spans if not point.prompt_tokens]
+        decode = fit_decode(plain, "stretches of decode steps")
+        prefill = fit_prefill([point for point in spans if point.prompt_tokens], decode)
+        if prefill is None:
+            notes.append("too few prefills to fit to: the cost model has them")
+    else:
+        groups = [point for point in group_points(run) if point.place in looked_at]
+        decode = fit_decode(groups, "undisturbed groups")
+        prefill = None
+        notes.append(_ROUGH.format(error=decode.held_out_error))
+    first = _first_prompts(run)
+    prompt_tokens = mean_prompt_tokens(first)
+    if prompt_tokens is None:
+        notes.append("the log does not say how long prompts are: set workload.prompt_tokens")
+    training = fit_training(
+        [point for point in training_points(run) if point.step in looked_at], prompt_tokens or 0.0
+    )
+    parts = tuple(part for part in (decode, prefill, training) if part is not None)
+    lengths = _lengths(run, steps)
+    schedule = run.log.header.limits.get("schedule")
+    about = f"fitted to the run {_name(run)} ({len(steps)} steps, {schedule})"
+    settings: dict[str, Value] = {
+        **_model(run, own),
+        **recorded_settings(run),
+        **lengths.settings(),
+        **cluster_settings(run),
+        **_costs(parts),
+        **_updates(run),
+        **_calibration(about, parts),
+    }
+    if not spans:
+        settings["rollout.prefill_pass_s"] = 0.0  # it is in the steps
+    if prompt_tokens is not None:
+        settings["workload.prompt_tokens"] = round(prompt_tokens)
+        share = _computed_share(run, first, prompt_tokens)
+        if prefill is not None and share < _SHARED:
+            for name in ("rollout.prefill_token_s", "rollout.prefill_pair_s"):
+                settings[name] = share * prefill.settings[name]
+            notes.append(_COMMON.format(share=share))
+    return Calibration(
+        source=run.source,
+        about=about,
+        run=run,
+        parts=parts,
+        lengths=lengths,
+        settings={**settings, **own},
+        notes=tuple(notes),
+    )
+
+
+def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
+    tokens = answer_tokens(run.log)
+    fitted = [batch.groups for batch in steps if not is_held_out(batch.version)]
+    held_out = [batch.groups for batch in steps if is_held_out(batch.version)]
+    cap = run.settings.get("gconfig.max_new_tokens")
+    return fit_lengths(groups_of_steps(tokens, fitted), groups_of_steps(tokens, held_out), cap)
+
+
+def _model(run: RecordedRun, own: Mapping[str, Value]) -> dict[str, Value]:
+    """What was trained, if the simulator can know it.
+
+    Raises:
+        ValueError: if it cannot, and nobody says.
+    """
+    if "model" in own:
+        return {}
+    name = str(run.settings.get("actor.path", ""))
+    try:
+        if not name:
+            raise ValueError(f"{run.source} has no config.yaml that names its model")
+        find_model(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; say which it was: model=NAME or model=config.json") from error
+    return {"model": name}
+
+
+def _costs(parts: Sequence[PartFit]) -> dict[str, Value]:
+    return {name: value for part in parts for name, value in part.settings.items()}
+
+
+def _updates(run: RecordedRun) -> dict[str, Value]:
+    """Export, load and judging, in the mean over all but the first."""
+    exports_s = [point.export_s for point in training_points(run)][1:]
+    loads_s = update_seconds(run.log)[1:]
+    settings: dict[str, Value] = {
+        "weights.backend": "disk",
+        "weights.poll_s": 0.0,
+        "weights.export_s": fmean(exports_s),
+        "workload.reward.mean_s": fmean(judging_seconds(run.log)),
+    }
+    if loads_s:
+        settings["weights.load_s"] = fmean(loads_s)
+    return settings
+
+
+def _calibration(about: str, parts: Sequence[PartFit]) -> dict[str, Value]:
+    errors = {f"calibration.{part.name}_error": part.held_out_error for part in parts}
+    return {"calibration.source": about, **errors}
+
+
+def _first_prompts(run: RecordedRun) -> list[EnginePoint]:
+    """Prefills of the training before its first interruption: they read prompts, nothing again."""
+    until_s = min(
+        (r.t_s for r in run.log.actions if isinstance(r.action, Interrupt)), default=math.inf
+    )
+    return [
+        point
+        for point in span_points(run)
+        if point.prompt_tokens and point.alone and run.began_s < point.end_s <= until_s
+    ]
+
+
+def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_tokens: float) -> float:
+    """Of the tokens of prompts, each counted once for its group, what the engine computed."""
+    groups = sum(point.sequences for point in first) / samples_per_prompt(run)
+    return sum(point.prompt_tokens for point in first) / (groups * prompt_tokens)
+
+
+def _name(run: RecordedRun) -> str:
+    folder = run.source if run.source.is_dir() else run.source.parent
+    return folder.resolve().name
+
+
+def _own(overrides: Sequence[str]) -> dict[str, Value]:
+    """The user's settings, by dotted name.
+
+    Raises:
+        ValueError: in one line: an unknown setting, or a value of the wrong type.
+    """
+    config = load_simulation(None, overrides)
+    names = [one.partition("=")[0].strip() for one in overrides]
+    return {name: value_of(config, name) for name in (ALIASES.get(one, one) for one in names)}

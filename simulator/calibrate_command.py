@@ -1,0 +1,153 @@
+"""What `areal-lab calibrate` and `simulate --against` do: read, fit or replay, print, write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from simulator.calibrate import Calibration, calibrate
+from simulator.calibrate_report import configuration, show, to_json, to_yaml
+from simulator.check import check_config
+from simulator.load import ALIASES, load_simulation
+from simulator.quantities import number
+from simulator.recorded import read_recorded_run
+from simulator.recorded_replay import Compared, Replay, replay
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedCalibration:
+    """Everything that one call of `areal-lab calibrate` asks for."""
+
+    source: Path
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+    """None writes simulation.yaml into the run folder, or beside the CSV file."""
+    as_json: bool = False
+    plot: Path | None = None
+
+
+def run_calibration(wanted: WantedCalibration) -> None:
+    """Fit, write the YAML, print.
+
+    Raises:
+        ValueError: in one line: what is wrong with the source, or with a setting.
+    """
+    found = calibrate(wanted.source, wanted.overrides)
+    check_config(configuration(found))
+    out = wanted.out or _beside(wanted.source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(to_yaml(found), encoding="utf-8")
+    if wanted.as_json:
+        print(json.dumps({**to_json(found), "file": str(out)}, indent=2, allow_nan=False))
+    else:
+        show(_console(sys.stdout), found)
+    notes = _console(sys.stderr)
+    notes.print(f"written: {out}", highlight=False, soft_wrap=True)
+    if wanted.plot:
+        from simulator.calibrate_plots import write_fit
+
+        notes.print(f"written: {write_fit(found, wanted.plot)}", highlight=False, soft_wrap=True)
+    if not wanted.as_json:
+        _next(notes, found, out)
+
+
+def run_replay(
+    source: str | None,
+    run: Path,
+    overrides: tuple[str, ...] = (),
+    *,
+    as_json: bool = False,
+    plots: Path | None = None,
+) -> None:
+    """Simulate what a run did with the costs of a file, and print both.
+
+    Raises:
+        ValueError: in one line: what is wrong with the file, the run, or a setting.
+    """
+    config = load_simulation(source, overrides)
+    names = [one.partition("=")[0].strip() for one in overrides]
+    found = replay(
+        config,
+        read_recorded_run(run),
+        own=[ALIASES.get(name, name) for name in names],
+        name=_run_name(run),
+    )
+    if as_json:
+        print(json.dumps({"config": config.name, **found.to_json()}, indent=2, allow_nan=False))
+    else:
+        show_replay(_console(sys.stdout), found, config.name)
+    if plots:
+        from simulator.calibrate_plots import write_replay
+
+        path = write_replay(found, plots / "replay.png", config.name)
+        _console(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def show_replay(console: Console, found: Replay, costs: str) -> None:
+    """Print measured beside predicted."""
+    from rich import box
+    from rich.table import Table
+
+    workload, schedule = found.config.workload, found.config.schedule
+    console.print(f"[bold]{found.name}[/], replayed with the costs of {costs}", highlight=False)
+    console.print(
+        f"{schedule.name.replace('_', ' ')}, eta {schedule.eta:g}; {workload.steps} steps of "
+        f"{workload.prompts_per_batch} x {workload.samples_per_prompt} answers, the first "
+        f"{found.warmup_steps} left out of averages; lengths as recorded",
+        highlight=False,
+    )
+    console.print()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    table.add_column("")
+    for title in ("measured", "predicted", "gap"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*replay_cells(row))
+    console.print(table)
+
+
+def replay_cells(row: Compared) -> tuple[str, str, str, str]:
+    """Name, measured, predicted and gap of a row, for tables."""
+    if not row.unit:
+        return (
+            row.name,
+            f"{row.measured:.1%}",
+            f"{row.predicted:.1%}",
+            f"{100 * row.gap:+.1f} points",
+        )
+    measured, predicted = (f"{number(one)} {row.unit}" for one in (row.measured, row.predicted))
+    return (row.name, measured, predicted, f"{row.gap:+.1%}" if row.measured else "")
+
+
+def _beside(source: Path) -> Path:
+    if source.is_dir():
+        return source / "simulation.yaml"
+    if source.suffix.lower() == ".csv":
+        return source.with_suffix(".yaml")
+    return source.parent / "simulation.yaml"
+
+
+def _run_name(run: Path) -> str:
+    return (run if run.is_dir() else run.parent).resolve().name
+
+
+def _next(notes: Console, found: Calibration, out: Path) -> None:
+    command = f"areal-lab simulate {out}"
+    if found.run is not None:
+        command += f" --against {found.source}"
+    notes.print(f"next: {command}", highlight=False, soft_wrap=True)
+
+
+def _console(file: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=file)
+    return console if console.is_terminal else Console(file=file, width=WIDTH, soft_wrap=False)

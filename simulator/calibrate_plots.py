@@ -1,0 +1,158 @@
+"""Pictures of calibrations and replays.
+
+fit.png      measured against predicted milliseconds of each part; held-out points are hollow
+replay.png   seconds of each step, and where the time of engines and trainer went, both ways
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from areal_lab.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    new_figure,
+    save_picture,
+    whole_numbers,
+)
+from simulator.calibrate import Calibration
+from simulator.calibrate_fit import PartFit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from simulator.recorded_replay import Replay
+
+_IDLE: Final = "idle: "
+_LEAST_SHARE: Final = 0.005
+_TRAIN: Final = "train"
+_TRAINING: Final = {
+    **dict.fromkeys(("measured", "forward/backward", "optimizer", "proximal log-probs"), _TRAIN),
+    "advantages and packing": _TRAIN,
+    "recompute": "prefill",
+    "prefill and decode": "prefill",
+}
+"""What is drawn as one: a measured training step has no parts, and the engine does not tell a
+prompt from an answer that it reads again."""
+
+
+def write_fit(calibration: Calibration, path: Path) -> Path:
+    """Draw `fit.png`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return save_picture(lambda: draw_fit(calibration.parts), path, calibration.about)
+
+
+def draw_fit(parts: Sequence[PartFit]) -> Figure:
+    """A panel for each part; points on the line are predicted as they were measured."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    figure = new_figure(4.2 * len(parts), 4.4)
+    for axes, part in zip(np.ravel(figure.subplots(1, len(parts))), parts, strict=True):
+        out = part.held_out
+        # Of stretches of many steps, one of them.
+        steps = np.array([point.steps for point in part.points]) if part.points else 1.0
+        measured, predicted = 1e3 * part.measured_s / steps, 1e3 * part.predicted_s / steps
+        ends = np.array(
+            [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+        )
+        axes.plot(ends, ends, color=GREY, linewidth=1)
+        axes.loglog(measured[~out], predicted[~out], "o", color=BLUE, label="fitted to", ms=5)
+        axes.loglog(
+            measured[out], predicted[out], "o", color=VERMILION, mfc="none", label="held out", ms=6
+        )
+        axes.set(
+            xlabel="measured (ms a step)",
+            ylabel="predicted (ms a step)",
+            title=f"{part.name}: {part.held_out_error:.1%} error held out",
+        )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.legend(loc="upper left")
+    return figure
+
+
+def write_replay(replay: Replay, path: Path, costs: str) -> Path:
+    """Draw `replay.png`; `costs` says whose costs were simulated."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{replay.name}: measured, and predicted with the costs of {costs}"
+    return save_picture(lambda: draw_replay(replay), path, title)
+
+
+def draw_replay(replay: Replay) -> Figure:
+    """Steps on the left, where time went on the right."""
+    figure = new_figure(12, 4.6)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
+    numbers = np.arange(1, len(replay.measured_steps_s) + 1)
+    left.plot(numbers, replay.measured_steps_s, "o-", color=BLUE, label="measured")
+    left.plot(numbers, replay.predicted_steps_s, "s--", color=VERMILION, label="predicted")
+    if replay.warmup_steps:
+        left.axvspan(0.5, replay.warmup_steps + 0.5, color=GREY, alpha=0.2, label="left out")
+    left.set(xlabel="training step", ylabel="seconds", xlim=(0.5, len(numbers) + 0.5))
+    left.set_ylim(bottom=0)
+    left.legend()
+    whole_numbers(left)
+    _draw_use(right, replay)
+    return figure
+
+
+def _draw_use(axes: Axes, replay: Replay) -> None:
+    """A bar for each side of each pool: busy in colors, idle in grey tones."""
+    bars = [
+        (pool, which, use[pool])
+        for pool in replay.measured_use
+        for which, use in (("measured", replay.measured_use), ("predicted", replay.predicted_use))
+        if pool in use
+    ]
+    names = dict.fromkeys(
+        _shown(name) for _, _, use in bars for name, share in use.items() if share >= _LEAST_SHARE
+    )
+    ordered = sorted(names, key=lambda name: name.startswith(_IDLE))
+    looks = _looks(ordered)
+    for row, (_, _, use) in enumerate(bars):
+        start = 0.0
+        shares: dict[str, float] = {}
+        for name, share in use.items():
+            shares[_shown(name)] = shares.get(_shown(name), 0.0) + 100 * share
+        for name in ordered:
+            share = shares.get(name, 0.0)
+            axes.barh(row, share, 0.7, left=start, **looks[name])
+            start += share
+    axes.set_yticks(range(len(bars)), [f"{pool}\n{which}" for pool, which, _ in bars])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 100), xlabel="share of the time (%), after the steps left out")
+    axes.grid(visible=False)
+    handles = [axes.barh(0, 0, **look) for look in looks.values()]
+    axes.legend(
+        handles, list(looks), loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=7
+    )
+
+
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Color and pattern of each activity."""
+    colors = iter((BLUE, ORANGE, SKY, PURPLE, GREEN, YELLOW, BLACK))
+    patterns = iter(("", "....", "////", "xxxx", "\\\\\\\\", "----", "||||", "++++"))
+    return {
+        name: {"color": "#FFFFFF", "edgecolor": GREY, "linewidth": 0.6, "hatch": next(patterns, "")}
+        if name.startswith(_IDLE)
+        else {"color": next(colors, GREY), "edgecolor": "white", "linewidth": 0.6}
+        for name in names
+    }
+
+
+def _shown(activity: str) -> str:
+    """Parts of training are one: a simulation with a measured step has no parts."""
+    return _TRAINING.get(activity, activity)

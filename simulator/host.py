@@ -1,0 +1,39 @@
+"""The processors of a host, for runs of the embedded engine: a stand-in for a GPU whose times are
+measured.
+
+Engine and trainer of such a run are processes with some cores each. Their times come from the run
+(`areal-lab calibrate`); of the numbers here only the memory matters then, and the power for the
+energy. Without measured times the cost model takes them for those of a small and slow GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.gpu import GPU, Price
+
+_XEON: Final = (
+    "a Xeon Platinum 8380 (2021), its 40th part: data sheet 270 W, 2.3 GHz, 8 channels of DDR4-3200"
+)
+
+CPU_CORE: Final = GPU(
+    name="CPU core",
+    flops_per_s=147e9,
+    memory_bytes=16 * 2**30,
+    memory_bytes_per_s=5.1e9,
+    nvlink_bytes_per_s=0.0,
+    network_bytes_per_s=1.25e9,
+    power_w=6.75,
+    idle_power_w=1.35,
+    price=Price(low=None, typical=None, high=None, source="none given", date=""),
+    node_gpus=64,
+    sources={
+        "flops_per_s": f"{_XEON}; two AVX-512 units, float32",
+        "memory_bytes": "assumed: what a process may have",
+        "memory_bytes_per_s": _XEON,
+        "network_bytes_per_s": "assumed: 10 Gb/s",
+        "power_w": _XEON,
+        "idle_power_w": "assumed: a fifth of power_w, as for GPUs",
+    },
+)
+"""One core of a server; not in the catalogue of GPUs, as nobody should buy these for training."""

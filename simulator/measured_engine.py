@@ -1,0 +1,134 @@
+"""An engine whose times were measured: seconds of steps and prefills instead of coefficients.
+
+    decode step   smooth_max(step, sequence B, knee) + context_token C
+    prefill       pass + token n + pair (query, key) pairs
+
+with B sequences of C tokens of context altogether, and n new tokens. They hold for the model, the
+GPUs and the engine that were measured, and for nothing else. `areal-lab calibrate` fits them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from simulator.roofline import smooth_max
+
+if TYPE_CHECKING:
+    from simulator.config import SimulationConfig
+
+GIVEN = "given by the user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDecode:
+    """Decode steps."""
+
+    step_s: float
+    """Whatever the batch: weights are read, kernels are launched, the engine's CPU works."""
+    sequence_s: float = 0.0
+    """For each sequence of the step."""
+    context_token_s: float = 0.0
+    """For each token of context."""
+    knee: float = 1.0
+    """p of `smooth_max` between the first two; 1 adds them up."""
+    error: float = 0.0
+    """Mean absolute relative error on steps that the fit has not seen; 0 is not known."""
+    source: str = GIVEN
+
+    def __post_init__(self) -> None:
+        _check(self, "measured decode")
+        if self.step_s == 0:
+            raise ValueError("step_s of a measured decode step is 0, but must be a number > 0")
+        if self.knee < 1:
+            raise ValueError(f"knee of a measured decode step is {self.knee}, but must be >= 1")
+
+    def base_s(self, sequences: float) -> float:
+        """Seconds of a step before any context is read."""
+        return smooth_max(self.step_s, self.sequence_s * sequences, self.knee)
+
+    @property
+    def provenance(self) -> str:
+        """Where the numbers come from, in words."""
+        if self.sequence_s == self.context_token_s == 0:
+            return f"a measured step of {self.step_s:g} s, {self.source}"
+        return (
+            f"measured: {1e3 * self.step_s:.3g} ms a step, {1e6 * self.sequence_s:.3g} us for each "
+            f"sequence, {1e9 * self.context_token_s:.3g} ns for each token of context; "
+            f"{self.source}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPrefill:
+    """Reading prompts, and reading again what an interruption threw away."""
+
+    pass_s: float
+    """Of each prefill, whatever it reads."""
+    token_s: float = 0.0
+    """For each token that is read."""
+    pair_s: float = 0.0
+    """For each (query, key) pair of attention."""
+    slowdown: float = 1.0
+    """How many times longer everything takes on this engine: a straggler."""
+    error: float = 0.0
+    """As `MeasuredDecode.error`."""
+    source: str = GIVEN
+
+    def __post_init__(self) -> None:
+        _check(self, "measured prefill")
+
+    def seconds(self, new_tokens: int, pairs: float) -> float:
+        """Seconds of a prefill; of no tokens, 0."""
+        if new_tokens <= 0:
+            return 0.0
+        read_s = self.pass_s + self.token_s * new_tokens + self.pair_s * pairs
+        return self.slowdown * read_s
+
+    @property
+    def provenance(self) -> str:
+        """Where the numbers come from, in words."""
+        return (
+            f"measured: {1e3 * self.pass_s:.3g} ms a prefill, {1e6 * self.token_s:.3g} us for each "
+            f"token, {1e9 * self.pair_s:.3g} ns for each pair of attention; {self.source}"
+        )
+
+
+def measured_decode(config: SimulationConfig) -> MeasuredDecode | None:
+    """What the configuration says of decode steps; None leaves them to the cost model."""
+    rollout, calibration = config.rollout, config.calibration
+    if rollout.decode_step_s is None:
+        return None
+    return MeasuredDecode(
+        step_s=rollout.decode_step_s,
+        sequence_s=rollout.decode_sequence_s,
+        context_token_s=rollout.decode_context_token_s,
+        knee=rollout.decode_knee,
+        error=calibration.decode_error,
+        source=calibration.source or GIVEN,
+    )
+
+
+def measured_prefill(config: SimulationConfig, slowdown: float = 1.0) -> MeasuredPrefill | None:
+    """What the configuration says of prefills; None leaves them to the cost model."""
+    rollout, calibration = config.rollout, config.calibration
+    if rollout.prefill_pass_s is None:
+        return None
+    return MeasuredPrefill(
+        pass_s=rollout.prefill_pass_s,
+        token_s=rollout.prefill_token_s,
+        pair_s=rollout.prefill_pair_s,
+        slowdown=slowdown,
+        error=calibration.prefill_error,
+        source=calibration.source or GIVEN,
+    )
+
+
+def _check(record: MeasuredDecode | MeasuredPrefill, what: str) -> None:
+    for one in fields(record):
+        value = getattr(record, one.name)
+        if isinstance(value, int | float) and (
+            value < 0 or math.isnan(value) or (math.isinf(value) and one.name != "knee")
+        ):
+            raise ValueError(f"{one.name} of a {what} is {value}, but must be a number >= 0")

@@ -1,0 +1,216 @@
+"""Predicted against measured: a recorded run, simulated with costs that were fitted elsewhere.
+
+    costs (a YAML file) + what RUN did (its sizes, schedule, lengths) --simulate--> log
+    log of RUN, log of the simulation --the same readings--> rows
+
+Both logs have one schema, so that both sides are read by the same functions: steps from the events,
+idleness by cause from `areal_lab.control.activity`. Averages leave out the first steps of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from areal_lab.control.activity import activity
+from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
+from areal_lab.control.lags import TrainedBatch, mean_lag, total
+from simulator.book import add_up
+from simulator.config import SimulationConfig
+from simulator.recorded import RecordedRun
+from simulator.recorded_settings import Value, recorded_settings, with_settings
+from simulator.simulation import simulate
+
+ENGINES: Final = "engines"
+_LEAST_SHARE: Final = 0.02
+"""Of a pool's time: causes of idleness below it on both sides are no row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One number, measured and predicted."""
+
+    name: str
+    unit: str
+    """Empty: a share of time, whose gap is a difference."""
+    measured: float
+    predicted: float
+
+    @property
+    def gap(self) -> float:
+        """Predicted over measured, less 1; of shares predicted less measured."""
+        if not self.unit:
+            return self.predicted - self.measured
+        return self.predicted / self.measured - 1 if self.measured else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A run and its simulation."""
+
+    name: str
+    config: SimulationConfig
+    warmup_steps: int
+    measured_steps_s: tuple[float, ...]
+    predicted_steps_s: tuple[float, ...]
+    measured_use: Mapping[str, Mapping[str, float]]
+    """Pool (trainer, engines) to shares of its time by activity; idle ones begin with `idle: `."""
+    predicted_use: Mapping[str, Mapping[str, float]]
+    rows: tuple[Compared, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As one object."""
+        told = {
+            "run": self.name,
+            "warmup_steps": self.warmup_steps,
+            "rows": [
+                {
+                    "name": row.name,
+                    "unit": row.unit or "share",
+                    "measured": row.measured,
+                    "predicted": row.predicted,
+                    "gap": row.gap,
+                }
+                for row in self.rows
+            ],
+            "steps": {
+                "measured_s": list(self.measured_steps_s),
+                "predicted_s": list(self.predicted_steps_s),
+            },
+        }
+        return dict(finite_json(told))
+
+
+def replay_settings(run: RecordedRun, config: SimulationConfig) -> dict[str, Value]:
+    """What makes a simulation with the costs of `config` do what the run did."""
+    engines, rollout = max(1, run.engines), config.rollout.tensor_parallel
+    trains = config.cluster.gpus - config.cluster.rollout_gpus
+    return {
+        **recorded_settings(run),
+        "workload.answers.kind": "recorded",
+        "workload.answers.trace": str(run.source),
+        "workload.answers.max_tokens": _longest(run),
+        "cluster.gpus": engines * rollout + max(1, trains),
+        "cluster.rollout_gpus": engines * rollout,
+        "seeds": 1,
+    }
+
+
+def replay(
+    config: SimulationConfig, run: RecordedRun, *, own: Iterable[str] = (), name: str = ""
+) -> Replay:
+    """Simulate what a run did, and compare.
+
+    Args:
+        config: costs; what it says of workload and schedule is replaced by what the run did.
+        run: as it was recorded.
+        own: dotted names of settings that stay as `config` has them.
+        name: of the run, for people.
+
+    Raises:
+        ValueError: in one line: the run has no step to compare, or cannot be simulated.
+    """
+    if len(run.steps) < 2:
+        raise ValueError(
+            f"{run.source} has {len(run.steps)} finished training steps, but to compare step times "
+            "it takes at least 2; replay a longer run"
+        )
+    settings = replay_settings(run, config)
+    for kept in own:
+        settings.pop(kept, None)
+    config = with_settings(config, settings)
+    simulated = RecordedRun(run.source, _simulated_log(config), {})
+    warmup = config.workload.warmup_steps
+    measured, predicted = (_Reading(one, warmup) for one in (run, simulated))
+    return Replay(
+        name=name or run.source.name,
+        config=config,
+        warmup_steps=warmup,
+        measured_steps_s=measured.steps_s,
+        predicted_steps_s=predicted.steps_s,
+        measured_use=measured.use,
+        predicted_use=predicted.use,
+        rows=tuple(_rows(measured, predicted)),
+    )
+
+
+class _Reading:
+    """What a run says of its steps after the first ones."""
+
+    def __init__(self, run: RecordedRun, warmup: int) -> None:
+        log, batches = run.log, run.steps
+        ends_s = [run.began_s, *(batch.done_s for batch in batches)]
+        self.steps_s = tuple(after - before for before, after in pairwise(ends_s))
+        kept: Sequence[TrainedBatch] = batches[warmup:]
+        self.window_s = ends_s[-1] - ends_s[warmup]
+        self.step_s = self.window_s / len(kept)
+        self.tokens_per_s = sum(batch.tokens for batch in kept) / self.window_s
+        self.token_lag = mean_lag(total(batch.token_lags for batch in kept))
+        self.use = _use(log, ends_s[warmup], ends_s[-1])
+
+
+def _simulated_log(config: SimulationConfig) -> Log:
+    records: list[Record] = []
+    simulate(config, log=records.append)
+    header = records[0]
+    assert isinstance(header, RunHeader)
+    return Log(header, tuple(records[1:]))
+
+
+def _use(log: Log, begin_s: float, end_s: float) -> dict[str, dict[str, float]]:
+    """Shares of the time of the trainer and of the engines together."""
+    seconds: dict[str, dict[str, float]] = {TRAINER: {}, ENGINES: {}}
+    for process, stretches in activity(log).items():
+        pool = TRAINER if process == TRAINER else ENGINES
+        if pool == ENGINES and not process.startswith("engine "):
+            continue
+        for one in stretches:
+            inside_s = min(one.end_s, end_s) - max(one.start_s, begin_s)
+            if inside_s > 0:
+                name = one.name if one.busy else f"idle: {one.name}"
+                add_up(seconds[pool], {name: inside_s})
+    return {
+        pool: {name: value / sum(of.values()) for name, value in sorted(of.items(), key=_largest)}
+        for pool, of in seconds.items()
+        if of
+    }
+
+
+def _largest(item: tuple[str, float]) -> float:
+    return -item[1]
+
+
+def _rows(measured: _Reading, predicted: _Reading) -> Iterable[Compared]:
+    yield Compared(name="step time", unit="s", measured=measured.step_s, predicted=predicted.step_s)
+    yield Compared(
+        name="effective throughput",
+        unit="tokens/s",
+        measured=measured.tokens_per_s,
+        predicted=predicted.tokens_per_s,
+    )
+    yield Compared(
+        name="lag of a trained token",
+        unit="versions",
+        measured=measured.token_lag,
+        predicted=predicted.token_lag,
+    )
+    for pool in (TRAINER, ENGINES):
+        uses = [reading.use.get(pool, {}) for reading in (measured, predicted)]
+        idle = [sum(v for k, v in use.items() if k.startswith("idle: ")) for use in uses]
+        yield Compared(name=f"{pool} idle", unit="", measured=idle[0], predicted=idle[1])
+        for name in dict.fromkeys(name for use in uses for name in use):
+            shares = [use.get(name, 0.0) for use in uses]
+            if name.startswith("idle: ") and max(shares) >= _LEAST_SHARE:
+                cause = name.removeprefix("idle: ")
+                yield Compared(
+                    name=f"  {pool}: {cause}", unit="", measured=shares[0], predicted=shares[1]
+                )
+
+
+def _longest(run: RecordedRun) -> int:
+    """Where answers were cut; at least the longest there is."""
+    answers = [sum(t for _, t in sample) for group in run.log.groups for sample in group.segments]
+    return max(int(run.settings.get("gconfig.max_new_tokens") or 1), *answers, 2)

@@ -1,0 +1,96 @@
+"""What a recorded run did, as settings of a simulation: sizes, schedule, engines; no costs.
+
+header of the log, groups, config.yaml --> {"workload.prompts_per_batch": 4, ...}
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from areal_lab.control.eventlog import Scalar
+from simulator.config import SimulationConfig
+from simulator.host import CPU_CORE
+from simulator.recorded import RecordedRun, answer_tokens
+
+Value: TypeAlias = bool | int | float | str
+EMBEDDED = "embedded"
+_WARM_UP = 5
+"""One step in so many is left out of averages, as the pipeline is still filling."""
+
+
+def recorded_settings(run: RecordedRun) -> dict[str, Value]:
+    """What was done: with these a simulation does the same.
+
+    Raises:
+        ValueError: in one line, if the header of the log lacks one.
+    """
+    steps = len(run.steps)
+    settings: dict[str, Value] = {
+        "workload.prompts_per_batch": int(_limit(run, "batch_groups")),
+        "workload.samples_per_prompt": samples_per_prompt(run),
+        "workload.minibatches": int(run.settings.get("actor.ppo_n_minibatches") or 1),
+        "workload.steps": steps,
+        "workload.warmup_steps": max(1, steps // _WARM_UP) if steps > 1 else 0,
+        "workload.whole_run": _limit(run, "train_steps") == steps,
+        "schedule.name": str(_limit(run, "schedule")),
+        "schedule.eta": float(_limit(run, "eta")),
+        "schedule.interruptible": _limit(run, "on_new_weights") == "interrupt",
+        "schedule.batch_order": str(_limit(run, "order")),
+        "schedule.drop_late": bool(_limit(run, "drop_late")),
+        "schedule.max_concurrent_prompts": int(_limit(run, "max_in_flight")),
+    }
+    if settings["schedule.batch_order"] == "bounded_lag":
+        settings["schedule.max_lag"] = float(_limit(run, "max_lag"))
+    running = run.settings.get("rollout.max_running_requests")
+    if running:
+        settings["rollout.max_running"] = int(running)
+    return settings
+
+
+def cluster_settings(run: RecordedRun) -> dict[str, Value]:
+    """One device for each engine and one for the trainer; of the embedded engine, cores."""
+    engines = max(1, run.engines)
+    settings: dict[str, Value] = {"cluster.gpus": engines + 1, "cluster.rollout_gpus": engines}
+    if run.settings.get("rollout.backend", EMBEDDED) == EMBEDDED:
+        return {"cluster.gpu": CPU_CORE.name, **settings}
+    return settings
+
+
+def samples_per_prompt(run: RecordedRun) -> int:
+    """Answers to each prompt: what most groups have."""
+    sizes = Counter(len(tokens) for tokens in answer_tokens(run.log).values())
+    return sizes.most_common(1)[0][0] if sizes else 1
+
+
+def with_settings(config: SimulationConfig, settings: Mapping[str, Value]) -> SimulationConfig:
+    """A copy with these settings, by dotted name."""
+    changed = copy.deepcopy(config)
+    for name, value in settings.items():
+        *path, last = name.split(".")
+        record: object = changed
+        for part in path:
+            record = getattr(record, part)
+        assert hasattr(record, last), name
+        setattr(record, last, value)
+    return changed
+
+
+def value_of(config: SimulationConfig, name: str) -> Value:
+    """A setting by its dotted name."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    found: Value = value
+    return found
+
+
+def _limit(run: RecordedRun, name: str) -> bool | int | float | str:
+    value: Scalar = run.log.header.limits.get(name)
+    if value is None and name == "train_steps":
+        return 0  # until it was stopped
+    if value is None:
+        raise ValueError(f"the header of {run.source} does not say {name}; it cannot be replayed")
+    return value

@@ -1,0 +1,203 @@
+"""What the engines of a run did, and how long it took: the points that costs are fitted to.
+
+    spans with counts (embedded engine)   what each stretch of steps computed, as the engine counted
+    groups (any engine, seen by a client) seconds per token of a group's longest answer, beside the
+                                          sequences that ran meanwhile, as far as their ends tell
+    CSV of batch, context, ms             single decode steps, measured by whatever means
+
+A group's seconds hold everything between request and answer: prefill, waiting in a queue, the
+network. What is fitted to them is rougher than what is fitted to spans; the error says by how much.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from areal_lab.control.eventlog import GroupRecord, SpanRecord
+from simulator.nearest import plain
+from simulator.recorded import RecordedRun, updates
+
+PREFILL: Final = "prefill"
+_WORK: Final = frozenset({"decode", PREFILL, "prefill and decode"})
+_COUNTED: Final = frozenset({"steps", "sequences", "context_tokens", "prompt_tokens"})
+_COLUMNS: Final = ("batch", "context", "ms")
+_MOMENTS: Final = 16
+"""Of a group's duration at which it is counted who else was running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePoint:
+    """What one engine did in a while. Sums are over its steps."""
+
+    seconds: float
+    steps: float
+    sequences: float
+    context_tokens: float
+    prompt_tokens: float = 0.0
+    """Computed, not copied from another sequence."""
+    prompt_pairs: float = 0.0
+    place: int = 0
+    """Training step during which it ended, from 1; of a CSV file, the row."""
+    end_s: float = 0.0
+    alone: bool = True
+    """No other sequence decoded beside a prefill."""
+
+    @property
+    def batch(self) -> float:
+        """Sequences of a step, in the mean."""
+        return self.sequences / self.steps
+
+    @property
+    def context(self) -> float:
+        """Tokens of a sequence, in the mean."""
+        return self.context_tokens / self.sequences
+
+
+def span_points(run: RecordedRun) -> list[EnginePoint]:
+    """From what the engine counted; empty if it did not."""
+    ends_s = [batch.done_s for batch in run.steps]
+    return [
+        _span_point(span, bisect_left(ends_s, span.end_s) + 1)
+        for span in run.log.spans
+        if span.name in _WORK
+        and span.args.keys() >= _COUNTED
+        and span.args["steps"] > 0
+        and span.args["sequences"] > 0
+        and span.end_s > span.t_s
+    ]
+
+
+def group_points(run: RecordedRun) -> list[EnginePoint]:
+    """From what the client saw of groups that no update of the weights disturbed."""
+    ends_s = [batch.done_s for batch in run.steps]
+    disturbed = list(updates(run.log))
+    by_engine: dict[int, list[GroupRecord]] = defaultdict(list)
+    for record in run.log.groups:
+        if "abort" not in record.finish_reasons and record.generated_s > record.t_s:
+            by_engine[record.engine].append(record)
+    found = []
+    for groups in by_engine.values():
+        starts_s = np.array([group.t_s for group in groups])
+        stops_s = np.array([group.generated_s for group in groups])
+        for group in groups:
+            if any(group.t_s < end and since < group.generated_s for since, end in disturbed):
+                continue
+            beside = np.flatnonzero((starts_s < group.generated_s) & (stops_s > group.t_s))
+            place = bisect_left(ends_s, group.generated_s) + 1
+            found.append(_group_point(group, [groups[index] for index in beside], place))
+    return found
+
+
+def csv_points(path: Path) -> list[EnginePoint]:
+    """From a CSV file with the columns batch, context and ms, in any order and case.
+
+    `context` is the tokens of each sequence, in the mean; `ms` the milliseconds of a decode step.
+    Lines that begin with # are comments.
+
+    Raises:
+        ValueError: in one line: no such file, a column is missing (with those that there are), no
+            rows, or what is no number.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    rows = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if not rows:
+        raise ValueError(f"{path} is empty; it needs the columns {', '.join(_COLUMNS)}")
+    cells = list(csv.reader([line for _, line in rows]))
+    header = [plain(cell) for cell in cells[0]]
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        found = ", ".join(cell.strip() for cell in cells[0])
+        raise ValueError(
+            f"{path} has no column {' and no '.join(missing)}; its columns are {found}, and "
+            f"{', '.join(_COLUMNS)} are needed"
+        )
+    if len(cells) == 1:
+        raise ValueError(f"{path} has a header and no rows; give one measured decode step a row")
+    places = [header.index(name) for name in _COLUMNS]
+    return [
+        _csv_point(path, number, row, places, place)
+        for place, ((number, _), row) in enumerate(zip(rows[1:], cells[1:], strict=True), 1)
+    ]
+
+
+def mean_prompt_tokens(prefills: Sequence[EnginePoint]) -> float | None:
+    """Tokens of a prompt, from prefills of nothing else; None if there are none."""
+    sequences = sum(point.sequences for point in prefills)
+    return sum(point.context_tokens for point in prefills) / sequences if sequences else None
+
+
+def _span_point(span: SpanRecord, place: int) -> EnginePoint:
+    counts = span.args
+    return EnginePoint(
+        seconds=span.end_s - span.t_s,
+        steps=counts["steps"],
+        sequences=counts["sequences"],
+        context_tokens=counts["context_tokens"],
+        prompt_tokens=counts["prompt_tokens"],
+        prompt_pairs=counts.get("prompt_pairs", 0.0),
+        place=place,
+        end_s=span.end_s,
+        alone=span.name == PREFILL,
+    )
+
+
+def _group_point(group: GroupRecord, beside: Sequence[GroupRecord], place: int) -> EnginePoint:
+    """A group as one stretch of as many steps as its longest answer has tokens.
+
+    `beside` are the groups that ran at some time of it on the same engine, itself among them.
+    """
+    seconds = group.generated_s - group.t_s
+    moments = group.t_s + seconds * (np.arange(_MOMENTS) + 0.5) / _MOMENTS
+    running, context = np.zeros(_MOMENTS), np.zeros(_MOMENTS)
+    for other in beside:
+        lengths = [max(1, sum(tokens for _, tokens in sample)) for sample in other.segments]
+        # Each sequence has a token a step, so that the longest tells how fast steps follow.
+        done = (moments - other.t_s) / (other.generated_s - other.t_s) * max(lengths)
+        for length in lengths:
+            runs = (done > 0) & (done < length)
+            running += runs
+            context += np.where(runs, done, 0.0)
+    steps = max(max(1, sum(tokens for _, tokens in sample)) for sample in group.segments)
+    return EnginePoint(
+        seconds=seconds,
+        steps=steps,
+        sequences=steps * max(1.0, float(running.mean())),
+        context_tokens=steps * float(context.mean()),
+        place=place,
+        end_s=group.generated_s,
+    )
+
+
+def _csv_point(
+    path: Path, number: int, row: Sequence[str], places: Sequence[int], place: int
+) -> EnginePoint:
+    try:
+        batch, context, ms = (float(row[column]) for column in places)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}, line {number}: {','.join(row)!r} is no number") from error
+    if not all(map(math.isfinite, (batch, context, ms))) or batch < 1 or context < 0 or ms <= 0:
+        raise ValueError(
+            f"{path}, line {number}: {','.join(row)!r}, but batch must be >= 1, context >= 0 and "
+            "ms > 0, all finite; leave such rows out"
+        )
+    return EnginePoint(
+        seconds=ms / 1e3,
+        steps=1.0,
+        sequences=batch,
+        context_tokens=batch * context,
+        place=place,
+    )

@@ -1,0 +1,255 @@
+"""A sample arrives piece by piece: the same tokens, log-probs and versions, however it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_lab.control.events import Version
+from areal_lab.data.trajectory import Segment
+from areal_lab.engines.arriving import Arriving
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.dialect import Chunk, Span
+from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.vllm_api import VLLM
+from tests.engines.tiny import request
+
+URL = "http://engine:1"
+
+
+def chunk(first: int, end: int, *, total: bool = True, version: Version | None = None) -> Chunk:
+    """Tokens `first` .. `end - 1`, each its own index."""
+    return Chunk(
+        tokens=tuple(range(first, end)),
+        logprobs=tuple(-float(token) for token in range(first, end)),
+        total=end if total else None,
+        version=version,
+    )
+
+
+def segments(arriving: Arriving) -> list[tuple[int, int, Version]]:
+    return [
+        (part.tokens[0], part.tokens[-1] + 1, part.version)
+        for part in arriving.generated().segments
+    ]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1), st.sampled_from(["sum", "new", "told"]))
+def test_every_way_of_cutting_gives_the_same(steps: list[int], kind: str) -> None:
+    arriving, end = Arriving("a"), 0
+    for step in steps:
+        first = 0 if kind == "sum" else end
+        end += step
+        arriving.add(chunk(first, end, total=kind != "new", version=3), held=9)
+    (segment,) = arriving.generated().segments
+    assert segment.tokens == tuple(range(end))
+    assert segment.logprobs == tuple(-float(token) for token in range(end))
+    assert segment.version == 3
+
+
+def test_a_version_that_changes_between_messages_holds_for_the_last_token_only() -> None:
+    """The tokens before it may have been drawn before the change."""
+    arriving = Arriving("a")
+    arriving.add(chunk(0, 1, version=3), held=9)
+    arriving.add(chunk(1, 5, version=3), held=9)
+    arriving.add(chunk(5, 9, version=4), held=9)
+    arriving.add(chunk(9, 12, version=4), held=9)
+    assert segments(arriving) == [(0, 8, 3), (8, 12, 4)]
+
+
+def test_without_a_version_it_is_the_one_the_engine_last_reported() -> None:
+    arriving = Arriving("a")
+    arriving.add(chunk(0, 4), held=3)
+    arriving.add(chunk(4, 6), held=4)
+    arriving.add(chunk(6, 6), held=5)
+    assert segments(arriving) == [(0, 5, 3), (5, 6, 4)]
+
+
+def test_the_spans_of_the_last_message_replace_what_was_stamped() -> None:
+    arriving = Arriving("a")
+    arriving.add(chunk(0, 4, version=3), held=9)
+    arriving.add(chunk(4, 6, version=4), held=9)
+    last = Chunk(
+        tokens=(6,),
+        logprobs=(-6.0,),
+        total=7,
+        spans=(Span(3, 0, 4), Span(4, 4, 7)),
+        finish_reason="stop",
+        retractions=1,
+    )
+    arriving.add(last, held=9)
+    assert segments(arriving) == [(0, 4, 3), (4, 7, 4)]
+    assert (arriving.generated().finish_reason, arriving.generated().retractions) == ("stop", 1)
+
+
+def test_what_is_cut_off_ends_with_abort() -> None:
+    arriving = Arriving("a")
+    assert arriving.generated() == Generated(
+        request_id="a", segments=(), finish_reason="abort", retractions=0, cached_tokens=0
+    )
+    arriving.add(chunk(0, 2), held=3)
+    assert arriving.generated().finish_reason == "abort"
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (chunk(3, 5), "goes on at token 3, but 2 have arrived"),
+        (Chunk(tokens=(7, 8, 9), logprobs=(-1.0,) * 3, total=3), "changed its tokens"),
+        (Chunk(tokens=(2, 3), logprobs=(-1.0,)), "2 tokens, but log-probs of 1"),
+        (Chunk(tokens=(2,), logprobs=(-1.0,), spans=(Span(3, 0, 2),)), "its version spans"),
+    ],
+)
+def test_contradictions_are_errors(message: Chunk, error: str) -> None:
+    arriving = Arriving("a")
+    arriving.add(chunk(0, 2), held=3)
+    with pytest.raises(EngineError, match=f"request a .*{error}"):
+        arriving.add(message, held=3)
+
+
+# --- the client: what has arrived when the server goes ---
+
+
+def event(index: int, tokens: list[int], total: int, finish: str | None = None) -> bytes:
+    message = {
+        "index": index,
+        "output_ids": tokens,
+        "meta_info": {
+            "completion_tokens": total,
+            "finish_reason": None if finish is None else {"type": finish},
+            "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+            "weight_version": "4",
+        },
+    }
+    return b"data: " + json.dumps(message).encode() + b"\n\n"
+
+
+def failing(
+    pieces: list[bytes], ending: Exception | None = None, *, timeout_s: float | None = None
+) -> EngineUnreachable:
+    """What `generate` of two samples raises when the stream goes like this; it stays open without
+    an ending."""
+
+    class Stream(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+            if ending is not None:
+                raise ending
+            if timeout_s is not None:
+                await asyncio.Event().wait()
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
+
+    async def scenario() -> EngineUnreachable:
+        client = EngineClient(
+            URL, request_timeout_s=timeout_s, transport=httpx.MockTransport(handler)
+        )
+        with pytest.raises(EngineUnreachable) as raised:
+            await client.generate([request("a", [5], 9), request("b", [6], 9)])
+        await client.close()
+        return raised.value
+
+    return asyncio.run(scenario())
+
+
+def test_what_had_arrived_is_part_of_the_error() -> None:
+    stream = event(0, [7, 8], 2) + event(1, [3], 1, "stop") + event(0, [9], 3)
+    for pieces in ([stream], [stream[:30], stream[30:]], [bytes([one]) for one in stream]):
+        error = failing(pieces, httpx.ReadError("reset"))
+        assert f"engine {URL} is unreachable" in str(error)
+        assert error.partial["a"].segments == (Segment((7, 8, 9), (-1.0,) * 3, 4),)
+        assert error.partial["a"].finish_reason == "abort"
+        assert error.partial["b"].finish_reason == "stop"
+
+
+def test_an_answer_that_ends_early_is_an_engine_that_is_gone() -> None:
+    error = failing([event(0, [7], 1), b"data: [DONE]\n\n"])
+    assert "ended early" in str(error)
+    assert list(error.partial) == ["a"]
+
+
+def test_silence_is_an_engine_that_is_gone() -> None:
+    error = failing([event(1, [7], 1)], timeout_s=0.05)
+    assert "silent for 0.05 s" in str(error)
+    assert list(error.partial) == ["b"]
+
+
+def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None:
+    """The pause lasts ten times as long as an engine may be silent."""
+
+    async def scenario() -> list[Generated]:
+        resumed = asyncio.Event()
+
+        class Stream(httpx.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield event(0, [7], 1)
+                await resumed.wait()
+                yield event(0, [8], 2, "length")
+
+        def handler(http: httpx.Request) -> httpx.Response:
+            match http.url.path:
+                case "/generate":
+                    kind = {"content-type": "text/event-stream"}
+                    return httpx.Response(200, headers=kind, stream=Stream())
+                case "/continue_generation":
+                    resumed.set()
+            return httpx.Response(200, json={})
+
+        client = EngineClient(URL, request_timeout_s=0.05, transport=httpx.MockTransport(handler))
+        await client.pause(PauseMode.RETRACT)
+        answers = asyncio.ensure_future(client.generate([request("a", [5], 2)]))
+        assert not (await asyncio.wait({answers}, timeout=0.5))[0]
+        await client.resume()
+        return await answers
+
+    (result,) = asyncio.run(scenario())
+    assert [segment.tokens for segment in result.segments] == [(7, 8)]
+
+
+def test_samples_sent_one_by_one_fail_together() -> None:
+    """vLLM takes one sample per request: the first that is lost ends the others, and what arrived
+    of all is kept."""
+
+    async def scenario() -> EngineUnreachable:
+        both = asyncio.Barrier(2)
+
+        class Stream(httpx.AsyncByteStream):
+            def __init__(self, name: str) -> None:
+                self._name = name
+
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                content = [{"token_id": 7, "logprob": -1.0}]
+                choice = {"token_ids": [7], "logprobs": {"content": content}}
+                yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+                await both.wait()
+                if self._name == "a":
+                    raise httpx.ReadError("reset")
+                await asyncio.Event().wait()
+
+        def handler(http: httpx.Request) -> httpx.Response:
+            if http.url.path == "/weight_info":
+                return httpx.Response(200, json={"weight_version": "4"})
+            name = json.loads(http.content)["request_id"].partition("#")[0]
+            kind = {"content-type": "text/event-stream"}
+            return httpx.Response(200, headers=kind, stream=Stream(name))
+
+        client = EngineClient(URL, api=VLLM, transport=httpx.MockTransport(handler))
+        with pytest.raises(EngineUnreachable) as raised:
+            await client.generate([request("a", [5], 9), request("b", [6], 9)])
+        await client.close()
+        return raised.value
+
+    error = asyncio.run(scenario())
+    assert {name: one.segments[0].version for name, one in error.partial.items()} == {
+        "a": 4,
+        "b": 4,
+    }

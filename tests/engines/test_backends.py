@@ -1,0 +1,162 @@
+"""The command lines of the servers: what each build is told, and what it is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of
+from areal_lab.engines.launch import server_command, server_environment
+from areal_lab.model_facts import CACHE_BYTES, cache_room
+
+OPTIONS = ServerOptions(
+    model=Path("/w/v3"),
+    version="3",
+    port=31000,
+    threads=2,
+    dtype="bfloat16",
+    max_running_requests=8,
+    context_length=512,
+    cache_tokens=4096,
+    cache_bytes=3 << 29,
+)
+PYTHON = Path("/e/bin/python")
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        (
+            "embedded",
+            {"--model-path": "/w/v3", "--weight-version": "3", "--context-length": "512"},
+        ),
+        (
+            "sglang",
+            {
+                "--model-path": "/w/v3",
+                "--weight-version": "3",
+                "--context-length": "512",
+                "--attention-backend": "torch_native",
+                "--max-total-tokens": "4096",
+                "--max-running-requests": "8",
+            },
+        ),
+        ("vllm", {"--model": "/w/v3", "--max-model-len": "512", "--max-num-seqs": "8"}),
+    ],
+)
+def test_each_server_is_told_the_same_in_its_words(name: str, flags: dict[str, str]) -> None:
+    command = server_command(BACKENDS[name], PYTHON, OPTIONS)
+    flags = {**flags, "--port": "31000", "--host": "127.0.0.1", "--dtype": "bfloat16"}
+    assert {flag: value(command, flag) for flag in flags} == flags
+
+
+def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("areal_lab.engines.launch.visible_gpus", lambda: ("0", "1", "2"))
+    on_cpu, on_gpu = OPTIONS, replace(OPTIONS, build="gpu", tensor_parallel=2)
+    sglang = BACKENDS["sglang"]
+    assert server_environment(sglang, PYTHON, on_cpu)["PYTHONPATH"] == str(SHIM)
+    variables = server_environment(sglang, PYTHON, on_gpu, index=1)
+    assert variables["PYTHONPATH"] == ""
+    assert "SGLANG_USE_CPU_ENGINE" not in variables
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,0"
+    command = server_command(sglang, PYTHON, on_gpu)
+    assert value(command, "--tp-size") == "2"
+    assert "--max-total-tokens" not in command
+    assert "--enforce-eager" not in server_command(BACKENDS["vllm"], PYTHON, on_gpu)
+
+
+def test_the_cache_of_vllm_is_rounded_up_to_what_it_takes() -> None:
+    variables = server_environment(BACKENDS["vllm"], PYTHON, OPTIONS)
+    assert variables["VLLM_CPU_KVCACHE_SPACE"] == "2"
+
+
+def test_own_arguments_come_last() -> None:
+    for backend in BACKENDS.values():
+        own = replace(OPTIONS, extra=("--watchdog-timeout", "9"))
+        assert server_command(backend, PYTHON, own)[-2:] == ["--watchdog-timeout", "9"]
+
+
+def test_servers_of_a_run_have_no_tokenizer_and_others_may() -> None:
+    for name in ("sglang", "vllm"):
+        assert "--skip-tokenizer-init" in server_command(BACKENDS[name], PYTHON, OPTIONS)
+        with_text = replace(OPTIONS, tokenizer=True)
+        assert "--skip-tokenizer-init" not in server_command(BACKENDS[name], PYTHON, with_text)
+
+
+def test_an_unknown_engine_is_named_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="there are embedded, sglang, vllm; did you mean 'vllm'"):
+        backend_of("vlm")
+
+
+@pytest.mark.parametrize(
+    ("config", "sequences", "context", "tokens"),
+    [
+        # 2 layers x 2 (keys, values) x 2 heads x 8 wide x 4 bytes = 256 bytes a token
+        ('"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2', 4, None, 400),
+        ('"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2', 4, 50, 200),
+        # 100,000 sequences would take 2.56 GB
+        (
+            '"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2',
+            100_000,
+            None,
+            CACHE_BYTES // 256,
+        ),
+        # one sequence always fits
+        ('"hidden_size": 1, "num_attention_heads": 1, "head_dim": 60000000', 9, None, 100),
+        ('"hidden_size": 48', 4, None, 32768),
+    ],
+)
+def test_the_cache_has_room_for_what_may_run(
+    tmp_path: Path, config: str, sequences: int, context: int | None, tokens: int
+) -> None:
+    text = f'{{"num_hidden_layers": 2, "max_position_embeddings": 100, {config}}}'
+    (tmp_path / "config.json").write_text(text)
+    room = cache_room(tmp_path, dtype="float32", sequences=sequences, context_tokens=context)
+    assert room.tokens == tokens
+
+
+USE_OF_SHIM = """
+import sys
+assert "torch" not in sys.modules, "the shim must not load torch into every process"
+import torch, sgl_kernel
+from sgl_kernel import copy_all_layer_kv_cache_cpu, mamba
+from sgl_kernel.mamba import causal_conv1d_fwd_cpu
+assert torch.cuda.cudart().cudaHostRegister(0, 0, 0) == 0
+rows = torch.zeros(3, 5, dtype=torch.int32)
+sgl_kernel.assign_req_to_token_pool_cpu(
+    torch.tensor([2, 0]), rows, torch.tensor([1, 0]), torch.tensor([3, 2]),
+    torch.tensor([7, 8, 9, 6]), 5)
+print(rows.tolist())
+try:
+    copy_all_layer_kv_cache_cpu(1, 2)
+except NotImplementedError as error:
+    print(error)
+for finder in sys.meta_path[:1]:
+    finder.find_spec("torchvision")
+print(torch.ops.torchvision.nms.default)
+"""
+
+
+def test_the_shim_gives_names_and_the_one_operation() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", USE_OF_SHIM],
+        env={"PYTHONPATH": str(SHIM), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.splitlines() == [
+        "[[9, 6, 0, 0, 0], [0, 0, 0, 0, 0], [0, 7, 8, 0, 0]]",
+        "sgl_kernel.copy_all_layer_kv_cache_cpu is needed, but the CPU build has no kernels",
+        "torchvision.nms.default",
+    ], run.stderr

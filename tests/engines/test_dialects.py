@@ -1,0 +1,222 @@
+"""What is said to SGLang and to vLLM, and what their answers mean: no server, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_lab.engines.dialect import Call, GenerateOptions, Span
+from areal_lab.engines.errors import EngineError, VersionMismatch
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.vllm_api import VLLM
+from tests.engines.tiny import request
+
+WHOLE = GenerateOptions(stream=False, stream_interval=8, cache_name="")
+STREAM = GenerateOptions(stream=True, stream_interval=8, cache_name="after-1-in-place")
+WEIGHTS = WeightsFolder(path=Path("/w/v7"), version=7, checksum="xxh3_128:aa", size_bytes=1)
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    assert call.body is not None
+    return dict(call.body)
+
+
+# --- requests ---
+
+
+def test_sglang_gets_all_samples_in_one_body() -> None:
+    requests = [request("a", [5, 6], 3, seed=8), request("b", [5], stop_token_ids=(3,))]
+    body = body_of(SGLANG.generate(requests, WHOLE))
+    assert body["input_ids"] == [[5, 6], [5]]
+    assert body["return_logprob"] is True
+    assert body["sampling_params"][0] == {
+        "max_new_tokens": 3,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "stop_token_ids": [],
+        "ignore_eos": True,
+        "sampling_seed": 8,
+    }
+    assert body["sampling_params"][1]["stop_token_ids"] == [3]
+    assert not {"stream", "extra_key"} & body.keys()
+
+    streamed = body_of(SGLANG.generate(requests, STREAM))
+    assert (streamed["stream"], streamed["extra_key"]) == (True, "after-1-in-place")
+    assert [one["stream_interval"] for one in streamed["sampling_params"]] == [8, 8]
+
+
+def test_no_request_id_on_sglangs_wire_begins_with_another() -> None:
+    """SGLang aborts by prefix."""
+    names = [f"g1-{sample}" for sample in range(20)]
+    wire = body_of(SGLANG.generate([request(name, [5]) for name in names], WHOLE))["rid"]
+    assert not any(a != b and b.startswith(a) for a in wire for b in wire)
+    assert body_of(SGLANG.abort("g1-1"))["rid"] == wire[1]
+
+
+def test_vllm_gets_one_sample_per_body() -> None:
+    call = VLLM.generate([request("a", [5, 6], 3, seed=8, stop_token_ids=(3,))], STREAM)
+    assert call.path == "/inference/v1/generate"
+    assert body_of(call) == {
+        "request_id": "a",
+        "token_ids": [5, 6],
+        "sampling_params": {
+            "max_tokens": 3,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "stop_token_ids": [3],
+            "ignore_eos": False,
+            "seed": 8,
+            "logprobs": 0,
+            "detokenize": False,
+            "stream_interval": 8,
+        },
+        "stream": True,
+        "cache_salt": "after-1-in-place",
+    }
+
+
+def test_vllm_knows_a_request_by_another_id() -> None:
+    assert body_of(VLLM.abort("a")) == {"request_ids": ["generate-tokens-a"]}
+
+
+# --- pauses and updates ---
+
+
+@pytest.mark.parametrize(
+    ("mode", "sglang", "vllm"),
+    [("retract", "retract", "keep"), ("abort", "abort", "abort"), ("in_place", "in_place", "keep")],
+)
+def test_pauses(mode: str, sglang: str, vllm: str) -> None:
+    assert SGLANG.pause(PauseMode(mode)) == Call("POST", "/pause_generation", {"mode": sglang})
+    assert VLLM.pause(PauseMode(mode)).path == f"/pause?mode={vllm}"
+
+
+def test_sglang_is_told_to_flush_unless_requests_live_in_the_cache() -> None:
+    for mode in PauseMode:
+        (call,) = SGLANG.load(WEIGHTS, mode)
+        assert body_of(call) == {
+            "model_path": "/w/v7",
+            "weight_version": "7",
+            "flush_cache": mode is not PauseMode.IN_PLACE,
+        }
+
+
+def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() -> None:
+    reset = "/reset_prefix_cache?reset_running_requests=true"
+    for mode in (PauseMode.RETRACT, PauseMode.ABORT):
+        paths = [call.path for call in VLLM.load(WEIGHTS, mode)]
+        assert paths == ["/collective_rpc", reset, "/update_weight_version"]
+    paths = [call.path for call in VLLM.load(WEIGHTS, PauseMode.IN_PLACE)]
+    assert paths == ["/collective_rpc", "/update_weight_version"]
+    reload, *_, version = VLLM.load(WEIGHTS, PauseMode.RETRACT)
+    assert body_of(reload) == {"method": "reload_weights", "kwargs": {"weights_path": "/w/v7"}}
+    assert body_of(version) == {"new_version": "7"}
+
+
+def test_refusals_inside_answers_of_200() -> None:
+    assert SGLANG.refusal({"success": True, "message": "fine"}) is None
+    assert SGLANG.refusal({"success": False, "message": "why"}) == "why"
+    assert VLLM.refusal({"results": [None]}) is None
+    assert VLLM.refusal({"success": False}) is not None
+
+
+# --- answers ---
+
+
+def sglang_message(tokens: list[int], **meta: Any) -> dict[str, Any]:
+    return {
+        "output_ids": tokens,
+        "meta_info": {
+            "finish_reason": None,
+            "output_token_logprobs": [[-token / 8, token, None] for token in tokens],
+            "weight_version": "4",
+            **meta,
+        },
+    }
+
+
+def test_a_message_of_sglang() -> None:
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 3}]
+    chunk = SGLANG.read(
+        {
+            "index": 2,
+            **sglang_message(
+                [7, 8, 9],
+                completion_tokens=5,
+                weight_versions=spans,
+                num_retractions=1,
+                cached_tokens=2,
+                finish_reason={"type": "stop", "matched": 9},
+            ),
+        }
+    )
+    assert (chunk.index, chunk.tokens, chunk.total) == (2, (7, 8, 9), 5)
+    assert chunk.logprobs == (-0.875, -1.0, -1.125)
+    assert chunk.spans == (Span(3, 0, 2), Span(4, 2, 3))
+    assert (chunk.finish_reason, chunk.retractions, chunk.cached_tokens) == ("stop", 1, 2)
+
+
+def test_what_sglang_repeats_of_an_aborted_sample_is_read() -> None:
+    """Aborted while it waits again: the last token, with the log-probs of all of them."""
+    message = sglang_message([7, 8, 9], completion_tokens=3, finish_reason={"type": "abort"})
+    message["output_ids"] = [9]
+    chunk = SGLANG.read(message)
+    assert (chunk.tokens, chunk.logprobs, chunk.total) == ((9,), (-1.125,), 3)
+    message["output_ids"] = []
+    assert SGLANG.read(message).logprobs == ()
+
+
+def vllm_message(tokens: list[int], **choice: Any) -> dict[str, Any]:
+    content = [{"token_id": token, "logprob": -token / 8, "rank": 1} for token in tokens]
+    return {
+        "request_id": "generate-tokens-a",
+        "choices": [{"index": 0, "token_ids": tokens, "logprobs": {"content": content}, **choice}],
+    }
+
+
+def test_a_message_of_vllm() -> None:
+    going = VLLM.read(vllm_message([7, 8], finish_reason=None, weight_versions=None))
+    assert (going.tokens, going.logprobs) == ((7, 8), (-0.875, -1.0))
+    assert (going.total, going.spans, going.version, going.finish_reason) == (None,) * 4
+    spans = [{"version": "3", "start": 0, "end": 3}]
+    ended = VLLM.read(vllm_message([9], finish_reason="length", weight_versions=spans))
+    assert (ended.spans, ended.finish_reason) == ((Span(3, 0, 3),), "length")
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"error": {"message": "too long"}}, "too long"),
+        ({"choices": []}, "the answer is"),
+        (vllm_message([7], finish_reason="error"), "finish reason is 'error'"),
+        (vllm_message([10**5]), "without a log-prob"),
+        ({"choices": [{"token_ids": [7], "logprobs": None}]}, "log-probs of 0"),
+    ],
+)
+def test_bad_messages_of_vllm(message: dict[str, Any], error: str) -> None:
+    with pytest.raises(EngineError, match=error):
+        VLLM.read(message)
+
+
+def test_errors_inside_a_stream_of_sglang() -> None:
+    with pytest.raises(EngineError, match="too long"):
+        SGLANG.read({"error": {"message": "too long"}})
+
+
+def test_versions_and_digests() -> None:
+    for dialect in (SGLANG, VLLM):
+        assert dialect.held_version({"weight_version": "12"}) == 12
+        with pytest.raises(VersionMismatch, match="'default'"):
+            dialect.held_version({"weight_version": "default"})
+        assert dialect.engine_version({"version": "1.2"}) == "1.2"
+    assert SGLANG.read_digest({"checksum": "xxh3_128:aa"}) == "xxh3_128:aa"
+    ranks = [{"per_gpu_checksum": "b", "checksums": {}}, {"per_gpu_checksum": "a"}]
+    assert SGLANG.read_digest({"success": True, "ranks": ranks}) == "a b"
+    assert SGLANG.read_digest({"success": False}) is None
+    assert VLLM.read_digest({"checksums": {"y": "2", "x": "1"}}) == "x=1 y=2"
+    assert VLLM.read_digest({}) is None

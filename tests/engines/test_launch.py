@@ -1,0 +1,312 @@
+"""Starting servers: ports that are taken, servers that die or never come, what is left behind.
+
+The server is a small HTTP server of its own process, told in its first lines how to behave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from areal_lab.engines import launch
+from areal_lab.engines.backends import EMBEDDED, SGLANG, Backend, ServerOptions
+from areal_lab.engines.launch import EngineProcess, PortTaken, Start, bind, start_server
+from areal_lab.engines.leftovers import group_lives
+from areal_lab.engines.listeners import Listener, who_listens
+from areal_lab.processes import ChildDied
+
+BOUND_S = 20.0
+SERVER = """
+import http.server, json, mmap, os, pathlib, signal, sys, threading
+folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+attempt = len(list(folder.glob("attempt-*")))
+(folder / f"attempt-{attempt}").write_text(str(port))
+behavior = (folder / "behavior").read_text().split()
+behavior = behavior[min(attempt, len(behavior) - 1)]
+if behavior == "in_use":
+    print("[Errno 98] error while attempting to bind: address already in use")
+    sys.exit(1)
+if behavior == "broken":
+    sys.exit("the model is not a model")
+if behavior == "waits":
+    signal.pause()
+shared = open(f"/dev/shm/areal_lab_test-{os.getpid()}", "wb+")
+shared.truncate(4096)
+kept = mmap.mmap(shared.fileno(), 4096)
+(folder / "shared").write_text(shared.name)
+if "AREAL_LAB_SCRATCH" in os.environ:
+    (folder / "scratch").write_text(os.environ["AREAL_LAB_SCRATCH"])
+    (pathlib.Path(os.environ["TMPDIR"]) / "socket").touch()
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer()
+    def do_POST(self):
+        told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        (folder / "told").write_text(json.dumps([self.path, told]))
+        self.answer()
+    def answer(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small_server.py").write_text(SERVER)
+    return behaves(tmp_path, "serves")
+
+
+def behaves(folder: Path, *attempts: str) -> Path:
+    """What each attempt does; the last word is for all further ones."""
+    (folder / "behavior").write_text(" ".join(attempts))
+    return folder
+
+
+def backend(folder: Path) -> Backend:
+    return replace(
+        SGLANG,
+        module="small_server",
+        arguments=lambda options: [str(folder), str(options.port)],
+        environment=lambda _: {"PYTHONPATH": str(folder)},
+    )
+
+
+def start(
+    folder: Path, port: int = 0, timeout_s: float = BOUND_S, like: Backend | None = None
+) -> Awaitable[EngineProcess]:
+    return start_server(
+        Start(
+            backend=like or backend(folder),
+            python=Path(sys.executable),
+            version="1.0",
+            index=3,
+            log_path=folder / "engine.log",
+            ready_timeout_s=timeout_s,
+            request_timeout_s=None,
+        ),
+        ServerOptions(model=folder, version="7", port=port),
+    )
+
+
+def attempts(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in sorted(folder.glob("attempt-*"))]
+
+
+async def until_written(file: Path) -> str:
+    async with asyncio.timeout(BOUND_S):
+        while not file.exists() or not file.read_text():
+            await asyncio.sleep(0.01)
+    return file.read_text()
+
+
+def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
+    async def scenario() -> None:
+        engine = await start(folder)
+        assert group_lives(engine.child.pid)
+        assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[0]}"
+        assert engine.version == "1.0"
+        shared, scratch = (Path((folder / name).read_text()) for name in ("shared", "scratch"))
+        assert shared.exists()
+        assert (scratch / "socket").exists()
+        await engine.stop()
+        assert not group_lives(engine.child.pid)
+        assert not shared.exists()
+        assert not scratch.exists()
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_segment_that_somebody_else_uses_stays(folder: Path) -> None:
+    async def scenario() -> None:
+        engine = await start(folder)
+        shared = Path((folder / "shared").read_text())
+        other = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import mmap, signal, sys\n"
+                "shared = open(sys.argv[1], 'rb+')\n"
+                "kept = mmap.mmap(shared.fileno(), 4096)\n"
+                "print('mapped', flush=True); signal.pause()",
+                str(shared),
+            ],
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            await engine.stop()
+            assert shared.exists()
+        finally:
+            other.kill()
+            other.communicate()
+            shared.unlink()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_cannot_say_its_version_itself_is_told_it(folder: Path) -> None:
+    async def scenario() -> None:
+        engine = await start(folder, like=replace(backend(folder), version_path="/version"))
+        assert json.loads((folder / "told").read_text()) == ["/version", {"new_version": "7"}]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_port_stolen_while_the_server_starts_is_named(folder: Path) -> None:
+    behaves(folder, "waits")
+    with bind(0) as free:
+        port = free.getsockname()[1]
+
+    async def scenario() -> None:
+        starting = asyncio.ensure_future(start(folder, port))
+        await until_written(folder / "attempt-0")
+        with bind(port) as thief:
+            thief.listen()
+            with pytest.raises(PortTaken, match=rf"port {port} was taken by process {os.getpid()}"):
+                await starting
+
+    asyncio.run(scenario())
+    assert attempts(folder) == [port]
+
+
+def test_where_any_port_will_do_a_stolen_one_is_given_up(folder: Path) -> None:
+    behaves(folder, "waits", "serves")
+
+    async def scenario() -> None:
+        starting = asyncio.ensure_future(start(folder))
+        stolen = int(await until_written(folder / "attempt-0"))
+        with bind(stolen) as thief:
+            thief.listen()
+            engine = await starting
+            assert attempts(folder)[0] == stolen
+            assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[1]}"
+            assert attempts(folder)[1] != stolen
+            await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_says_its_port_is_in_use_gets_another(folder: Path) -> None:
+    behaves(folder, "in_use", "in_use", "serves")
+
+    async def scenario() -> None:
+        engine = await start(folder)
+        assert len(set(attempts(folder))) == 3
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_not_for_ever(folder: Path) -> None:
+    behaves(folder, "in_use")
+    with pytest.raises(PortTaken, match="while engine 3 was starting"):
+        asyncio.run(start(folder))
+    assert len(attempts(folder)) == launch.ATTEMPTS
+
+
+def test_what_an_earlier_server_said_in_the_log_does_not_count(folder: Path) -> None:
+    behaves(folder, "broken")
+    (folder / "engine.log").write_text("address already in use\n")
+    with pytest.raises(ChildDied, match="the model is not a model"):
+        asyncio.run(start(folder))
+    assert len(attempts(folder)) == 1
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(folder: Path) -> None:
+    with bind(0) as used:
+        used.listen()
+        port = used.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} is not available for an engine"):
+            asyncio.run(start(folder, port))
+    assert attempts(folder) == []
+
+
+def test_a_server_that_never_comes_is_given_up(folder: Path) -> None:
+    behaves(folder, "waits")
+    with pytest.raises(TimeoutError, match=r"engine 3 was not ready within 0\.3 s"):
+        asyncio.run(start(folder, timeout_s=0.3))
+
+
+def test_a_reserved_port_is_nobody_elses_and_can_be_served() -> None:
+    with bind(0) as reserved:
+        port = reserved.getsockname()[1]
+        taken = [bind(0) for _ in range(50)]
+        assert port not in {other.getsockname()[1] for other in taken}
+        assert who_listens(port, os.getpgid(0)) is Listener.NOBODY
+        with socket.create_server(("127.0.0.1", port)):
+            assert who_listens(port, os.getpgid(0)) is Listener.GROUP
+            assert who_listens(port, os.getpgid(0) + 1) is Listener.OTHER
+        for other in taken:
+            other.close()
+
+
+PARENT = """
+import asyncio, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.engines.test_launch import start
+
+async def main():
+    engine = await start(Path(sys.argv[1]))
+    print(engine.child.pid, flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(folder), str(Path.cwd())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pidfd = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(BOUND_S * 1000)
+    os.close(pidfd)
+    assert not Path((folder / "shared").read_text()).exists()
+    assert not Path((folder / "scratch").read_text()).exists()
+
+
+def test_an_engine_that_is_not_installed_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
+    with pytest.raises(ValueError, match=r"not installed .*; run: areal-lab engine install vllm"):
+        launch.server_options(
+            launch.backend_of("vllm"),
+            model=tmp_path,
+            version="0",
+            port=0,
+            threads=1,
+            dtype="auto",
+            max_running_requests=1,
+            context_length=None,
+        )
+
+
+def test_the_embedded_engine_runs_in_our_own_python() -> None:
+    options = ServerOptions(model=Path("/m"), port=1)
+    command = launch.server_command(EMBEDDED, Path("/bin/python"), options)
+    assert command[:3] == ["/bin/python", "-m", "areal_lab.engines.embedded.server"]

@@ -1,0 +1,315 @@
+"""Two engines, weights pushed from this process: all take them, or who does not is named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+import torch
+
+from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.transfer.broadcast import BroadcastSender
+from areal_lab.engines.transfer.push import Outcome, Pusher
+from areal_lab.engines.transfer.records import EngineTarget, Phase
+from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.engines.weights import tied_once, write_weights
+from tests.engines.tiny import plain_logprobs, request, tiny_model
+
+T = TypeVar("T")
+TIMEOUT_S = 2.0
+SENDERS = {
+    "http_tensor": lambda: TensorSender(chunk_bytes=64 << 10),  # three pieces
+    "distributed": lambda: BroadcastSender(timeout_s=TIMEOUT_S),
+}
+
+
+@dataclass
+class Lab:
+    """Engines by name, each started when first asked for, and a pusher of each kind."""
+
+    loop: asyncio.AbstractEventLoop
+    root: Path
+    engines: dict[str, EngineProcess] = field(default_factory=dict)
+    version: int = 0
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    def engine(self, name: str) -> EngineProcess:
+        if name not in self.engines:
+            first = write_weights(tiny_model(seed=0), self.root, 0, dtype=torch.float32)
+            self.engines[name] = self.run(
+                launch_engine(
+                    "embedded",
+                    index=len(self.engines),
+                    weights=first,
+                    port=0,
+                    threads=1,
+                    dtype="float32",
+                    max_running_requests=8,
+                    context_length=None,
+                    log_path=self.root / f"engine-{name}.log",
+                )
+            )
+        return self.engines[name]
+
+    def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> Outcome:
+        """The next version, whose weights are those of its number as a seed."""
+        self.version += 1
+        tensors = tied_once(tiny_model(seed=self.version))
+        pusher.hold(tensors, self.version, dtype=torch.float32)
+        return pusher.push(self.version, self.targets(*names), flush_cache=flush_cache)
+
+    def targets(self, *names: str) -> list[EngineTarget]:
+        return [EngineTarget(self.engine(name).base_url) for name in names]
+
+    def error(self, name: str) -> float:
+        """Of the log-probs an engine reports now, against the version it should hold."""
+        client = self.engine(name).client
+        (sample,) = self.run(client.generate([request("a", [5, 6, 7], 6, seed=3)]))
+        return error_under(sample, {self.version: self.version})
+
+    def stop(self) -> None:
+        for engine in self.engines.values():
+            self.run(engine.stop())
+
+
+def error_under(sample: Generated, seeds: dict[int, int]) -> float:
+    """Largest difference to plain forward passes, each segment under its own version."""
+    prompt, worst = [5, 6, 7], 0.0
+    for segment in sample.segments:
+        model = tiny_model(seed=seeds[segment.version])
+        plain = plain_logprobs(model, prompt, list(segment.tokens))
+        worst = max(worst, float((plain - torch.tensor(segment.logprobs)).abs().max()))
+        prompt = [*prompt, *segment.tokens]
+    return worst
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with asyncio.Runner() as runner:
+        lab = Lab(runner.get_loop(), tmp_path_factory.mktemp("transfer"))
+        yield lab
+        lab.stop()
+
+
+@pytest.fixture(params=sorted(SENDERS))
+def pusher(request: pytest.FixtureRequest) -> Iterator[Pusher]:
+    pusher = Pusher(SENDERS[request.param](), timeout_s=TIMEOUT_S + 2)
+    yield pusher
+    pusher.close()
+
+
+def test_every_engine_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
+    for _ in range(2):
+        outcome = lab.push(pusher, "a", "b")
+        assert outcome.failures == ()
+        assert set(outcome.seconds) == {"open", "send", "close", "verify"}
+        for name in ("a", "b"):
+            assert lab.run(lab.engine(name).client.version()) == lab.version
+            assert lab.error(name) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_running_answer_goes_on_under_the_new_weights(
+    lab: Lab, pusher: Pusher, mode: str
+) -> None:
+    assert lab.push(pusher, "a").failures == ()
+    client, pause = lab.engine("a").client, PauseMode(mode)
+    running = lab.loop.create_task(client.generate([request("r", [5, 6, 7], 200, seed=3)]))
+
+    async def interrupt() -> None:
+        while not client.arrived_tokens("r"):
+            await asyncio.sleep(0.005)
+        await client.pause(pause)
+
+    lab.run(interrupt())
+    seeds = {lab.version: lab.version}
+    assert lab.push(pusher, "a", flush_cache=pause is not PauseMode.IN_PLACE).failures == ()
+    seeds[lab.version] = lab.version
+    lab.run(client.took_weights(lab.version, pause))
+    lab.run(client.resume())
+    (sample,) = lab.run(asyncio.wait_for(running, 30))
+    assert [segment.version for segment in sample.segments] == [lab.version - 1, lab.version]
+    exact = error_under(sample, seeds) < 1e-5
+    assert exact == (mode == "retract"), "keys and values of old weights show in the log-probs"
+
+
+def test_an_update_that_was_left_open_is_ended(lab: Lab, pusher: Pusher) -> None:
+    httpx.post(f"{lab.engine('a').base_url}/begin_weight_update").raise_for_status()
+    assert lab.push(pusher, "a").failures == ()
+    assert lab.error("a") < 1e-5
+
+
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+    lab: Lab, pusher: Pusher
+) -> None:
+    assert lab.push(pusher, "a").failures == ()
+    pusher.hold({"model.norm.weight": torch.ones(3)}, lab.version + 1, dtype=torch.float32)
+    (failure,) = pusher.push(lab.version + 1, lab.targets("a"), flush_cache=True).failures
+    assert (failure.problem, failure.engine) == ("refused", lab.engine("a").base_url)
+    assert failure.phase in (Phase.SEND, Phase.BROADCAST)
+    assert "tensors are missing" in failure.message
+    assert "\n" not in failure.message
+    assert lab.error("a") < 1e-5
+
+
+def test_a_flush_under_running_requests_is_refused(lab: Lab, pusher: Pusher) -> None:
+    assert lab.push(pusher, "a").failures == ()
+    client = lab.engine("a").client
+    running = lab.loop.create_task(client.generate([request("r", [5, 6, 7], 200, seed=3)]))
+
+    async def interrupt() -> None:
+        while not client.arrived_tokens("r"):
+            await asyncio.sleep(0.005)
+        await client.pause(PauseMode.IN_PLACE)
+
+    lab.run(interrupt())
+    (failure,) = lab.push(pusher, "a", flush_cache=True).failures
+    assert "cannot be flushed" in failure.message
+    lab.run(client.resume())
+    (sample,) = lab.run(asyncio.wait_for(running, 30))
+    assert {segment.version for segment in sample.segments} == {lab.version - 1}
+
+
+def test_an_engine_with_other_weights_is_a_mismatch(
+    lab: Lab, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.version += 1
+    pusher.hold(tied_once(tiny_model(seed=lab.version)), lab.version, dtype=torch.float32)
+    monkeypatch.setattr(pusher._held[lab.version], "checksum", "xxh3_128:00")
+    (failure,) = pusher.push(lab.version, lab.targets("a"), flush_cache=True).failures
+    assert (failure.problem, failure.phase) == ("mismatch", Phase.VERIFY)
+    assert "sent checksum xxh3_128:00, it holds xxh3_128:" in failure.message
+
+
+# --- groups ---
+
+
+def test_a_group_is_used_again_and_made_anew_when_its_engines_change(lab: Lab) -> None:
+    sender = BroadcastSender(timeout_s=TIMEOUT_S)
+    pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
+    made = []
+    for names in (["a", "b"], ["a", "b"], ["a"], ["a"], ["b", "a"]):
+        assert lab.push(pusher, *names).failures == ()
+        made.append(sender.groups_made)
+    assert made == [1, 1, 2, 2, 3]
+    # An engine that has another version than the one sent last has been restarted meanwhile.
+    other = Pusher(TensorSender(), timeout_s=TIMEOUT_S)
+    assert lab.push(other, "b").failures == ()
+    assert lab.push(pusher, "b", "a").failures == ()
+    assert sender.groups_made == 4
+    pusher.close()
+
+
+def test_a_group_that_an_engine_left_is_made_anew(lab: Lab) -> None:
+    sender = BroadcastSender(timeout_s=TIMEOUT_S)
+    pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
+    assert lab.push(pusher, "a", "b").failures == ()
+    assert sender._group is not None
+    # Held by nothing else: a group is closed when its last reference goes.
+    name = sender._group.name
+    httpx.post(
+        f"{lab.engine('b').base_url}/destroy_weights_update_group", json={"group_name": name}
+    ).raise_for_status()
+    assert lab.push(pusher, "a", "b").failures == ()
+    assert sender.groups_made == 2
+    assert lab.error("a") < 1e-5
+    assert lab.error("b") < 1e-5
+    pusher.close()
+
+
+def test_making_groups_leaves_nothing_open(lab: Lab) -> None:
+    sender = BroadcastSender(timeout_s=TIMEOUT_S)
+    pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
+    lab.engine("b")
+
+    def held() -> tuple[int, int, int]:
+        place = Path(f"/proc/{lab.engine('a').child.pid}")
+        ours = len(os.listdir("/proc/self/fd"))
+        return ours, len(os.listdir(place / "fd")), len(os.listdir(place / "task"))
+
+    counts = []
+    for _ in range(6):
+        assert lab.push(pusher, "a", "b").failures == ()
+        pusher.close()
+        assert lab.push(pusher, "a").failures == ()
+        pusher.close()
+        counts.append(held())
+    assert counts[-1] <= counts[1], counts
+
+
+def test_a_hung_engine_is_named_within_the_bound_and_the_others_have_the_weights(
+    lab: Lab, pusher: Pusher
+) -> None:
+    assert lab.push(pusher, "a", "b").failures == ()
+    child = lab.engine("b").child.pid
+    os.kill(child, signal.SIGSTOP)
+    try:
+        start_s = time.monotonic()
+        (failure,) = lab.push(pusher, "a", "b").failures
+        assert time.monotonic() - start_s < TIMEOUT_S + 4
+    finally:
+        os.kill(child, signal.SIGCONT)
+    assert (failure.engine, failure.problem) == (lab.engine("b").base_url, "unreachable")
+    assert failure.phase is Phase.OPEN
+    assert "opening the update failed: no answer to /model_info within 4 s" in failure.message
+    assert lab.error("a") < 1e-5
+    assert lab.push(pusher, "a", "b").failures == ()
+
+
+def test_an_engine_that_dies_during_the_broadcast_is_named(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = BroadcastSender(timeout_s=TIMEOUT_S)
+    pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
+    assert lab.push(pusher, "a", "dying").failures == ()
+    dying = lab.engines.pop("dying")
+    send = BroadcastSender._broadcast
+
+    def killed_first(self: BroadcastSender, sending: Any) -> Any:
+        if dying.child.process.returncode is None and len(sending.links) == 2:
+            os.kill(dying.child.pid, signal.SIGKILL)
+        return send(self, sending)
+
+    monkeypatch.setattr(BroadcastSender, "_broadcast", killed_first)
+    lab.engines["dying"] = dying
+    (failure,) = lab.push(pusher, "a", "dying").failures
+    del lab.engines["dying"]
+    assert (failure.engine, failure.problem) == (dying.base_url, "unreachable")
+    assert failure.phase is Phase.BROADCAST
+    assert sender.groups_made == 2
+    assert lab.error("a") < 1e-5
+    lab.run(dying.stop())
+    pusher.close()
+
+
+def test_an_engine_that_does_not_join_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = BroadcastSender(timeout_s=1.0)
+    pusher = Pusher(sender, timeout_s=3.0)
+    child = lab.engine("b").child.pid
+    join = BroadcastSender._join
+
+    def stopped_first(self: BroadcastSender, sending: Any) -> Any:
+        if len(sending.links) == 2:
+            os.kill(child, signal.SIGSTOP)
+        return join(self, sending)
+
+    monkeypatch.setattr(BroadcastSender, "_join", stopped_first)
+    try:
+        (failure,) = lab.push(pusher, "a", "b").failures
+    finally:
+        os.kill(child, signal.SIGCONT)
+    assert (failure.engine, failure.phase) == (lab.engine("b").base_url, Phase.JOIN)
+    assert failure.problem == "unreachable"
+    assert lab.error("a") < 1e-5
+    pusher.close()

@@ -1,0 +1,188 @@
+"""What goes over the wire, what an engine must answer, and what is kept in memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from areal_lab.engines.transfer.checks import difference, sglang_checksums
+from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.serialize import (
+    UnsafePayload,
+    chunks,
+    decode,
+    encode,
+    update_body,
+)
+from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.engines.weights import checksum, tied_once
+from tests.engines.tiny import tiny_model
+
+
+def sent(*tensors: tuple[str, Tensor]) -> dict[str, Tensor]:
+    return decode(encode(tensors).decode())
+
+
+# --- by value ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_arrive_as_they_were(dtype: torch.dtype) -> None:
+    original = torch.arange(12).reshape(3, 4).to(dtype)
+    arrived = sent(("a", original), ("b", original[0]))
+    assert list(arrived) == ["a", "b"]
+    assert torch.equal(arrived["a"], original)
+    assert arrived["a"].dtype == dtype
+    assert torch.equal(arrived["b"], original[0])
+
+
+def test_a_view_does_not_bring_its_whole_storage() -> None:
+    large = torch.zeros(1 << 16)
+    assert len(encode([("row", large[:4])])) < 2000
+    assert torch.equal(sent(("t", large[:6].reshape(2, 3).T))["t"], torch.zeros(3, 2))
+
+
+def test_nothing_is_shared_with_the_receiver() -> None:
+    """Handles of shared memory kill SGLang, or leave a manager process behind that holds the
+    output of this one open."""
+    source = """
+import os, subprocess, sys, torch
+from pathlib import Path
+from areal_lab.engines.transfer.serialize import encode
+tensors = [("a", torch.ones(1 << 16))]
+before = set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))
+payload = encode(tensors)
+assert len(payload) > (1 << 18), len(payload)
+assert (set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))) == before
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+assert not children, children
+assert not tensors[0][1].is_shared()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps([("a", Evil())]),
+        pickle.dumps([("a", 3)]),
+        pickle.dumps(7),
+        b"no pickle",
+        pickle.dumps([("a", torch.ones(3))])[:-9],
+    ],
+)
+def test_what_is_not_made_of_tensors_is_refused(content: bytes) -> None:
+    with pytest.raises(UnsafePayload, match="the tensors cannot be read"):
+        decode(base64.b64encode(content).decode())
+
+
+def test_pieces_are_bounded_and_complete() -> None:
+    tensors = {str(index): torch.zeros(index) for index in range(1, 9)}  # 4 to 32 bytes
+    pieces = list(chunks(tensors, 40))
+    assert [name for piece in pieces for name, _ in piece] == list(tensors)
+    sizes = [sum(tensor.nbytes for _, tensor in piece) for piece in pieces]
+    assert max(sizes) <= 40
+    assert [len(piece) for piece in pieces] == [4, 1, 1, 1, 1]
+    assert len(next(chunks({"large": torch.zeros(99)}, 40))) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_body_is_json_with_a_payload_for_each_rank(ranks: int) -> None:
+    pieces = update_body(b"QUJD", ranks=ranks, version="7", flush_cache=True)
+    body = json.loads(b"".join(pieces))
+    assert body == {
+        "flush_cache": True,
+        "weight_version": "7",
+        "serialized_named_tensors": ["QUJD"] * ranks,
+    }
+    assert "weight_version" not in json.loads(
+        b"".join(update_body(b"", ranks=1, version=None, flush_cache=False))
+    )
+
+
+# --- checksums ---
+
+
+def sha(*parts: Tensor) -> str:
+    data = b"".join(part.contiguous().numpy().tobytes() for part in parts)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_parameters_are_fused_and_padded_as_sglang_does(kind: str) -> None:
+    tensors = tied_once(tiny_model(kind))
+    found = sglang_checksums(tensors)
+    attention = "model.layers.1.self_attn."
+    for what in ("weight", "bias") if kind == "qwen2" else ("weight",):
+        parts = [tensors[f"{attention}{part}_proj.{what}"] for part in "qkv"]
+        assert found[f"{attention}qkv_proj.{what}"] == sha(*parts)
+    mlp = "model.layers.0.mlp."
+    gate, up = tensors[mlp + "gate_proj.weight"], tensors[mlp + "up_proj.weight"]
+    assert found[mlp + "gate_up_proj.weight"] == sha(gate, up)
+    vocabulary = tensors["lm_head.weight"]
+    assert found["lm_head.weight"] == sha(vocabulary, torch.zeros(128 - 97, 48))
+    assert found["model.norm.weight"] == sha(tensors["model.norm.weight"])
+    assert not any(name.split(".")[-2] in ("q_proj", "up_proj") for name in found)
+
+
+def answer(checksums: dict[str, str], ranks: int = 1) -> dict[str, Any]:
+    return {"success": True, "ranks": [{"checksums": checksums}] * ranks}
+
+
+def test_a_difference_is_named() -> None:
+    expected = {"a": "1", "b": "2", "c": "3"}
+    assert difference(expected, answer(expected)) is None
+    assert difference(expected, answer({**expected, "experts": "9"})) is None
+    told = difference(expected, answer({**expected, "b": "7"}))
+    assert told == "1 of 3 parameters differ, b for one (sent 2, holds 7)"
+    assert difference(expected, answer({"x": "1"})) == "none of its parameters has a name of ours"
+    assert difference(expected, answer({"a": "part"}, ranks=2)) is None
+
+
+# --- what the trainer holds ---
+
+
+def test_a_version_is_held_in_the_memory_of_the_one_before() -> None:
+    pusher = Pusher(TensorSender(), timeout_s=1)
+    model = tiny_model()
+    first = pusher.hold(tied_once(model), 1, dtype=torch.bfloat16)
+    cast = {name: tensor.to(torch.bfloat16) for name, tensor in tied_once(model).items()}
+    assert (first.version, first.checksum) == (1, checksum(cast))
+    assert first.size_bytes == sum(tensor.nbytes for tensor in cast.values())
+    places = {tensor.data_ptr() for tensor in pusher._held[1].tensors.values()}
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert checksum(pusher._held[1].tensors) == first.checksum, "a copy, not the parameters"
+    second = pusher.hold(tied_once(model), 2, dtype=torch.bfloat16)
+    assert second.checksum != first.checksum
+    assert {tensor.data_ptr() for tensor in pusher._held[2].tensors.values()} == places
+    with pytest.raises(ValueError, match=r"asked to push version 1, but held are \[2\]"):
+        pusher.push(1, [], flush_cache=True)
+
+
+def test_two_versions_are_held_where_an_engine_may_return() -> None:
+    pusher = Pusher(TensorSender(), timeout_s=1, kept_versions=2)
+    for version in range(4):
+        pusher.hold({"a": torch.full((3,), float(version))}, version, dtype=torch.float32)
+    assert {v: e.tensors["a"][0].item() for v, e in pusher._held.items()} == {2: 2.0, 3: 3.0}
+    pusher.push(2, [], flush_cache=True)
+    pusher.close()

@@ -1,0 +1,166 @@
+"""One running server, and what the tests of the contract do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.protocol import (
+    Generated,
+    GenerateRequest,
+    PauseMode,
+    SamplingParams,
+    WeightsFolder,
+)
+from areal_lab.engines.weights import write_weights
+from tests.real_engines.engines import Facts
+
+T = TypeVar("T")
+VOCABULARY = 97
+END_TOKEN = 1
+CONTEXT = 1024
+LONG = 600
+"""Tokens of an answer that is still running when something happens to it."""
+BOUND_S = 120.0
+"""No test of a tiny model takes longer, on a machine that does much else."""
+
+
+def tiny_model(seed: int, *, intermediate_size: int = 96) -> PreTrainedModel:
+    """Two layers of random weights, large enough that distributions are uneven; heads of 32, which
+    every engine has kernels for."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=END_TOKEN,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    model: PreTrainedModel = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" not in name:
+                weight.mul_(3)
+    return model.eval()
+
+
+@dataclass
+class Lab:
+    """A server that runs for the whole session, and the models it can be given."""
+
+    facts: Facts
+    loop: asyncio.AbstractEventLoop
+    engine: EngineProcess
+    root: Path
+    models: dict[int, PreTrainedModel]
+    """By seed, which is also the version."""
+    written: dict[int, WeightsFolder] = field(default_factory=dict)
+    fresh: int = 0
+
+    @property
+    def client(self) -> EngineClient:
+        """The client that the server was started with."""
+        return self.engine.client
+
+    def run(self, scenario: Coroutine[Any, Any, T]) -> T:
+        """Run a scenario within the bound."""
+
+        async def bounded() -> T:
+            async with asyncio.timeout(BOUND_S):
+                return await scenario
+
+        return self.loop.run_until_complete(bounded())
+
+    def weights(self, version: int) -> WeightsFolder:
+        """The folder of a version, written once."""
+        if version not in self.written:
+            folder = self.root / f"from-{version}"
+            self.written[version] = write_weights(
+                self.models[version], folder, version, dtype=torch.float32
+            )
+        return self.written[version]
+
+    def fresh_weights(self, version: int) -> WeightsFolder:
+        """The same in a folder of its own, to be damaged."""
+        folder = self.root / f"fresh-{self.fresh}"
+        self.fresh += 1
+        return write_weights(self.models[version], folder, version, dtype=torch.float32)
+
+    def unfit_weights(self, version: int) -> WeightsFolder:
+        """A whole folder whose last layers are narrower than those of the model."""
+        folder = self.root / f"unfit-{self.fresh}"
+        self.fresh += 1
+        model = tiny_model(version, intermediate_size=64)
+        return write_weights(model, folder, version, dtype=torch.float32)
+
+    async def load(self, version: int, mode: PauseMode = PauseMode.RETRACT) -> None:
+        """Load a version."""
+        assert await self.client.load_weights(self.weights(version), mode) == version
+
+    @asynccontextmanager
+    async def running(
+        self, requests: Sequence[GenerateRequest], *, tokens: int = 5
+    ) -> AsyncIterator[asyncio.Task[list[Generated]]]:
+        """Requests on their way, each seen to have some tokens."""
+        task = asyncio.create_task(self.client.generate(requests))
+        try:
+            while not all(self.client.arrived_tokens(one.request_id) >= tokens for one in requests):
+                assert not task.done(), f"it ended too early: {task.exception() or task.result()}"
+                await self.client.ready()  # paces the loop
+            yield task
+            await task
+        finally:
+            task.cancel()
+
+    def errors(self, version: int, prompt: Sequence[int], result: Generated) -> Tensor:
+        """For each token of an answer, how far its log-prob is from that of a plain forward pass
+        of this version over the whole sequence."""
+        reported = [value for segment in result.segments for value in segment.logprobs]
+        plain = plain_logprobs(self.models[version], prompt, tokens_of(result))
+        return (plain - torch.tensor(reported)).abs()
+
+
+def request(name: str, prompt: Sequence[int], count: int, **sampling: Any) -> GenerateRequest:
+    """A request that ends at its length only, unless told otherwise."""
+    values = {"ignore_eos": not sampling.get("stop_token_ids"), **sampling}
+    return GenerateRequest(
+        request_id=name,
+        prompt_tokens=tuple(prompt),
+        sampling=SamplingParams(max_new_tokens=count, **values),
+    )
+
+
+def tokens_of(result: Generated) -> list[int]:
+    """All tokens of an answer."""
+    return [token for segment in result.segments for token in segment.tokens]
+
+
+def versions_of(result: Generated) -> list[int]:
+    """The version of each segment."""
+    return [segment.version for segment in result.segments]
+
+
+@torch.no_grad()
+def plain_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """Log-probs of `tokens` after `prompt`, by one unbatched forward pass."""
+    ids = torch.tensor([[*prompt, *tokens]])
+    logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)

@@ -1,0 +1,412 @@
+"""`areal-lab calibrate`: known costs are found again, errors are of what the fit has not seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from areal_lab import cli
+from simulator.calibrate import calibrate
+from simulator.calibrate_fit import fit_decode, fit_prefill, fit_training, is_held_out
+from simulator.calibrate_lengths import fit_lengths, group_correlation
+from simulator.calibrate_plots import draw_fit, draw_replay
+from simulator.calibrate_report import configuration, to_yaml
+from simulator.check import problems
+from simulator.lengths import LogNormalLengths
+from simulator.load import load_simulation
+from simulator.recorded import TrainingPoint, read_recorded_run
+from simulator.recorded_replay import replay
+from simulator.recorded_work import EnginePoint
+from simulator.roofline import smooth_max
+from simulator.simulation import simulate
+from tests.simulator import recordings
+from tests.simulator.recordings import known, record
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli.app, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("runs") / "synchronous", known())
+
+
+def steps_of(
+    batches: Sequence[int], contexts: Sequence[int], *, knee: float, noise: float = 0.0
+) -> list[EnginePoint]:
+    """One step each, of known cost."""
+    generator = np.random.default_rng(3)
+    return [
+        EnginePoint(
+            seconds=(smooth_max(0.08, 0.03 * batch, knee) + 3e-6 * batch * context)
+            * (1 + noise * generator.standard_normal()),
+            steps=1,
+            sequences=batch,
+            context_tokens=batch * context,
+            place=place,
+        )
+        for place, (batch, context) in enumerate(
+            ((batch, context) for batch in batches for context in contexts), 1
+        )
+    ]
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("knee", [1.0, 4.0])
+def test_known_decode_costs_are_found_again(knee: float) -> None:
+    fit = fit_decode(steps_of((1, 2, 4, 8, 16), (50, 400, 3000), knee=knee), "steps")
+    assert fit.settings["rollout.decode_step_s"] == pytest.approx(0.08, rel=1e-3)
+    assert fit.settings["rollout.decode_sequence_s"] == pytest.approx(0.03, rel=1e-3)
+    assert fit.settings["rollout.decode_context_token_s"] == pytest.approx(3e-6, rel=1e-2)
+    assert fit.settings["rollout.decode_knee"] == knee
+    assert fit.held_out_error < 1e-4
+    assert fit.bias == pytest.approx(0, abs=1e-4)
+
+
+def test_the_error_held_out_is_that_of_the_noise() -> None:
+    fit = fit_decode(
+        steps_of((1, 2, 3, 4, 6, 8, 12, 16), range(50, 1000, 50), knee=1, noise=0.05), ""
+    )
+    # The mean of |N(0, 0.05)| is 0.04.
+    assert fit.held_out_error == pytest.approx(0.04, abs=0.012)
+    assert fit.note == "batches of 1 to 16, contexts of 50 to 950 tokens"
+
+
+def test_what_is_held_out_changes_no_coefficient() -> None:
+    points = steps_of((1, 2, 4, 8, 16), (50, 400, 3000), knee=1)
+    held_out = [point for point in points if is_held_out(point.place)]
+    assert 0.2 < len(held_out) / len(points) < 0.35
+    slower = [
+        EnginePoint(
+            seconds=point.seconds * (2 if point in held_out else 1),
+            steps=1,
+            sequences=point.sequences,
+            context_tokens=point.context_tokens,
+            place=point.place,
+        )
+        for point in points
+    ]
+    assert fit_decode(slower, "steps").settings == fit_decode(points, "steps").settings
+    assert fit_decode(slower, "steps").held_out_error == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_quarter_is_held_out_whatever_the_period() -> None:
+    chosen = [place for place in range(1, 401) if is_held_out(place)]
+    assert chosen[:5] == [2, 5, 10, 13, 18]
+    assert len(chosen) == pytest.approx(100, abs=1)
+    for period in (2, 3, 4, 5, 8):
+        for phase in range(period):
+            share = sum(place % period == phase for place in chosen) / len(chosen)
+            assert share == pytest.approx(1 / period, rel=0.35)
+
+
+def test_training_steps_are_a_constant_and_their_tokens() -> None:
+    points = [
+        TrainingPoint(
+            step=step, tokens=tokens, samples=8, seconds=2 + 0.01 * (tokens + 80), export_s=0
+        )
+        for step, tokens in enumerate((100, 300, 150, 400, 250, 500, 320, 90), 2)
+    ]
+    fit = fit_training(points, prompt_tokens=10.0)
+    assert fit.settings == pytest.approx({"trainer.step_s": 2.0, "trainer.token_s": 0.01})
+    alike = [
+        TrainingPoint(step=n, tokens=100, samples=8, seconds=3.0, export_s=0) for n in range(2, 8)
+    ]
+    assert fit_training(alike, 0.0).settings == {"trainer.step_s": 3.0, "trainer.token_s": 0.0}
+    assert "too much alike" in fit_training(alike, 0.0).note
+
+
+def test_lengths_are_found_again_with_their_spike_and_correlation() -> None:
+    model = LogNormalLengths(
+        wanted_mean_tokens=90, sigma=0.7, max_tokens=200, group_correlation=0.5
+    )
+    drawn = model.draw(np.random.default_rng(1), 400, 6).tolist()
+    fit = fit_lengths(drawn[:300], drawn[300:], 200)
+    assert fit.sigma == pytest.approx(0.7, rel=0.08)
+    assert fit.mean_tokens == pytest.approx(90, rel=0.05)
+    assert fit.group_correlation == pytest.approx(0.5, abs=0.1)
+    assert fit.distance < 0.08
+    assert fit_lengths([[7, 7]], [[7]], 9).settings() == {
+        "workload.answers.kind": "constant",
+        "workload.answers.mean_tokens": 7.0,
+        "workload.answers.max_tokens": 9,
+    }
+
+
+def test_answers_alike_in_a_group_and_not_between_are_fully_correlated() -> None:
+    assert group_correlation([[10, 10], [500, 500], [90, 90]]) == 1.0
+    assert group_correlation([[10, 500], [500, 10], [10, 500]]) == 0.0
+
+
+# --- from a run ----------------------------------------------------------------------------------
+
+
+def test_a_run_gives_back_the_costs_that_it_was_made_with(synchronous: Path) -> None:
+    found = calibrate(synchronous)
+    assert [part.name for part in found.parts] == ["decode", "prefill", "training"]
+    settings = found.settings
+    assert settings["rollout.decode_step_s"] == pytest.approx(recordings.STEP_S, rel=1e-3)
+    assert settings["rollout.decode_sequence_s"] == pytest.approx(recordings.SEQUENCE_S, rel=1e-3)
+    assert settings["trainer.step_s"] == pytest.approx(recordings.TRAIN_S, rel=1e-3)
+    assert settings["trainer.token_s"] == pytest.approx(recordings.TRAIN_TOKEN_S, rel=1e-3)
+    assert settings["weights.export_s"] == pytest.approx(0.2)
+    assert settings["weights.load_s"] == pytest.approx(0.3)
+    assert settings["workload.prompt_tokens"] == 20
+    assert settings["schedule.name"] == "synchronous"
+    assert (settings["cluster.gpu"], settings["cluster.gpus"]) == ("CPU core", 2)
+    assert all(part.held_out_error < 1e-3 for part in found.parts)
+
+
+def test_prefills_are_what_a_pass_takes_beyond_its_decode_step(synchronous: Path) -> None:
+    (prefill,) = [part for part in calibrate(synchronous).parts if part.name == "prefill"]
+    assert prefill.note == "passes of 20 to 40 new tokens"
+    at = prefill.settings
+    assert at["rollout.prefill_pass_s"] == pytest.approx(recordings.PASS_S, rel=1e-3)
+    # All prompts are of one length: the pairs of their attention are counted with the tokens.
+    assert at["rollout.prefill_pair_s"] == 0
+    a_token_s = recordings.PROMPT_TOKEN_S + 21 / 2 * recordings.PAIR_S
+    assert at["rollout.prefill_token_s"] == pytest.approx(a_token_s, rel=1e-3)
+
+
+def test_prefills_all_alike_are_taken_for_their_tokens() -> None:
+    decode = fit_decode(steps_of((1, 2, 4, 8, 16), (50, 400), knee=1), "steps")
+    points = [
+        EnginePoint(
+            seconds=0.08 + 0.03 + 3e-6 * 100 + 0.2,
+            steps=1,
+            sequences=1,
+            context_tokens=100,
+            prompt_tokens=100,
+            prompt_pairs=5050,
+            place=place,
+        )
+        for place in range(1, 8)
+    ]
+    prefill = fit_prefill(points, decode)
+    assert prefill is not None
+    assert prefill.settings["rollout.prefill_pass_s"] == 0
+    assert prefill.settings["rollout.prefill_token_s"] == pytest.approx(0.002, rel=1e-3)
+    assert "too much alike to tell what a pass takes" in prefill.note
+    assert fit_prefill(points[:2], decode) is None
+
+
+def test_what_is_written_simulates_as_what_was_found(synchronous: Path, tmp_path: Path) -> None:
+    found = calibrate(synchronous, ["schedule.name=asynchronous", "eta=2", "workload.steps=9"])
+    path = tmp_path / "synchronous.yaml"
+    path.write_text(to_yaml(found))
+    config = load_simulation(path)
+    assert config.schedule.eta == 2
+    assert problems(config) == []
+    assert config.calibration.source == "fitted to the run synchronous (12 steps, synchronous)"
+    direct = configuration(found)
+    assert simulate(config).step_s == pytest.approx(simulate(direct).step_s, rel=1e-4)
+
+
+def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted(
+    tmp_path: Path,
+) -> None:
+    config = known("schedule.name=asynchronous", "schedule.eta=.inf", "workload.prompt_tokens=31")
+    found = calibrate(record(tmp_path / "unbounded", config))
+    assert found.settings["workload.prompt_tokens"] == 31
+    path = tmp_path / "unbounded.yaml"
+    path.write_text(to_yaml(found))
+    assert load_simulation(path).schedule.eta == float("inf")
+
+
+def test_client_side_records_suffice_and_say_that_they_are_rougher(tmp_path: Path) -> None:
+    config = known("workload.steps=40", "schedule.max_concurrent_prompts=2")
+    folder = record(tmp_path / "client", config, counted=False)
+    found = calibrate(folder, ["workload.prompt_tokens=20"])
+    (decode, _) = found.parts
+    assert any("no counts of the engine's steps" in note for note in found.notes)
+    assert found.settings["rollout.prefill_pass_s"] == 0
+    assert decode.held_out_error < 0.1
+    # The whole run is predicted, though what a sequence takes is not known from this.
+    gaps = {row.name: row.gap for row in replay(configuration(found), found.run).rows}  # type: ignore[arg-type]
+    assert abs(gaps["step time"]) < 0.1
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "asynchronous"])
+def test_a_simulation_replays_itself_exactly(schedule: str, tmp_path: Path) -> None:
+    config = known(f"schedule.name={schedule}", "schedule.eta=1")
+    run = read_recorded_run(record(tmp_path / schedule, config, counted=False))
+    found = replay(config, run)
+    assert found.predicted_steps_s == pytest.approx(found.measured_steps_s, rel=1e-9)
+    gaps = {row.name: row.gap for row in found.rows}
+    assert gaps["step time"] == pytest.approx(0, abs=1e-9)
+    assert gaps["trainer idle"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_path: Path) -> None:
+    config = known("schedule.name=asynchronous", "schedule.eta=2")
+    run = read_recorded_run(record(tmp_path / "asynchronous", config, counted=False))
+    costs = configuration(calibrate(synchronous))
+    rows = {row.name: row for row in replay(costs, run).rows}
+    assert abs(rows["step time"].gap) < 0.01
+    assert abs(rows["trainer idle"].gap) < 0.01
+    # Costs twice as high are not right for it.
+    costs.rollout.decode_step_s = 2 * recordings.STEP_S
+    slower = {row.name: row for row in replay(costs, run).rows}
+    assert slower["step time"].gap > 0.1
+
+
+def test_a_replay_keeps_the_settings_that_are_asked_for(synchronous: Path) -> None:
+    run = read_recorded_run(synchronous)
+    config = known("workload.steps=5", "workload.warmup_steps=1")
+    found = replay(config, run, own=["workload.steps"])
+    assert found.config.workload.steps == 5
+    assert found.config.workload.answers.kind == "recorded"
+
+
+def test_fits_and_replays_are_drawn(synchronous: Path) -> None:
+    found = calibrate(synchronous)
+    assert len(draw_fit(found.parts).axes) == 3
+    left, right = draw_replay(replay(configuration(found), read_recorded_run(synchronous))).axes
+    assert left.get_xlabel() == "training step"
+    assert [text.get_text() for text in right.get_yticklabels()][:2] == [
+        "trainer\nmeasured",
+        "trainer\npredicted",
+    ]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_simulate_takes_and_replays(
+    synchronous: Path, tmp_path: Path
+) -> None:
+    out, picture = tmp_path / "mine.yaml", tmp_path / "fit.png"
+    result = call("calibrate", synchronous, "--out", out, "--plot", picture)
+    assert result.exit_code == 0, result.stderr
+    assert "held out: training steps 2, 5, 10" in result.stdout
+    assert picture.stat().st_size > 10_000
+    result = call("simulate", out, "--against", synchronous)
+    assert result.exit_code == 0, result.stderr
+    assert "replayed with the costs of mine" in result.stdout
+    told = json.loads(call("simulate", out, "--against", synchronous, "--json").stdout)
+    rows = {row["name"]: row for row in told["rows"]}
+    assert rows["step time"]["unit"] == "s"
+    assert rows["trainer idle"]["unit"] == "share"
+    assert len(told["steps"]["measured_s"]) == 12
+
+
+def test_json_names_errors_and_what_was_held_out(synchronous: Path, tmp_path: Path) -> None:
+    result = call("calibrate", synchronous, "--json", "--out", tmp_path / "a.yaml", "seeds=3")
+    told = json.loads(result.stdout)
+    assert told["settings"]["seeds"] == 3
+    decode = told["parts"][0]
+    assert decode["held_out_places"] == [2, 5, 10]
+    assert decode["held_out"] > 0
+    assert {"error", "held_out_error", "held_out_bias", "points"} <= decode.keys()
+
+
+CSV = "batch,context,ms\n" + "".join(f"{n},{100 * n},{50 + 10 * n}\n" for n in range(1, 12))
+
+
+def test_a_table_of_steps_gives_decode_costs(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("# measured by hand\n" + CSV.replace("batch", " Batch "))
+    result = call("calibrate", path)
+    assert result.exit_code == 0, result.stderr
+    assert "held out: rows 2, 5, 10" in result.stdout
+    config = load_simulation(tmp_path / "steps.yaml")
+    assert config.rollout.decode_step_s is not None
+    assert config.name == "steps"
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "steps.csv is empty; it needs the columns batch, context, ms"),
+        ("batch,context,ms\n", "has a header and no rows"),
+        (
+            "n,length,ms\n1,2,3\n",
+            "has no column batch and no context; its columns are n, length, ms",
+        ),
+        (CSV.replace("60\n", "nan\n"), "line 2: '1,100,nan', but batch must be >= 1"),
+        (CSV.replace("60\n", "fast\n"), "line 2: '1,100,fast' is no number"),
+        ("batch,context,ms\n1,2\n", "line 2: '1,2' is no number"),
+        (CSV.replace("1,100", "0,100"), "but batch must be >= 1"),
+        (
+            "batch,context,ms\n1,1,1\n2,1,1\n3,1,1\n",
+            "2 to fit to and 1 to hold out, but at least 4",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_in_a_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    result = call("calibrate", path)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "steps.yaml").exists()
+
+
+def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        (tmp_path / "nowhere", "nowhere does not exist"),
+        (tmp_path / "empty", "empty is no run folder: it has no events.jsonl"),
+        (tmp_path / "none.csv", "none.csv does not exist"),
+    ):
+        for words in (("calibrate", path), ("simulate", "--preset", "small", "--against", path)):
+            result = call(*words)
+            assert result.exit_code == 2
+            assert message in result.stderr
+            assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_run_that_is_too_short_is_refused_in_a_line(tmp_path: Path) -> None:
+    folder = record(tmp_path / "short", known("workload.steps=4", "workload.warmup_steps=1"))
+    result = call("calibrate", folder)
+    assert result.exit_code == 2
+    assert "4 finished training steps, but at least 6 are needed" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_damaged_log_is_refused_in_a_line(synchronous: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    lines = (synchronous / "events.jsonl").read_text().splitlines()
+    (folder / "events.jsonl").write_text("\n".join([*lines[:5], "{broken", *lines[5:]]))
+    result = call("calibrate", folder)
+    assert result.exit_code == 2
+    assert "line 6 of the log is no JSON" in result.stderr
+
+
+def test_a_model_that_nobody_knows_can_be_named(synchronous: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "events.jsonl").write_bytes((synchronous / "events.jsonl").read_bytes())
+    result = call("calibrate", folder)
+    assert "has no config.yaml that names its model; say which it was: model=NAME" in result.stderr
+    assert call("calibrate", folder, "model=Qwen2.5-0.5B").exit_code == 0
+
+
+def test_recorded_lengths_need_as_many_samples_as_the_run_had(synchronous: Path) -> None:
+    config = known("workload.answers.kind=recorded", f"workload.answers.trace={synchronous}")
+    assert simulate(config).columns["sequences"].tolist() == [12.0] * 12
+    config.workload.samples_per_prompt = 5
+    assert problems(config) == [
+        "workload.answers: workload.samples_per_prompt is 5, but the recorded run has 3 answers to "
+        "each prompt; set it to 3"
+    ]
+    config.workload.answers.trace = ""
+    assert "name a run folder" in problems(config)[0]

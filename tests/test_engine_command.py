@@ -1,0 +1,215 @@
+"""`areal-lab engine` and `doctor --config`: what they print, refuse and return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from areal_lab import cli, doctor
+from areal_lab.doctor import Status
+from areal_lab.engines.backends import Build
+from areal_lab.engines.environments import Condition, Environment
+from areal_lab.engines.weights import write_weights
+from areal_lab.load import load_config
+from tests.engines.tiny import tiny_model
+
+BOUND_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / "engines"))
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_list_names_every_engine_and_its_state() -> None:
+    told = call("engine", "list")
+    assert told.exit_code == 0
+    assert re.search(r"embedded +ready", told.stdout)
+    assert re.search(r"sglang +not installed .*engines/sglang", told.stdout)
+
+
+def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
+    told = call("engine", "install", "vllm", "--build", "cpu", "--dry-run")
+    assert told.exit_code == 0
+    assert "vllm: CPU build, because it was asked for" in told.stdout
+    assert "GiB on disk" in told.stdout
+    assert told.stdout.endswith("nothing was done (--dry-run)\n")
+    assert not (tmp_path / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("install", "sglan"), "'sglan' cannot be installed; there are sglang, vllm; did you mean"),
+        (("install", "embedded"), "engine embedded is part of this package"),
+        (("install", "sglang", "--build", "tpu"), "--build is 'tpu', but must be cpu or gpu"),
+        (("serve", "sglang"), "run: areal-lab engine install sglang"),
+        (("serve", "embedd"), "did you mean 'embedded'?"),
+        (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_2(arguments: tuple[str, ...], said: str) -> None:
+    told = call("engine", *arguments)
+    assert told.exit_code == 2
+    assert said in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
+    model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
+    arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "areal_lab.cli", "engine", *arguments, "--weight-version", "5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        first = serving.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+", first)
+        assert address is not None, serving.stderr.read()
+        assert f"'rollout.addresses=[\"{address.group()}\"]'" in serving.stdout.readline()
+        info = httpx.get(f"{address.group()}/model_info", trust_env=False).json()
+        assert info["weight_version"] == "5"
+        pidfd = os.pidfd_open(int(child_of(serving.pid)))
+        serving.send_signal(signal.SIGINT)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(BOUND_S * 1000)
+        os.close(pidfd)
+        assert serving.wait(BOUND_S) == 0
+        assert serving.stderr.read().endswith("stopped\n")
+
+
+def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
+    from areal_lab.engine_command import _until_asked
+    from areal_lab.engines.client import EngineClient
+    from areal_lab.engines.launch import EngineProcess
+    from areal_lab.processes import ChildDied, start_command
+
+    async def scenario() -> None:
+        async def launch() -> EngineProcess:
+            command = [sys.executable, "-c", "raise SystemExit('out of memory')"]
+            child = await start_command("engine 0", command, log_path=tmp_path / "log")
+            url = "http://127.0.0.1:1"
+            return EngineProcess(child=child, client=EngineClient(url), base_url=url)
+
+        await _until_asked(launch, "model")
+
+    with pytest.raises(ChildDied, match=r"engine 0 .* exited with 1; .*\n.*out of memory"):
+        asyncio.run(scenario())
+
+
+def child_of(parent: int) -> str:
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
+
+
+def test_a_configuration_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("rollout: {engines: 2}\n")
+    told = call("doctor", "--config", str(file), "allocation_mode=embedded:d2+fsdp:d1")
+    assert "This configuration:\n    starts 2 x embedded" in told.stdout
+    assert "is read as embedded:d2+fsdp:d1" in told.stdout
+    told = call("doctor", "--json", "--config", str(file))
+    assert json.loads(told.stdout)["plan"][1].startswith("engine 0: CPU")
+
+
+def test_a_configuration_that_cannot_run_fails_with_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("rollout: {backend: sglang}\n")
+    told = call("doctor", "--config", str(file))
+    assert told.exit_code == 1
+    assert re.search(r"FAIL +configuration +rollout.backend is sglang, but", told.stdout)
+    assert "configuration:\n    areal-lab engine install sglang" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rollout.engines=2",), "'rollout.engines=2' changes a configuration; add --config FILE"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml does not exist"),
+    ],
+)
+def test_doctor_refuses_what_it_cannot_explain(arguments: tuple[str, ...], said: str) -> None:
+    told = call("doctor", *arguments)
+    assert told.exit_code == 2
+    assert said in told.stderr
+
+
+def sglang(condition: Condition, build: Build = "cpu") -> Environment:
+    return Environment(
+        backend="sglang", folder=Path("/e"), condition=condition, version="0.5", build=build
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "status", "detail", "mend"),
+    [
+        (sglang(Condition.MISSING), (), Status.OK, "not installed", ""),
+        (sglang(Condition.READY), (), Status.OK, "0.5 (CPU build) in /e", ""),
+        (sglang(Condition.FOREIGN), (), Status.OK, "made by hand", ""),
+        (sglang(Condition.HALF_MADE), (), Status.NOTE, "half made", "install sglang"),
+        (sglang(Condition.OUTDATED), (), Status.NOTE, "have changed", "install sglang"),
+        (sglang(Condition.READY, "gpu"), (), Status.NOTE, "no GPU is", "sglang --build cpu"),
+        (sglang(Condition.READY, "gpu"), ("0",), Status.OK, "(GPU build)", ""),
+    ],
+)
+def test_the_doctor_knows_the_state_of_an_engine(
+    found: Environment, gpus: tuple[str, ...], status: Status, detail: str, mend: str
+) -> None:
+    finding = doctor.judge_engine(found, gpus)
+    assert (finding.name, finding.status) == ("engine sglang", status)
+    assert detail in finding.detail
+    assert finding.mend.endswith(mend)
+
+
+def test_wrong_values_are_explained_too() -> None:
+    plan, refusal = doctor.explain_config(load_config(None, ["rollout.engines=0"]))
+    assert plan == []
+    assert refusal is not None
+    assert "must be an integer >= 1" in refusal.detail
+
+
+def test_help_answers_without_torch() -> None:
+    program = "import sys, areal_lab.cli; print('torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "False\n"
+
+
+def test_a_wait_that_is_broken_off_ends_what_was_started() -> None:
+    """Ctrl-C before the server is ready."""
+    from areal_lab.engine_command import _until_asked
+
+    ended = asyncio.Event()
+
+    async def scenario() -> None:
+        async def launch() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        await _until_asked(launch, "model")  # type: ignore[arg-type]  # it never returns a server
+
+    asyncio.run(scenario())
+    assert ended.is_set()
