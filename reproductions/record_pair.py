@@ -2,13 +2,19 @@
 
     the same model, prompts, answer lengths, limits and threads; only the schedule differs
 
-One thread for the engine and one for the trainer in both schedules, so that what a step costs is
-the same in both but for what the two processes take from each other: memory bandwidth, and cores
-if other processes run. How much those took is recorded beside the logs.
+    python -m reproductions.record_pair                         both, into reproductions/recorded
+    python -m reproductions.record_pair synchronous --into DIR  one of them, elsewhere
+
+Two minutes each on two cores, which nothing else should use. One thread for the engine and one for
+the trainer in both schedules, so that what a step costs is the same in both but for what the two
+processes take from each other: memory bandwidth, and cores if other processes run. Of each run
+there remain events.jsonl.gz, config.yaml, and recording.json: command, commit, date, machine, and
+the share of the cores' time that other processes took meanwhile.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gzip
 import json
@@ -16,17 +22,20 @@ import math
 import os
 import random
 import resource
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from areal_lab.processor import processor_name
+from simulator.calibrate import LEAST_STEPS
 
 SIGMA = 0.684
 """Of the log of answer lengths: DeepSeek-R1, short prompts and long answers (ServeGen traces)."""
@@ -34,14 +43,16 @@ MEAN_TOKENS, CAP_TOKENS = 14, 42
 """A six-hundredth of the paper's, so that a run takes a minute."""
 ETA = 2
 KINDS = ("synchronous", "asynchronous")
+RECORDED = Path(__file__).parent / "recorded"
+MODEL, STEPS = "SmolLM2-135M-Instruct", 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """What both runs do."""
 
-    model: str
-    steps: int = 9
+    model: str = MODEL
+    steps: int = STEPS
 
 
 def answer_tokens(group: int, sample: int) -> int:
@@ -58,15 +69,17 @@ def digits_share(completion: str, example: Mapping[str, Any]) -> float:
     return sum(map(str.isdigit, completion)) / max(1, len(completion)) + len(completion) / 1e4
 
 
-def record_pair(pair: Pair, into: Path) -> None:
+def record_pair(pair: Pair, into: Path, *, kinds: Sequence[str] = KINDS, command: str = "") -> None:
     """Run both schedules, and keep of each what a calibration reads; what was there is replaced.
 
     Args:
         pair: what to run.
         into: gets a folder for each schedule.
+        kinds: which of the schedules.
+        command: for the record, how this was called.
     """
     with tempfile.TemporaryDirectory(prefix="recorded-pair-") as runs:
-        for kind in KINDS:
+        for kind in kinds:
             begun_s, before = time.time(), _processor_seconds()
             folder = _run(pair, kind, Path(runs))
             everything_s, own_s = (
@@ -75,7 +88,7 @@ def record_pair(pair: Pair, into: Path) -> None:
             share = max(0.0, everything_s - own_s) / (
                 (os.cpu_count() or 1) * (time.time() - begun_s)
             )
-            _keep(folder, into / kind, others=share)
+            _keep(folder, into / kind, others=share, command=command)
 
 
 def _run(pair: Pair, kind: str, runs: Path) -> Path:
@@ -124,7 +137,7 @@ def _run(pair: Pair, kind: str, runs: Path) -> Path:
     return result.folder
 
 
-def _keep(run: Path, into: Path, *, others: float) -> None:
+def _keep(run: Path, into: Path, *, others: float, command: str) -> None:
     """The log, compressed, the settings without paths of this machine, and the circumstances.
 
     `others` is the share of all cores' time that other processes took meanwhile.
@@ -138,10 +151,12 @@ def _keep(run: Path, into: Path, *, others: float) -> None:
         "".join(one for one in lines if not one.startswith("run_dir"))
     )
     circumstances = {
+        "command": command,
+        "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "others": f"{others:.1%}",
+        "others": round(others, 4),
     }
     (into / "recording.json").write_text(json.dumps(circumstances, indent=2) + "\n")
 
@@ -156,3 +171,49 @@ def _processor_seconds() -> tuple[float, float]:
         usage = resource.getrusage(who)
         own += usage.ru_utime + usage.ru_stime
     return everything, own
+
+
+def _commit() -> str:
+    """Of the source that ran, with a + if it was changed since; empty outside a git repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    here = [git, "-C", str(Path(__file__).parent)]
+    # Recordings themselves are no change of the source.
+    changed = [*here, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py"]
+    found = [
+        subprocess.run(words, capture_output=True, text=True, check=False)
+        for words in ([*here, "rev-parse", "--short=12", "HEAD"], changed)
+    ]
+    if found[0].returncode:
+        return ""
+    return found[0].stdout.strip() + ("+" if found[1].stdout.strip() else "")
+
+
+def run_command(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kinds", nargs="*", metavar="SCHEDULE", help=f"{' or '.join(KINDS)}; both")
+    parser.add_argument("--into", type=Path, default=RECORDED, help="default: the shipped pair")
+    parser.add_argument("--model", default=MODEL, help=f"default {MODEL}")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"default {STEPS}")
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = parser.parse_args(words)
+    for kind in chosen.kinds:
+        if kind not in KINDS:
+            parser.error(f"no schedule {kind!r}; one of {', '.join(KINDS)}, or none for both")
+    if chosen.steps < LEAST_STEPS:
+        parser.error(f"--steps is {chosen.steps}, but a calibration needs >= {LEAST_STEPS}")
+    record_pair(
+        Pair(model=chosen.model, steps=chosen.steps),
+        chosen.into,
+        kinds=chosen.kinds or KINDS,
+        command=shlex.join(["python", "-m", "reproductions.record_pair", *words]),
+    )
+    print(chosen.into)
+
+
+if __name__ == "__main__":
+    run_command()

@@ -1,22 +1,21 @@
 """A real run, predicted: the simulator is calibrated on a synchronous run of `areal-lab train` with
 the embedded engine, and predicts the asynchronous one. `paper` is what was measured here.
 
-Without options the pair of logs that comes with the package is read, which gives the same numbers
-on any machine. --record runs a new pair (SmolLM2-135M-Instruct, some minutes on two cores) into
-reproductions/recorded; --quick a pair with a tiny model, whose milliseconds are the machinery's.
+The pair of logs in reproductions/recorded is read, which gives the same numbers on any machine;
+`python -m reproductions.record_pair` records a new one. --quick records a pair with a tiny model,
+whose milliseconds are the machinery's, and fits that.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import Arguments
 from reproductions.harness import Parameter, Reproduction, Row, main
-from reproductions.record_pair import ETA, Pair, record_pair
+from reproductions.record_pair import ETA, KINDS, RECORDED, Pair, record_pair
 from simulator.calibrate import FIRST, Calibration, calibrate
 from simulator.calibrate_fit import is_held_out
 from simulator.calibrate_plots import draw_replay
@@ -28,8 +27,6 @@ from simulator.recorded_replay import ENGINES, Replay, replay
 from simulator.recorded_work import EnginePoint, span_points
 from simulator.statistics import Estimate, student_t
 
-RECORDED = Path(__file__).parent / "recorded"
-MODEL = "SmolLM2-135M-Instruct"
 STEP_BAR, IDLE_BAR = 0.15, 0.10
 IDLE = ("trainer idle", f"{ENGINES} idle")
 WHY = (
@@ -58,7 +55,7 @@ def reproduce(arguments: Arguments, folder: Path = RECORDED) -> Reproduction:
 
 
 def _reproduce(folder: Path) -> Reproduction:
-    known, unknown = (read_recorded_run(folder / kind) for kind in ("synchronous", "asynchronous"))
+    known, unknown = (read_recorded_run(folder / kind) for kind in KINDS)
     found = calibrate(folder / "synchronous")
     costs = configuration(found)
     own, predicted = (
@@ -197,15 +194,12 @@ def _finding(predicted: Replay) -> str:
 
 
 def _circumstances(folder: Path) -> str:
-    known = {
-        kind: json.loads((folder / kind / "recording.json").read_text())
-        for kind in ("synchronous", "asynchronous")
-    }
+    known = {kind: json.loads((folder / kind / "recording.json").read_text()) for kind in KINDS}
     last = known["asynchronous"]
-    others = ", ".join(f"{one['others']} ({kind})" for kind, one in known.items())
+    others = ", ".join(f"{one['others']:.1%} ({kind})" for kind, one in known.items())
     return (
-        f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}. What other processes "
-        f"took of their time: {others}."
+        f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}, with "
+        f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' time: {others}."
     )
 
 
@@ -217,14 +211,5 @@ def _tiny_pair(place: Path) -> Path:
     return place / "pair"
 
 
-def run_command(argv: Sequence[str] | None = None) -> None:
-    """The command line; `--record` is taken off first."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--record" in words:
-        words.remove("--record")
-        record_pair(Pair(model=MODEL), RECORDED)
-    main(reproduce, __doc__, words)
-
-
 if __name__ == "__main__":
-    run_command()
+    main(reproduce, __doc__)
