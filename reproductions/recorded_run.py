@@ -199,7 +199,8 @@ def _circumstances(folder: Path) -> str:
     others = ", ".join(f"{one['others']:.1%} ({kind})" for kind, one in known.items())
     return (
         f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}, with "
-        f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' time: {others}."
+        f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' "
+        f"time: {others}."
     )
 
 
