@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,29 @@ from numpy.typing import NDArray
 from areal_lab.control.microbatch import balanced_parts, dynamic_batches
 
 Values = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 Parts = list[list[int]]
 
 UNITS_PER_BUDGET = 512
 """Lengths are rounded up to this share of the token budget; budgets below are exact."""
+
+
+class Lanes(NamedTuple):
+    """Micro-batches of R = minibatches x ranks lanes, one after another; no lane is empty."""
+
+    order: Numbers
+    """Places of the sequences in the batch, by lane and micro-batch."""
+    sequences: Numbers
+    """Of each micro-batch."""
+    micro_batches: Numbers
+    """Of each lane."""
+
+    def parts(self) -> list[Parts]:
+        """The same as lists: lanes of micro-batches of places."""
+        ends = np.cumsum(self.sequences)
+        batches = [one.tolist() for one in np.split(self.order, ends[:-1])]
+        bounds = [0, *accumulate(self.micro_batches.tolist())]
+        return [batches[start:end] for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +68,14 @@ def minibatch_bounds(sequences: int, minibatches: int) -> list[int]:
 
 
 def cut_within_budget(
-    lengths: Sequence[int] | NDArray[np.int64],
+    lengths: Sequence[int] | Numbers,
     *,
     ranks: int,
     minibatches: int,
     max_tokens: int,
     least: int,
     units_per_budget: int = UNITS_PER_BUDGET,
-) -> list[Parts]:
+) -> Lanes:
     """For each minibatch and rank its micro-batches of at most `max_tokens` tokens.
 
     Args:
@@ -80,46 +100,45 @@ def cut_within_budget(
     unit = max(1, max_tokens // units_per_budget)
     budget = max_tokens // unit
     # One that fills the budget but for less than a unit takes it all.
-    rounded = np.minimum(-(-sizes // unit), budget).tolist()
-    lanes = []
-    for dealt in _dealt(rounded, ranks, minibatches):
-        batches = dynamic_batches(
-            list(map(rounded.__getitem__, dealt)), max_tokens=budget, min_batches=least
-        )
-        lanes.append([list(map(dealt.__getitem__, batch)) for batch in batches])
-    return lanes
+    rounded = np.minimum(-(-sizes // unit), budget)
+    dealt, per_lane = _dealt(rounded, ranks, minibatches)
+    ordered = rounded[dealt].tolist()
+    bounds = [0, *accumulate(per_lane)]
+    lanes = [
+        dynamic_batches(ordered[start:end], max_tokens=budget, min_batches=least)
+        for start, end in pairwise(bounds)
+    ]
+    return _lanes(dealt, per_lane, lanes)
 
 
 def cut_evenly(
-    lengths: Sequence[int], *, ranks: int, minibatches: int, micro_batches: int
-) -> list[Parts]:
+    lengths: Sequence[int] | Numbers, *, ranks: int, minibatches: int, micro_batches: int
+) -> Lanes:
     """For each minibatch and rank `micro_batches` of equal numbers of sequences, in batch order.
 
     Long sequences may meet in one micro-batch; fewer sequences than micro-batches give one each.
     """
+    dealt, per_lane = _dealt(np.asarray(lengths, np.int64), ranks, minibatches)
+    in_order = [np.sort(lane) for lane in np.split(dealt, np.cumsum(per_lane)[:-1])]
     lanes = []
-    for dealt in _dealt(lengths, ranks, minibatches):
-        in_order = sorted(dealt)
-        count = min(micro_batches, len(in_order))
-        bounds = [len(in_order) * one // count for one in range(count + 1)]
-        lanes.append([in_order[start:end] for start, end in pairwise(bounds)])
-    return lanes
+    for sequences in per_lane:
+        count = min(micro_batches, sequences)
+        bounds = [sequences * one // count for one in range(count + 1)]
+        lanes.append([list(range(start, end)) for start, end in pairwise(bounds)])
+    return _lanes(np.concatenate(in_order), per_lane, lanes)
 
 
-def measure(lanes: Sequence[Parts], lengths: NDArray[np.int64], *, padded: bool) -> Cut:
+def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
     """Tokens and attention pairs of each micro-batch.
 
     Args:
-        lanes: micro-batches of each minibatch and rank, as indices into `lengths`.
-        lengths: of the sequences.
+        lanes: which sequences share a micro-batch.
+        lengths: of the sequences, in batch order.
         padded: every sequence of a micro-batch is filled up to the longest.
     """
-    per_lane = np.fromiter(map(len, lanes), np.int64, len(lanes))
-    batches = list(chain.from_iterable(lanes))
-    sizes = np.fromiter(map(len, batches), np.int64, len(batches))
-    order = np.fromiter(chain.from_iterable(batches), np.int64, int(sizes.sum()))
+    sizes, per_lane = lanes.sequences, lanes.micro_batches
     starts = np.cumsum(sizes) - sizes
-    chosen = lengths[order].astype(np.float64)
+    chosen = lengths[lanes.order].astype(np.float64)
     own_tokens = np.add.reduceat(chosen, starts)
     own_pairs = np.add.reduceat(chosen * (chosen + 1) / 2, starts)
     tokens, pairs = own_tokens, own_pairs
@@ -133,26 +152,49 @@ def measure(lanes: Sequence[Parts], lengths: NDArray[np.int64], *, padded: bool)
         table[present] = values
         return table
 
+    own = spread(own_tokens), spread(own_pairs)
     return Cut(
-        tokens=spread(tokens),
-        pairs=spread(pairs),
-        own_tokens=spread(own_tokens),
-        own_pairs=spread(own_pairs),
+        tokens=spread(tokens) if padded else own[0],
+        pairs=spread(pairs) if padded else own[1],
+        own_tokens=own[0],
+        own_pairs=own[1],
         present=present,
     )
 
 
-def _dealt(lengths: Sequence[int], ranks: int, minibatches: int) -> list[list[int]]:
-    """Sequences of each minibatch and rank; of one minibatch all ranks, then of the next."""
-    bounds = minibatch_bounds(len(lengths), minibatches)
+def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
+    """Sequences of each minibatch and rank, longest first, and how many each lane has.
+
+    Of one minibatch all ranks, then of the next. What comes sorted is soon sorted again: `control`
+    needs little time for that.
+    """
+    bounds = minibatch_bounds(len(sizes), minibatches)
     if bounds[1] < ranks:
         raise ValueError(
             f"a minibatch of {bounds[1]} sequences cannot keep {ranks} data-parallel ranks busy; "
             "take fewer minibatches or training GPUs, or more sequences per batch"
         )
-    lanes = []
+    dealt: list[Numbers] = []
+    per_lane: list[int] = []
     for start, end in pairwise(bounds):
-        place = range(start, end)
-        for part in balanced_parts(lengths[start:end], ranks):
-            lanes.append(list(map(place.__getitem__, part)))
-    return lanes
+        longest_first = np.argsort(-sizes[start:end], kind="stable") + start
+        parts = balanced_parts(sizes[longest_first].tolist(), ranks)
+        dealt.append(longest_first[_joined(parts)])
+        per_lane += map(len, parts)
+    return np.concatenate(dealt), per_lane
+
+
+def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> Lanes:
+    """From the micro-batches of each lane, as places in its own part of `dealt`."""
+    batches = list(chain.from_iterable(lanes))
+    before = np.cumsum(per_lane) - per_lane
+    places = _joined(batches) + np.repeat(before, per_lane)
+    return Lanes(
+        order=dealt[places],
+        sequences=np.fromiter(map(len, batches), np.int64, len(batches)),
+        micro_batches=np.fromiter(map(len, lanes), np.int64, len(lanes)),
+    )
+
+
+def _joined(parts: Parts) -> Numbers:
+    return np.fromiter(chain.from_iterable(parts), np.int64, sum(map(len, parts)))

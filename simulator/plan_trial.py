@@ -37,6 +37,7 @@ from simulator.run import run_system
 from simulator.simulation import build, running_sequences
 from simulator.system import MakeEngine, System, Timing, Training
 from simulator.timesheet import RecordSpan
+from simulator.training_timing import Sizes
 from simulator.typical_coefficients import kernel_coefficients
 
 TRAIN_BOUND: Final = "train-bound"
@@ -211,7 +212,7 @@ class SlowedTraining:
     training: Training
     slowdown: float
 
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> Timing:
+    def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
         """One step."""
         timing = self.training.step(lengths, minibatches=minibatches)
         return SlowedTiming(

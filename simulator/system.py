@@ -21,6 +21,7 @@ from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
 from simulator.gpu import GPU
 from simulator.timesheet import RecordSpan
+from simulator.training_timing import Sizes
 from simulator.versions import Tally
 
 
@@ -120,7 +121,7 @@ class Timing(Protocol):
 class Training(Protocol):
     """What a training step costs; `simulator.training_cost.TrainingCost` is the real one."""
 
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> Timing:
+    def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
         """Train on sequences of so many tokens (prompt and answer), in batch order."""
         ...
 
@@ -214,7 +215,7 @@ class Seconds:
         return {self.name: self.seconds}
 
     # Part of the protocol; given seconds do not depend on it.
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> Seconds:  # noqa: ARG002
+    def step(self, lengths: Sizes, *, minibatches: int) -> Seconds:  # noqa: ARG002
         """Itself."""
         return self
 

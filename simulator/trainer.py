@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from areal_lab.control.activity import LOST, WAIT_WEIGHTS
 from areal_lab.control.events import Train
 from simulator.draws import TRAINER_FAILURES, stream
@@ -33,8 +35,7 @@ class Trainer:
         """One step, from the batch to the version that can be pushed."""
         drive, env, system = self._drive, self._env, self._drive.system
         flights = [drive.kept.pop(group) for group in train.groups]
-        prompt_tokens = system.prompt_tokens
-        lengths = [prompt_tokens + tokens for f in flights for tokens in f.draws.lengths]
+        lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
         drive.book.batch(env.now, train.version, [flight.tally for flight in flights])
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:

@@ -12,7 +12,7 @@ and gathering of parameters are counted whole (Megatron can overlap them; nobody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +41,7 @@ from simulator.training_timing import (
     REFERENCE,
     SLOWEST_RANK,
     MeasuredTraining,
+    Sizes,
     Training,
     TrainTiming,
 )
@@ -139,7 +140,7 @@ class TrainingCost:
             memory, self.model, self.gpu, activation_recompute=self.activation_recompute
         )
 
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+    def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
         """One training step.
 
         Args:
@@ -163,9 +164,11 @@ class TrainingCost:
             hop_s=hop_s,
         ).reshape(minibatches, ranks)
         busy_s = self.passes * forward_s.sum(axis=1).reshape(minibatches, ranks)
-        # Without padding a micro-batch takes the same launches: only tokens and pairs are fewer.
-        own_s = self._stage_forward_s(cut.own_tokens, cut.own_pairs, cut.present)
-        padding_s = self.passes * float((forward_s - own_s).sum()) / ranks
+        padding_s = 0.0
+        if self.padded:
+            # Without it a micro-batch takes the same launches: only tokens and pairs are fewer.
+            own_s = self._stage_forward_s(cut.own_tokens, cut.own_pairs, cut.present)
+            padding_s = self.passes * float((forward_s - own_s).sum()) / ranks
         mean_busy_s = float(busy_s.mean(axis=1).sum())
         mean_total_s = float(total_s.mean(axis=1).sum())
         parts = {
@@ -210,7 +213,7 @@ class TrainingCost:
             )
             return measure(lanes, sizes, padded=False)
         lanes = cut_evenly(
-            sizes.tolist(),
+            sizes,
             ranks=self.data_parallel,
             minibatches=minibatches,
             micro_batches=self.micro_batches,

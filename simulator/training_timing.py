@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.training_speed import forward_flops
 from simulator.transformer import ModelShape
@@ -22,6 +23,9 @@ PROXIMAL = "proximal log-probs"
 REFERENCE = "reference log-probs"
 CRITIC = "critic"
 MEASURED = "measured"
+
+Sizes: TypeAlias = Sequence[int] | NDArray[np.int64]
+"""Tokens of prompt and answer of each sequence, in batch order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ class TrainTiming:
 class Training(Protocol):
     """Whatever can say how long a step takes."""
 
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+    def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
         """One training step on sequences of these lengths (prompt and answer), in batch order."""
         ...
 
@@ -73,7 +77,7 @@ class MeasuredTraining:
         if not math.isfinite(self.token_s) or self.token_s < 0:
             raise ValueError(f"trainer.token_s is {self.token_s}, but must be >= 0")
 
-    def step(self, lengths: Sequence[int], *, minibatches: int) -> TrainTiming:
+    def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
         """The measured time, with the FLOPs of these sequences."""
         sizes = np.asarray(lengths, np.float64)
         pairs = float((sizes * (sizes + 1) / 2).sum())

@@ -9,7 +9,13 @@ import pytest
 from simulator.config import LengthConfig, TrainerConfig
 from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
-from simulator.micro_batching import cut_evenly, cut_within_budget, measure, minibatch_bounds
+from simulator.micro_batching import (
+    Lanes,
+    cut_evenly,
+    cut_within_budget,
+    measure,
+    minibatch_bounds,
+)
 from simulator.model_shape import find_model
 from simulator.trainer_speeds import (
     AREAL,
@@ -225,9 +231,9 @@ def test_every_sequence_is_in_one_micro_batch_of_its_minibatch(
     if dynamic:
         lanes = cut_within_budget(
             lengths, ranks=ranks, minibatches=minibatches, max_tokens=32768, least=4
-        )
+        ).parts()
     else:
-        lanes = cut_evenly(lengths, ranks=ranks, minibatches=minibatches, micro_batches=4)
+        lanes = cut_evenly(lengths, ranks=ranks, minibatches=minibatches, micro_batches=4).parts()
     assert len(lanes) == ranks * minibatches
     bounds = minibatch_bounds(len(lengths), minibatches)
     for number in range(minibatches):
@@ -244,12 +250,13 @@ def test_every_sequence_is_in_one_micro_batch_of_its_minibatch(
 def test_no_micro_batch_exceeds_its_budget(budget: int) -> None:
     lengths = np.random.default_rng(0).integers(1, budget + 1, 200).tolist()
     lengths[:3] = [budget, budget, budget - 1]
-    lanes = cut_within_budget(lengths, ranks=2, minibatches=2, max_tokens=budget, least=1)
+    cut = cut_within_budget(lengths, ranks=2, minibatches=2, max_tokens=budget, least=1)
+    lanes = cut.parts()
     assert max(sum(lengths[one] for one in batch) for lane in lanes for batch in lane) == budget
 
 
 def test_fixed_micro_batches_have_equal_numbers_in_batch_order() -> None:
-    lanes = cut_evenly([5] * 24, ranks=2, minibatches=1, micro_batches=4)
+    lanes = cut_evenly([5] * 24, ranks=2, minibatches=1, micro_batches=4).parts()
     for lane in lanes:
         assert [len(batch) for batch in lane] == [3, 3, 3, 3]
         members = [one for batch in lane for one in batch]
@@ -258,7 +265,9 @@ def test_fixed_micro_batches_have_equal_numbers_in_batch_order() -> None:
 
 def test_tokens_and_pairs_are_counted_with_and_without_padding() -> None:
     lengths = np.array([3, 1, 2, 4])
-    cut = measure([[[0, 1], [3]], [[2]]], lengths, padded=True)
+    lanes = Lanes(np.array([0, 1, 3, 2]), np.array([2, 1, 1]), np.array([2, 1]))
+    assert lanes.parts() == [[[0, 1], [3]], [[2]]]
+    cut = measure(lanes, lengths, padded=True)
     assert cut.present.tolist() == [[True, True], [True, False]]
     assert cut.tokens.tolist() == [[6, 4], [2, 0]]
     assert cut.pairs.tolist() == [[12, 10], [3, 0]]
@@ -271,7 +280,7 @@ def test_rounding_lengths_hardly_changes_the_seconds() -> None:
     settings = {"ranks": 8, "minibatches": 2, "max_tokens": 32768, "least": 4}
     rounded = cut_within_budget(lengths, **settings)
     exact = cut_within_budget(lengths, **settings, units_per_budget=32768)
-    assert sum(map(len, rounded)) == pytest.approx(sum(map(len, exact)), rel=0.02)
+    assert len(rounded.sequences) == pytest.approx(len(exact.sequences), rel=0.02)
 
 
 # --- parts ---------------------------------------------------------------------------------------
