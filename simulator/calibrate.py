@@ -19,7 +19,8 @@ from typing import Final
 
 from areal_lab.control.events import Interrupt
 from areal_lab.control.lags import TrainedBatch
-from simulator.calibrate_fit import PartFit, fit_decode, fit_prefill, fit_training, is_held_out
+from simulator.calibrate_engine import fit_decode, fit_engine
+from simulator.calibrate_fit import PartFit, fit_training, is_held_out
 from simulator.calibrate_lengths import LengthFit, fit_lengths, groups_of_steps
 from simulator.load import ALIASES, load_simulation
 from simulator.model_shape import find_model
@@ -134,9 +135,7 @@ def _from_run(
     looked_at = {batch.version for batch in steps} - set(without)
     spans = [point for point in span_points(run) if point.place in looked_at]
     if spans:
-        plain = [point for point in spans if not point.prompt_tokens]
-        decode = fit_decode(plain, "stretches of decode steps")
-        prefill = fit_prefill([point for point in spans if point.prompt_tokens], decode)
+        decode, prefill = fit_engine(spans)
         if prefill is None:
             notes.append("too few prefills to fit to: the cost model has them")
     else:
@@ -144,8 +143,8 @@ def _from_run(
         decode = fit_decode(groups, "undisturbed groups")
         prefill = None
         notes.append(_ROUGH.format(error=decode.held_out_error))
-    first = _first_prompts(run)
-    prompt_tokens = mean_prompt_tokens(first)
+    first = _until_disturbed(run)
+    prompt_tokens = mean_prompt_tokens([point for point in first if point.alone])
     if prompt_tokens is None:
         notes.append("the log does not say how long prompts are: set workload.prompt_tokens")
     training = fit_training(
@@ -234,22 +233,26 @@ def _calibration(about: str, parts: Sequence[PartFit]) -> dict[str, Value]:
     return {"calibration.source": about, **errors}
 
 
-def _first_prompts(run: RecordedRun) -> list[EnginePoint]:
-    """Prefills of the training before its first interruption: they read prompts, nothing again."""
-    until_s = min(
-        (r.t_s for r in run.log.actions if isinstance(r.action, Interrupt)), default=math.inf
-    )
+def _until_disturbed(run: RecordedRun) -> list[EnginePoint]:
+    """What reads prompts before the first interruption: nothing is read again in it."""
+    interrupts = [record for record in run.log.actions if isinstance(record.action, Interrupt)]
+    until_s = min((record.t_s for record in interrupts), default=math.inf)
     return [
         point
         for point in span_points(run)
-        if point.prompt_tokens and point.alone and run.began_s < point.end_s <= until_s
+        if point.prompt_tokens and run.began_s < point.end_s <= until_s
     ]
 
 
 def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_tokens: float) -> float:
     """Of the tokens of prompts, each counted once for its group, what the engine computed."""
-    groups = sum(point.sequences for point in first) / samples_per_prompt(run)
-    return sum(point.prompt_tokens for point in first) / (groups * prompt_tokens)
+    if not first:
+        return 1.0
+    until_s = max(point.end_s for point in first)
+    generated = sum(run.began_s < group.generated_s <= until_s for group in run.log.groups)
+    last = max(first, key=lambda point: point.end_s)
+    read = generated + last.batch / samples_per_prompt(run)  # those that run then were read as well
+    return min(1.0, sum(point.prompt_tokens for point in first) / (read * prompt_tokens))
 
 
 def _name(run: RecordedRun) -> str:

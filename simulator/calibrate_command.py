@@ -80,14 +80,15 @@ def run_replay(
         own=[ALIASES.get(name, name) for name in names],
         name=_run_name(run),
     )
+    costs = Path(source).name if source else config.name
     if as_json:
         print(json.dumps({"config": config.name, **found.to_json()}, indent=2, allow_nan=False))
     else:
-        show_replay(_console(sys.stdout), found, config.name)
+        show_replay(_console(sys.stdout), found, costs)
     if plots:
         from simulator.calibrate_plots import write_replay
 
-        path = write_replay(found, plots / "replay.png", config.name)
+        path = write_replay(found, plots / "replay.png", costs)
         _console(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)
 
 

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 _IDLE: Final = "idle: "
 _LEAST_SHARE: Final = 0.005
 _TRAIN: Final = "train"
-_TRAINING: Final = {
+_GENERATE: Final = "generate"
+_TOGETHER: Final = {
     **dict.fromkeys(("measured", "forward/backward", "optimizer", "proximal log-probs"), _TRAIN),
     "advantages and packing": _TRAIN,
-    "recompute": "prefill",
-    "prefill and decode": "prefill",
+    **dict.fromkeys(("prefill", "recompute", "decode", "prefill and decode"), _GENERATE),
 }
-"""What is drawn as one: a measured training step has no parts, and the engine does not tell a
-prompt from an answer that it reads again."""
+"""What is drawn as one: a measured training step has no parts, and a pass of the embedded engine
+reads prompts while it decodes."""
 
 
 def write_fit(calibration: Calibration, path: Path) -> Path:
@@ -154,5 +154,5 @@ def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _shown(activity: str) -> str:
-    """Parts of training are one: a simulation with a measured step has no parts."""
-    return _TRAINING.get(activity, activity)
+    """What it is drawn as."""
+    return _TOGETHER.get(activity, activity)

@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from areal_lab.control.activity import activity
+from areal_lab.control.activity import PAUSED, activity
 from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
 from areal_lab.control.lags import TrainedBatch, mean_lag, total
 from simulator.book import add_up
 from simulator.config import SimulationConfig
+from simulator.pools import LOAD
 from simulator.recorded import RecordedRun
 from simulator.recorded_settings import Value, recorded_settings, with_settings
 from simulator.simulation import simulate
 
 ENGINES: Final = "engines"
+_UPDATED: Final = "taking new weights"
+"""Of engines: paused for weights and loading them. A simulated update is one, a real one both."""
 _LEAST_SHARE: Final = 0.02
 """Of a pool's time: causes of idleness below it on both sides are no row."""
 
@@ -171,6 +174,8 @@ def _use(log: Log, begin_s: float, end_s: float) -> dict[str, dict[str, float]]:
             inside_s = min(one.end_s, end_s) - max(one.start_s, begin_s)
             if inside_s > 0:
                 name = one.name if one.busy else f"idle: {one.name}"
+                if pool == ENGINES and one.name in (LOAD, PAUSED):
+                    name = f"idle: {_UPDATED}"
                 add_up(seconds[pool], {name: inside_s})
     return {
         pool: {name: value / sum(of.values()) for name, value in sorted(of.items(), key=_largest)}

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from areal_lab import cli
 from simulator.calibrate import calibrate
-from simulator.calibrate_fit import fit_decode, fit_prefill, fit_training, is_held_out
+from simulator.calibrate_engine import fit_decode, fit_prefill
+from simulator.calibrate_fit import fit_training, is_held_out
 from simulator.calibrate_lengths import fit_lengths, group_correlation
 from simulator.calibrate_plots import draw_fit, draw_replay
 from simulator.calibrate_report import configuration, to_yaml

@@ -1,0 +1,127 @@
+"""Calibration of engines whose decode steps are never without prefills, and of prompts alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.calibrate import calibrate
+from simulator.calibrate_engine import fit_engine
+from simulator.calibrate_fit import is_held_out
+from simulator.recorded import read_recorded_run
+from simulator.recorded_replay import replay
+from simulator.recorded_work import EnginePoint
+from tests.simulator.recordings import known, record
+
+STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3
+
+
+def mixed(count: int) -> list[EnginePoint]:
+    """Stretches of decode steps, each with prompts read in it."""
+    generator = np.random.default_rng(5)
+    points = []
+    for place in range(1, count + 1):
+        steps, batch, prompt = (int(generator.integers(low, 40)) for low in (1, 1, 2))
+        sequences, context = steps * batch, steps * batch * int(generator.integers(20, 2000))
+        points.append(
+            EnginePoint(
+                seconds=steps * (STEP_S + PASS_S)
+                + SEQUENCE_S * sequences
+                + CONTEXT_S * context
+                + TOKEN_S * prompt * steps,
+                steps=steps,
+                sequences=sequences,
+                context_tokens=context,
+                prompt_tokens=prompt * steps,
+                prompt_pairs=prompt * steps,
+                place=place,
+                alone=False,
+            )
+        )
+    return points
+
+
+def without_prefill(point: EnginePoint) -> EnginePoint:
+    read_s = PASS_S * point.steps + TOKEN_S * point.prompt_tokens
+    return replace(point, seconds=point.seconds - read_s, prompt_tokens=0, prompt_pairs=0)
+
+
+def test_costs_are_found_again_where_hardly_a_stretch_is_without_prefills() -> None:
+    points = mixed(40)
+    points[:3] = map(without_prefill, points[:3])
+    decode, prefill = fit_engine(points)
+    assert prefill is not None
+    assert decode.settings["rollout.decode_step_s"] == pytest.approx(STEP_S, rel=0.05)
+    assert decode.settings["rollout.decode_sequence_s"] == pytest.approx(SEQUENCE_S, rel=0.01)
+    assert decode.settings["rollout.decode_context_token_s"] == pytest.approx(CONTEXT_S, rel=0.01)
+    assert prefill.settings["rollout.prefill_pass_s"] == pytest.approx(PASS_S, rel=0.05)
+    assert prefill.settings["rollout.prefill_token_s"] == pytest.approx(TOKEN_S, rel=0.01)
+    assert prefill.settings["rollout.prefill_pair_s"] == 0
+    assert decode.held_out_error < 1e-3
+    assert len(decode.places) == 40
+    assert len(prefill.places) == 37
+    assert "both were fitted at once" in decode.note
+
+
+def test_what_is_held_out_changes_no_coefficient_of_either() -> None:
+    points = mixed(40)
+    slower = [replace(p, seconds=2 * p.seconds) if is_held_out(p.place) else p for p in points]
+    for one, other in zip(fit_engine(points), fit_engine(slower), strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.settings == other.settings
+        assert other.held_out_error == pytest.approx(0.5, abs=0.01)
+
+
+def test_stretches_without_prefills_are_enough_for_decode_steps_alone() -> None:
+    points = mixed(40)
+    points[:20] = map(without_prefill, points[:20])
+    decode, prefill = fit_engine(points)
+    assert prefill is not None
+    assert len(decode.places) == 20
+    assert decode.settings["rollout.decode_step_s"] == pytest.approx(STEP_S, rel=1e-3)
+
+
+def test_too_few_stretches_are_refused_in_a_line() -> None:
+    with pytest.raises(ValueError, match=r"6 to fit to and 2 to hold out.*record a longer run"):
+        fit_engine(mixed(8))
+
+
+def test_prompts_that_begin_alike_cost_what_is_left_of_them(tmp_path: Path) -> None:
+    run = record(tmp_path / "synchronous", known())
+    whole = calibrate(run)
+    assert not any("prompts begin alike" in note for note in whole.notes)
+    events = run / "events.jsonl"
+    shared = []
+    for line in events.read_text().splitlines():
+        told = json.loads(line)
+        counts = told.get("args", {})
+        if counts.get("prompt_tokens"):
+            prompts = counts["prompt_tokens"] / 20
+            for name in ("sequences", "context_tokens", "prompt_pairs"):
+                counts[name] /= prompts  # each is read by itself,
+            counts["prompt_tokens"] = 5  # and three quarters of it were there
+        shared.append(json.dumps(told))
+    events.write_text("\n".join(shared) + "\n")
+    found = calibrate(run)
+    assert found.settings["workload.prompt_tokens"] == 20
+    (told_of,) = [note for note in found.notes if "prompts begin alike" in note]
+    assert "of their tokens are read" in told_of
+    # Of 48 groups three more run beside the last one that is read, which its span does not tell.
+    (prefill,) = [part for part in found.parts if part.name == "prefill"]
+    assert found.settings["rollout.prefill_token_s"] == pytest.approx(
+        prefill.settings["rollout.prefill_token_s"] / 4 * 48 / 45
+    )
+
+
+def test_engines_that_take_new_weights_generate_nothing_on_either_side(tmp_path: Path) -> None:
+    config = known("schedule.name=asynchronous", "eta=2")
+    run = read_recorded_run(record(tmp_path / "run", config, counted=False))
+    rows = {row.name.strip(): row for row in replay(known(), run).rows}
+    taking, idle = rows["engines: taking new weights"], rows["engines idle"]
+    assert taking.measured == pytest.approx(taking.predicted, abs=0.01)
+    assert 0 < taking.measured <= idle.measured
