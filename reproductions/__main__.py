@@ -18,6 +18,7 @@ from reproductions import (
     figure_6a,
     figure_6b,
     lag_by_batch_order,
+    recorded_run,
     table_1,
     table_7,
     where_asynchrony_pays,
@@ -37,6 +38,7 @@ ALL: tuple[Callable[[Arguments], Reproduction], ...] = (
     batched_generation.reproduce,
     lag_by_batch_order.reproduce,
     where_asynchrony_pays.reproduce,
+    recorded_run.reproduce,
 )
 HEAD = """# Reproductions
 

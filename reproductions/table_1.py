@@ -51,6 +51,10 @@ WHY = (
     "The synchronous step pays for that, the asynchronous one hides it behind training, and both "
     "steps and the ratio come out. The paper prints no layout for 14B; the released one stays in "
     "the table.",
+    "More generation for each batch would do the same. The released settings for code (8B and 14B) "
+    "keep prompts of which 5 to 95 % of the answers are right (success_rate_lb, success_rate_ub); "
+    "the others are generated, thrown away and replaced. A third of them thrown away is half as "
+    "much generation again. Whether the paper's runs did so is not printed, and it is left out.",
     "verl's hours are the authors' estimates from measured throughput. Ours has all GPUs generate "
     "and then all train, with AReaL's engine and trainer: what colocation itself would give. "
     "verl's own trainer and engine settings, which are not printed, make up the rest.",
