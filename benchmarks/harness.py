@@ -19,7 +19,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,8 @@ class Arguments:
     started: datetime
     load_average: tuple[float, float, float]
     """1, 5 and 15 minutes before the start: whether the machine was doing something else."""
+    own: argparse.Namespace = field(default_factory=argparse.Namespace)
+    """With the benchmark's own arguments, where it has some."""
 
 
 def parse(
@@ -48,8 +50,13 @@ def parse(
     repeats: int = 5,
     quick_repeats: int = 2,
     argv: Sequence[str] | None = None,
+    add_own: Callable[[argparse.ArgumentParser], None] = lambda _: None,
 ) -> Arguments:
-    """Read the command line; `repeats` and `quick_repeats` are the defaults of `--repeats`."""
+    """Read the command line; `repeats` and `quick_repeats` are the defaults of `--repeats`.
+
+    Args:
+        add_own: adds arguments that only this benchmark has.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,6 +68,7 @@ def parse(
         metavar="N",
         help=f"measurements of each case (default {repeats}, with --quick {quick_repeats})",
     )
+    add_own(parser)
     chosen = parser.parse_args(argv)
     return Arguments(
         json=chosen.json,
@@ -69,6 +77,7 @@ def parse(
         command=_command(argv),
         started=datetime.now(UTC),
         load_average=os.getloadavg(),
+        own=chosen,
     )
 
 

@@ -1,0 +1,177 @@
+"""From "weights ready" to the first token under them, for each transfer and pause mode.
+
+    requests run --> ready --pause, send, resume--> first token of the new version has arrived
+
+Ready means that the trainer has exported them: into a folder, or into its memory for the ways that
+send them from there; here this process stands for the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_lab.control.events import Version
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.dialect import Answer, Chunk, Dialect
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.transfer.broadcast import BroadcastSender
+from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.records import EngineTarget, Transfer
+from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.engines.weights import tied_once, write_weights
+
+RUNNING_TOKENS = 16
+"""That each request has when the weights are ready."""
+TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Ear:
+    """Hears every message of the engine, before the client takes it in."""
+
+    told: Callable[[], None] = lambda: None
+    """Called with each message."""
+    first_s: list[float] = field(default_factory=list)
+    """Seconds until the first token of each version that was expected."""
+    _expected: tuple[Version, float] | None = None
+    _brought: bool = False
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def dialect(self, api: Dialect) -> Dialect:
+        """As `api`, but heard."""
+
+        def read(answer: Answer) -> Chunk:
+            chunk = api.read(answer)
+            self._hear(chunk)
+            return chunk
+
+        return replace(api, read=read)
+
+    def expect(self, version: Version, since_s: float) -> None:
+        """From now on wait for the first token of this version."""
+        self._expected = (version, since_s)
+        self._brought = False
+        self._arrived.clear()
+
+    def brought(self) -> None:
+        """The engine holds it now: what an engine says from here on that tells no version with its
+        messages (vLLM) is taken to be of this one."""
+        self._brought = True
+
+    async def arrived(self) -> None:
+        """Wait for it."""
+        await self._arrived.wait()
+
+    def _hear(self, chunk: Chunk) -> None:
+        self.told()
+        if self._expected is None or not chunk.tokens:
+            return
+        version, since_s = self._expected
+        newest = chunk.spans[-1].version if chunk.spans else chunk.version
+        if newest == version or (newest is None and self._brought):
+            self.first_s.append(asyncio.get_running_loop().time() - since_s)
+            self._expected = None
+            self._arrived.set()
+
+
+class Ways:
+    """Brings two sets of weights into an engine by turns, in every way that it takes."""
+
+    def __init__(self, models: Sequence[PreTrainedModel], root: Path) -> None:
+        self._folders: list[WeightsFolder] = [
+            write_weights(model, root, version, dtype=torch.float32)
+            for version, model in enumerate(models)
+        ]
+        self._tensors = [tied_once(model) for model in models]
+        self._closing = ExitStack()
+        self._pushers: Mapping[Transfer, Pusher] = {
+            Transfer.HTTP_TENSOR: Pusher(TensorSender(), timeout_s=TIMEOUT_S, kept_versions=2),
+            Transfer.DISTRIBUTED: Pusher(
+                BroadcastSender(timeout_s=TIMEOUT_S), timeout_s=TIMEOUT_S + 5, kept_versions=2
+            ),
+        }
+        for pusher in self._pushers.values():
+            self._closing.callback(pusher.close)
+            for version, tensors in enumerate(self._tensors):
+                pusher.hold(tensors, version, dtype=torch.float32)
+        self.version: Version = 0
+        """That the engine holds."""
+
+    @property
+    def first(self) -> WeightsFolder:
+        """What an engine is started with."""
+        return self._folders[0]
+
+    @property
+    def next(self) -> Version:
+        """The version that is brought next."""
+        return 1 - self.version
+
+    async def bring(self, client: EngineClient, transfer: Transfer, mode: PauseMode) -> None:
+        """Bring the next version into an engine, paused or idle, and see that it holds it."""
+        version = self.next
+        if transfer is Transfer.FOLDER:
+            await client.load_weights(self._folders[version], mode)
+        else:
+            outcome = await asyncio.to_thread(
+                self._pushers[transfer].push,
+                version,
+                [EngineTarget(client.base_url)],
+                flush_cache=mode is not PauseMode.IN_PLACE,
+            )
+            for failure in outcome.failures:
+                raise RuntimeError(failure.message)
+            await client.took_weights(version, mode)
+        self.version = version
+
+    def close(self) -> None:
+        """Let go of groups and memory."""
+        self._closing.close()
+
+
+async def first_token_s(
+    client: EngineClient,
+    ear: Ear,
+    requests: Sequence[GenerateRequest],
+    *,
+    version: Version,
+    bring: Callable[[], Awaitable[None]],
+    mode: PauseMode,
+) -> float:
+    """Interrupt these requests for new weights once; seconds from ready to the first new token.
+
+    Args:
+        requests: long enough that they still run then; they are ended afterwards.
+        version: that `bring` brings.
+    """
+    clock = asyncio.get_running_loop().time
+    names = [request.request_id for request in requests]
+    running = asyncio.create_task(client.generate(requests))
+    under_way = asyncio.Event()
+
+    def look() -> None:
+        if min(map(client.arrived_tokens, names)) >= RUNNING_TOKENS:
+            under_way.set()
+
+    ear.told = look
+    try:
+        await under_way.wait()
+        ear.expect(version, clock())
+        await client.pause(mode)
+        await bring()
+        ear.brought()
+        await client.resume()
+        await ear.arrived()
+        await client.abort(names)
+        await running
+    finally:
+        ear.told = lambda: None
+        running.cancel()
+    return ear.first_s[-1]

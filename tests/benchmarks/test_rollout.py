@@ -1,0 +1,206 @@
+"""The benchmark of interruptible rollout: what is measured and what is predicted agree where both
+are known, on an engine whose every step takes as long as the next."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from areal_lab.data.trajectory import Segment
+from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
+from areal_lab.engines.sglang_api import SGLANG
+from benchmarks.rollout_latency import Ear
+from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
+from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
+from simulator.decode_cost import decode_cost
+from simulator.host import CPU_CORE
+from simulator.measured_engine import MeasuredDecode, MeasuredPrefill
+from simulator.model_shape import find_model
+from tests.simulator.virtual_loop import run_virtually
+
+STEP_S, LOAD_S = 0.01, 0.3
+MODEL = "SmolLM2-135M-Instruct"
+
+
+@dataclass
+class SteadyEngine:
+    """Gives every running request a token each `STEP_S`, unless it is paused."""
+
+    version: int = 0
+    running: dict[str, int] = field(default_factory=dict)
+    going: asyncio.Event = field(default_factory=asyncio.Event)
+    modes: list[PauseMode] = field(default_factory=list)
+    loaded_with: list[int] = field(default_factory=list)
+    """Requests that ran when weights were loaded."""
+    watch: Stopwatch | None = None
+
+    def __post_init__(self) -> None:
+        self.going.set()
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+        return list(await asyncio.gather(*(self._one(request) for request in requests)))
+
+    async def _one(self, request: GenerateRequest) -> Generated:
+        name, versions = request.request_id, []
+        self.running[name] = 0
+        for _ in range(request.sampling.max_new_tokens):
+            await asyncio.sleep(STEP_S)
+            await self.going.wait()
+            versions.append(self.version)
+            self.running[name] += 1
+            if self.watch is not None:
+                self.watch.message()
+        del self.running[name]
+        parts = [
+            Segment((0,) * versions.count(one), (0.0,) * versions.count(one), one)
+            for one in sorted(set(versions))
+        ]
+        return Generated(
+            request_id=name,
+            segments=tuple(parts),
+            finish_reason="length",
+            retractions=0,
+            cached_tokens=0,
+        )
+
+    def arrived_tokens(self, request_id: str) -> int:
+        return self.running.get(request_id, 0)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.modes.append(mode)
+        self.going.clear()
+
+    async def resume(self) -> None:
+        self.going.set()
+
+    async def bring(self, ready_s: float) -> None:
+        assert ready_s <= asyncio.get_running_loop().time() + 1e-6
+        self.loaded_with.append(len(self.running))
+        await asyncio.sleep(LOAD_S)
+        self.version += 1
+
+
+def load_of(*lengths: int, slots: int, every_s: float = math.inf) -> Load:
+    requests = [
+        GenerateRequest(
+            request_id=str(index),
+            prompt_tokens=(2, 3, 4),
+            sampling=SamplingParams(max_new_tokens=length, ignore_eos=True),
+        )
+        for index, length in enumerate(lengths)
+    ]
+    return Load(requests=tuple(requests), slots=slots, every_s=every_s)
+
+
+def steady_costs() -> Costs:
+    steps = decode_cost(find_model(MODEL), CPU_CORE, 1, measured=MeasuredDecode(step_s=STEP_S))
+    return Costs(steps, MeasuredPrefill(pass_s=0.0))
+
+
+def measured(load: Load, policy: Policy) -> tuple[Measured, SteadyEngine]:
+    async def run() -> tuple[Measured, SteadyEngine]:
+        engine = SteadyEngine()
+        return await generate_all(engine, load, policy, engine.bring), engine
+
+    return run_virtually(run())
+
+
+def test_throughput_is_counted_until_the_last_request_is_started() -> None:
+    """Two slots; the fourth request starts when the second and third have had 30 + 10 tokens."""
+    load = load_of(100, 30, 10, 50, slots=2)
+    one, engine = measured(load, Policy.INTERRUPT)
+    assert one.seconds == pytest.approx(0.4)
+    assert one.tokens == pytest.approx(80, abs=1)
+    assert (one.updates, one.recomputed_tokens) == (0, 0)
+    assert engine.running == {}
+    assert predict(load, Policy.INTERRUPT, steady_costs(), LOAD_S) == pytest.approx(200, rel=0.02)
+
+
+def test_waiting_lets_the_longest_end_and_starts_nothing_meanwhile() -> None:
+    load = load_of(200, 50, 50, 50, 50, slots=2, every_s=0.6)
+    one, engine = measured(load, Policy.WAIT)
+    assert engine.modes == []
+    # At 0.6 s the first has 60 of its 200 tokens, and the third began at 0.5 s.
+    assert engine.loaded_with[0] == 0
+    assert one.update_s[0] == pytest.approx(2.0 + LOAD_S - 0.6, abs=0.02)
+    assert one.load_s[0] == pytest.approx(LOAD_S, abs=0.02)
+    assert one.recomputed_tokens == 0
+
+
+def test_interrupting_stands_still_for_the_load_only_and_counts_what_is_read_again() -> None:
+    load = load_of(200, 50, 50, 50, 50, slots=2, every_s=0.605)
+    one, engine = measured(load, Policy.INTERRUPT)
+    assert set(engine.modes) == {PauseMode.RETRACT}
+    assert engine.loaded_with[0] == 2
+    assert one.update_s == pytest.approx([LOAD_S] * len(one.update_s), abs=0.02)
+    # The first has 60 tokens, the third has 10, each behind a prompt of 3.
+    assert one.recomputed_tokens >= 60 + 10 + 6
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_what_is_predicted_is_what_is_measured_where_steps_are_known(policy: Policy) -> None:
+    requests = long_tailed(
+        400, median_tokens=60, sigma=1.0, most_tokens=600, prompt_tokens=8, vocabulary=99
+    )
+    load = Load(requests=requests, slots=8, every_s=5.0)
+    one, engine = measured(load, policy)
+    assert one.updates >= 4
+    assert len(engine.loaded_with) >= one.updates
+    stood_still_s = sum(one.load_s) / len(one.load_s)
+    predicted = predict(load, policy, steady_costs(), stood_still_s)
+    assert predicted == pytest.approx(one.tokens_per_s, rel=0.03)
+
+
+def test_interrupting_gains_what_waiting_leaves_idle() -> None:
+    requests = long_tailed(
+        400, median_tokens=60, sigma=1.0, most_tokens=600, prompt_tokens=8, vocabulary=99
+    )
+    load = Load(requests=requests, slots=8, every_s=5.0)
+    rates = {p: predict(load, p, steady_costs(), LOAD_S) for p in Policy}
+    assert rates[Policy.INTERRUPT] > 1.2 * rates[Policy.WAIT]
+
+
+def test_the_calibration_finds_the_step_of_an_idle_engine() -> None:
+    async def run() -> Costs:
+        engine = SteadyEngine()
+        watch = engine.watch = Stopwatch(engine, asyncio.get_running_loop().time)
+        decode, prefill = await calibrate(
+            engine, watch, slots=8, rounds=1, tokens=32, vocabulary=99
+        )
+        assert decode.held_out_error < 0.01
+        assert prefill.held_out_error < 0.1
+        return costs_from(decode, prefill, MODEL)
+
+    costs = run_virtually(run())
+    assert costs.decode.steps_s(4, 100, 10) == pytest.approx(10 * STEP_S, rel=0.02)
+    assert costs.prefill.seconds(64, 2080) < 0.1 * STEP_S
+
+
+def test_the_first_token_of_a_version_is_heard_and_others_are_not() -> None:
+    async def run() -> Ear:
+        ear = Ear()
+        api = ear.dialect(SGLANG)
+        clock = asyncio.get_running_loop().time
+
+        def message(version: int, *tokens: int) -> dict[str, object]:
+            logprobs = [[-1.0, token, None] for token in tokens]
+            meta = {"weight_version": str(version), "output_token_logprobs": logprobs}
+            return {"output_ids": list(tokens), "meta_info": {**meta, "completion_tokens": 3}}
+
+        assert api.read(message(1, 5)).tokens == (5,)
+        ear.expect(1, clock())
+        await asyncio.sleep(2.0)
+        api.read(message(0, 5))
+        api.read(message(1))
+        assert ear.first_s == []
+        await asyncio.sleep(1.0)
+        api.read(message(1, 5))
+        await ear.arrived()
+        api.read(message(1, 6))
+        return ear
+
+    assert run_virtually(run()).first_s == [3.0]
