@@ -98,7 +98,7 @@ class Dialect:
     """Whether every message says which version it is from and how often the sample lost its
     cache."""
     ready: Call
-    """Answered with 200 by a server that generates, paused or not."""
+    """Answered with 200 by a server that generates; while it is paused, with anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,17 +20,17 @@ class HeldWeights:
     """Of the weights loaded last."""
     _digest_of: dict[str, str] = field(default_factory=dict)
     """By our checksum."""
-    _in_place_loads: int = 0
+    _caches_left: int = 0
 
     @property
     def cache_name(self) -> str:
-        """Changes with every load that leaves keys and values of older weights in the cache, so
-        that later requests share none of them."""
-        return f"after-{self._in_place_loads}-in-place" if self._in_place_loads else ""
+        """Changes whenever keys and values stay in the cache whose weights go, so that later
+        requests share none of them."""
+        return f"after-{self._caches_left}-in-place" if self._caches_left else ""
 
-    def loaded(self, *, in_place: bool) -> None:
-        """The engine says that it has loaded a set of weights."""
-        self._in_place_loads += in_place
+    def cache_left(self) -> None:
+        """What is in the cache now is not for requests that are sent from now on."""
+        self._caches_left += 1
 
     def compare(self, checksum: str, digest: str | None) -> str | None:
         """What speaks against the engine holding the weights of this checksum, or None.

@@ -69,7 +69,14 @@ class GenerateRequest:
 
     request_id: str
     prompt_tokens: tuple[int, ...]
+    """At least one: SGLang's server dies of an empty prompt in a batch."""
     sampling: SamplingParams
+
+    def __post_init__(self) -> None:
+        if not self.prompt_tokens:
+            raise ValueError(
+                f"request {self.request_id} has an empty prompt, but engines need a token to begin"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

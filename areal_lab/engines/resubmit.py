@@ -15,6 +15,27 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
 
+def tokens_of(sample: Generated) -> int:
+    """Tokens of a sample."""
+    return sum(len(segment.tokens) for segment in sample.segments)
+
+
+def ended(request: GenerateRequest, sample: Generated) -> Generated | None:
+    """The sample, if it needs no further token.
+
+    Its last token may be its end without the server saying so: SGLang draws one more token for a
+    running request that it is to abort, and does not look at it.
+    """
+    if sample.finish_reason != "abort":
+        return sample
+    last = sample.segments[-1].tokens[-1] if sample.segments else None
+    if last in request.sampling.stop_token_ids:
+        return replace(sample, finish_reason="stop")
+    if tokens_of(sample) >= request.sampling.max_new_tokens:
+        return replace(sample, finish_reason="length")
+    return None
+
+
 def continuation(request: GenerateRequest, aborted: Generated) -> GenerateRequest:
     """The request for what is missing of an aborted one."""
     tokens = tuple(token for segment in aborted.segments for token in segment.tokens)

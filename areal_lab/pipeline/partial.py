@@ -9,35 +9,17 @@ The tokens so far become part of the prompt, so they are computed again but not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from areal_lab.engines.protocol import Generated, GenerateRequest
-from areal_lab.engines.resubmit import continuation, merge
+from areal_lab.engines.resubmit import continuation, ended, merge
 
 Partial: TypeAlias = Mapping[str, Generated]
 """Tokens so far, by request id; `abort` is the finish reason of what has not ended."""
 
 
 NOTHING: Partial = MappingProxyType({})
-
-
-def tokens_of(sample: Generated) -> int:
-    """Tokens of a sample."""
-    return sum(len(segment.tokens) for segment in sample.segments)
-
-
-def ended(request: GenerateRequest, sample: Generated) -> Generated | None:
-    """The sample, if it needs no further token; also if only the word of its end was lost."""
-    if sample.finish_reason != "abort":
-        return sample
-    last = sample.segments[-1].tokens[-1] if sample.segments else None
-    if last in request.sampling.stop_token_ids:
-        return replace(sample, finish_reason="stop")
-    if tokens_of(sample) >= request.sampling.max_new_tokens:
-        return replace(sample, finish_reason="length")
-    return None
 
 
 def to_go_on(requests: Sequence[GenerateRequest], partial: Partial) -> list[GenerateRequest]:

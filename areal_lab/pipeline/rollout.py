@@ -21,13 +21,13 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client import EngineUnreachable
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
+from areal_lab.engines.resubmit import tokens_of
 from areal_lab.pipeline.partial import (
     NOTHING,
     Partial,
     joined,
     recomputed_tokens,
     to_go_on,
-    tokens_of,
 )
 from areal_lab.rewards.service import RewardOutcome, RewardService
 

@@ -306,7 +306,6 @@ def test_an_empty_batch_computes_nothing() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_new_tokens", "message"),
     [
-        ([], 1, "empty prompt"),
         ([5, VOCABULARY], 1, f"token {VOCABULARY}, but the vocabulary is 0 .. {VOCABULARY - 1}"),
         ([5, -1], 1, "token -1"),
         ([5] * (CONTEXT - 1), 2, f"needs {CONTEXT - 1} \\+ 2 tokens .* context is {CONTEXT}"),

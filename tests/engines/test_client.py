@@ -262,7 +262,8 @@ def test_an_engine_that_is_not_paused_is_paused_for_an_update(weights: WeightsFo
 
     answering(sglang_server(weights.checksum, calls=calls), act)
     update = ["/update_weights_from_disk", "/model_info", "/weights_checker"]
-    paths = [path for path, _ in calls]
+    first, *paths = (path for path, _ in calls)
+    assert first == "/weights_checker"  # what it holds so far
     assert paths == [
         *("/pause_generation", *update, "/continue_generation"),
         *("/pause_generation", *update),
@@ -293,6 +294,63 @@ def test_later_requests_share_no_prefix_with_a_cache_left_in_place(weights: Weig
     answering(handler, act)
     names = [body.get("extra_key") for path, body in calls if path == "/generate"]
     assert names == [None, "after-1-in-place", "after-2-in-place"]
+
+
+def test_requests_held_by_a_pause_in_place_share_nothing_older_either(
+    weights: WeightsFolder,
+) -> None:
+    """They are sent before the update and run after it."""
+    calls: list[Any] = []
+
+    def handler(http: httpx.Request) -> httpx.Response:
+        answer = sglang_server(weights.checksum, calls=calls)(http)
+        return httpx.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
+
+    async def act(client: EngineClient) -> None:
+        await client.generate([request("a", [5])])
+        await client.pause(PauseMode.IN_PLACE)
+        await client.generate([request("held", [5])])
+        await client.load_weights(weights, PauseMode.IN_PLACE)
+        await client.resume()
+        await client.generate([request("b", [5])])
+
+    answering(handler, act)
+    names = [body.get("extra_key") for path, body in calls if path == "/generate"]
+    assert names == [None, "after-1-in-place", "after-1-in-place"]
+
+
+@pytest.mark.parametrize("failing", ["update", "echo", "refusal"])
+def test_an_engine_whose_weights_are_unknown_stays_paused(
+    weights: WeightsFolder, failing: str
+) -> None:
+    """What it would generate has no name; after a refusal that changed nothing it goes on."""
+    calls: list[Any] = []
+    told = {"echo": {"version": "6"}, "refusal": {"success": False}}.get(failing, {})
+
+    def handler(http: httpx.Request) -> httpx.Response:
+        answer = sglang_server(weights.checksum, calls=calls, **told)(http)
+        if failing == "update" and http.url.path == "/update_weights_from_disk":
+            raise httpx.ReadTimeout("too slow", request=http)
+        return answer
+
+    errors = {"update": EngineUnreachable, "echo": VersionMismatch, "refusal": EngineError}
+    with pytest.raises(errors[failing]) as raised:
+        answering(handler, lambda c: c.load_weights(weights, PauseMode.RETRACT))
+    assert type(raised.value) is errors[failing]
+    resumed = "/continue_generation" in [path for path, _ in calls]
+    assert resumed is (failing == "refusal")
+
+
+def test_the_first_refusal_of_a_client_is_looked_behind_too(weights: WeightsFolder) -> None:
+    """It knows of no load before, so it asks for the digest before and after."""
+    digests = iter(["before", "after"])
+
+    def handler(http: httpx.Request) -> httpx.Response:
+        checksum = next(digests) if http.url.path == "/weights_checker" else ""
+        return sglang_server(checksum, success=False)(http)
+
+    with pytest.raises(VersionMismatch, match="have changed under the old version"):
+        answering(handler, lambda c: c.load_weights(weights, PauseMode.RETRACT))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "header", "empty", "gone"])
@@ -336,8 +394,13 @@ def test_an_engine_that_is_gone_is_named() -> None:
     def handler(http: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("Connection refused", request=http)
 
-    with pytest.raises(EngineUnreachable, match=f"{URL} is unreachable .*Connection refused"):
-        answering(handler, lambda client: client.generate([request("a", [5])]))
+    for act in (lambda c: c.generate([request("a", [5])]), EngineClient.version):
+        with pytest.raises(EngineUnreachable) as raised:
+            answering(handler, act)
+        message = str(raised.value)
+        assert message.startswith(f"engine {URL} is unreachable")
+        assert "Connection refused" in message
+        assert message.count(URL) == 1
     assert answering(handler, lambda client: client.ready()) is False
 
 
@@ -425,3 +488,39 @@ def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
     assert sent == [[5], [5, 7, 8]]
     assert len(names) == len(sent)
     assert [segment.tokens for segment in result.segments] == [(7, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("last", "max_new_tokens", "finish_reason"), [(3, 9, "stop"), (8, 2, "length")]
+)
+def test_an_aborted_sample_that_had_ended_is_not_sent_again(
+    last: int, max_new_tokens: int, finish_reason: str
+) -> None:
+    """SGLang draws one more token for a request that it is to abort, and does not look at it."""
+    sent: list[str] = []
+
+    async def scenario() -> Generated:
+        paused = asyncio.Event()
+
+        async def handler(http: httpx.Request) -> httpx.Response:
+            sent.append(http.url.path)
+            if http.url.path == "/pause_generation":
+                paused.set()
+                return httpx.Response(200, json={})
+            await paused.wait()
+            return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
+
+        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        one = request("a", [5], max_new_tokens, stop_token_ids=(3,))
+        generating = asyncio.ensure_future(client.generate([one]))
+        while not sent:
+            await asyncio.sleep(0)
+        await client.pause(PauseMode.ABORT)
+        (result,) = await generating
+        await client.close()
+        return result
+
+    result = asyncio.run(scenario())
+    assert sent == ["/generate", "/pause_generation"]
+    assert result.finish_reason == finish_reason
+    assert [segment.tokens for segment in result.segments] == [(7, last)]

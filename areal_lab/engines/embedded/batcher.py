@@ -145,8 +145,6 @@ class Batcher:
             Refused: if so.
         """
         prompt, wanted = request.prompt_tokens, request.sampling.max_new_tokens
-        if not prompt:
-            raise Refused(f"request {request.request_id} has an empty prompt")
         worst = max(prompt) if min(prompt) >= 0 else min(prompt)
         if not 0 <= worst < self.vocabulary:
             raise Refused(

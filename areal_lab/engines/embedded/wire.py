@@ -29,15 +29,10 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
         prompts = [prompts]
     ids = _one_each(body.get("rid"), len(prompts), "rid")
     params = _one_each(body.get("sampling_params"), len(prompts), "sampling_params")
-    requests = [
-        GenerateRequest(
-            request_id=_request_id(rid),
-            prompt_tokens=_tokens(prompt),
-            sampling=parse_sampling(values),
-        )
+    return [
+        _request(rid, prompt, values)
         for rid, prompt, values in zip(ids, prompts, params, strict=True)
-    ]
-    return requests, batch
+    ], batch
 
 
 def parse_stream(body: Mapping[str, Any]) -> int | None:
@@ -153,6 +148,16 @@ def _finish_reason(sample: Sample) -> dict[str, Any] | None:
             return {"type": "length", "length": len(sample.tokens)}
         case _:
             return {"type": "abort", "message": "aborted", "status_code": None, "err_type": None}
+
+
+def _request(rid: object, prompt: object, values: object) -> GenerateRequest:
+    sampling = parse_sampling(values)
+    try:
+        return GenerateRequest(
+            request_id=_request_id(rid), prompt_tokens=_tokens(prompt), sampling=sampling
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 def _one_each(value: object, count: int, name: str) -> Sequence[Any]:

@@ -1,0 +1,186 @@
+"""The samples that one server is drawing: sent, arriving, and sent again if a pause ended them.
+
+requests --Dialect.generate--> server --messages--> Arriving --> Generated
+    ^                                                   |
+    +--------- with the tokens so far, after an abort ---+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from areal_lab.engines.arriving import Arriving
+from areal_lab.engines.connection import Connection
+from areal_lab.engines.dialect import Call, Dialect, GenerateOptions
+from areal_lab.engines.errors import EngineUnreachable
+from areal_lab.engines.held_weights import HeldWeights
+from areal_lab.engines.patience import Patience
+from areal_lab.engines.protocol import Generated, GenerateRequest
+from areal_lab.engines.resubmit import continuation, ended, merge
+
+
+@dataclass(slots=True, kw_only=True)
+class Drawing:
+    """All samples on their way from one server."""
+
+    connection: Connection
+    api: Dialect
+    held: HeldWeights
+    patience: Patience
+    stream: bool
+    stream_interval: int
+    _arriving: dict[str, Arriving] = field(default_factory=dict)
+    _aborted: set[str] = field(default_factory=set)
+    """Those that the user has ended; they are not sent again."""
+    _abort_pauses: int = 0
+    """Begun and ended ones; odd while one is on its way."""
+    _sent: Iterator[int] = field(default_factory=itertools.count)
+    _name: str = field(default_factory=lambda: secrets.token_hex(3))
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+        """Draw one sample per request."""
+        ids = {request.request_id for request in requests}
+        try:
+            return await self._generate(list(requests))
+        finally:
+            self._aborted -= ids
+
+    def arrived_tokens(self, request_id: str) -> int:
+        """Tokens of a running sample that have arrived since it was sent, or sent again."""
+        arriving = self._arriving.get(request_id)
+        return 0 if arriving is None else len(arriving)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these; their `generate` returns what they have."""
+        running = self._arriving.keys() & set(request_ids)
+        self._aborted |= running
+        await asyncio.gather(
+            *(
+                self.connection.call(self.api.abort(self._arriving[name].sent_as))
+                for name in running
+            )
+        )
+
+    @contextmanager
+    def ended_by_pause(self) -> Iterator[None]:
+        """While a pause ends all samples: those sent before or meanwhile are sent again."""
+        # Counted at both ends: a request sent meanwhile may reach the server before the pause.
+        self._abort_pauses += 1
+        try:
+            yield
+        finally:
+            self._abort_pauses += 1
+
+    def caches_lost(self) -> None:
+        """Every running sample has lost its cache, and the server does not say so."""
+        for one in self._arriving.values():
+            one.lost_caches += len(one) > 0
+
+    async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
+        pauses = self._abort_pauses
+        arriving = [
+            Arriving(request.request_id, self._unused_name(request)) for request in requests
+        ]
+        await self._receive(requests, arriving)
+        results = [one.generated() for one in arriving]
+        pausing = pauses % 2 == 1
+        if self._abort_pauses == pauses and not pausing:
+            return results
+        again = []
+        for index, result in enumerate(results):
+            if result.finish_reason != "abort" or result.request_id in self._aborted:
+                continue
+            whole = ended(requests[index], result)
+            if whole is None:
+                again.append(index)
+            else:
+                results[index] = whole
+        if again:
+            more = [continuation(requests[index], results[index]) for index in again]
+            try:
+                rest = await self._generate(more)
+            except EngineUnreachable as error:
+                raise EngineUnreachable(str(error), _all_partial(results, error)) from error
+            for index, one in zip(again, rest, strict=True):
+                results[index] = merge(results[index], one)
+        return results
+
+    async def _receive(
+        self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
+    ) -> None:
+        """Send the requests and take in what comes, until all samples have ended."""
+        if self.held.version is None and not self.api.tells_interruptions:
+            with self.connection.named():
+                self.held.version = self.api.held_version(await self.connection.call(self.api.held))
+        options = GenerateOptions(
+            stream=self.stream,
+            stream_interval=self.stream_interval,
+            cache_name=self.held.cache_name,
+        )
+        self._arriving.update((one.request_id, one) for one in arriving)
+        try:
+            sent = [
+                replace(request, request_id=one.sent_as)
+                for request, one in zip(requests, arriving, strict=True)
+            ]
+            if self.api.together:
+                await self._exchange(self.api.generate(sent, options), arriving)
+            else:
+                await _all_or_none(
+                    self._exchange(self.api.generate([request], options), [one])
+                    for request, one in zip(sent, arriving, strict=True)
+                )
+        except EngineUnreachable as error:
+            partial = {one.request_id: one.generated() for one in arriving if len(one)}
+            raise EngineUnreachable(str(error), partial) from error
+        finally:
+            for one in arriving:
+                del self._arriving[one.request_id]
+
+    def _unused_name(self, request: GenerateRequest) -> str:
+        """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
+        also what was sent again meanwhile, so no id is used twice."""
+        return f"{request.request_id}#{self._name}-{next(self._sent)}"
+
+    async def _exchange(self, call: Call, arriving: Sequence[Arriving]) -> None:
+        """One HTTP request and its answer, whole or in messages."""
+        silent_s = self.patience.limit_s
+        try:
+            async with (
+                self.patience.wait() as watch,
+                aclosing(self.connection.messages(call)) as messages,
+            ):
+                async for message in messages:
+                    watch.heard()
+                    with self.connection.named():
+                        chunk = self.api.read(message)
+                        arriving[chunk.index].add(chunk, self.held.version or 0)
+        except TimeoutError as error:
+            raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error
+        if any(one.finish_reason is None for one in arriving):
+            raise self.connection.unreachable(call, "the answer ended early")
+
+
+async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first error ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in exchanges]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _all_partial(before: Sequence[Generated], error: EngineUnreachable) -> dict[str, Generated]:
+    """What there is of each sample: of those sent again, both parts."""
+    partial = {one.request_id: one for one in before if one.segments}
+    for name, more in error.partial.items():
+        partial[name] = merge(partial[name], more) if name in partial else more
+    return partial
