@@ -4,6 +4,7 @@ are known, on an engine whose every step takes as long as the next."""
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,14 @@ import pytest
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
 from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.transfer.records import Transfer
+from benchmarks.harness import parse, report
+from benchmarks.rollout import figures_of
+from benchmarks.rollout_bench import Results
 from benchmarks.rollout_latency import Ear
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
+from simulator.calibrate_fit import PartFit
 from simulator.decode_cost import decode_cost
 from simulator.host import CPU_CORE
 from simulator.measured_engine import MeasuredDecode, MeasuredPrefill
@@ -164,20 +170,58 @@ def test_interrupting_gains_what_waiting_leaves_idle() -> None:
     assert rates[Policy.INTERRUPT] > 1.2 * rates[Policy.WAIT]
 
 
-def test_the_calibration_finds_the_step_of_an_idle_engine() -> None:
-    async def run() -> Costs:
-        engine = SteadyEngine()
-        watch = engine.watch = Stopwatch(engine, asyncio.get_running_loop().time)
-        decode, prefill = await calibrate(
-            engine, watch, slots=8, rounds=1, tokens=32, vocabulary=99
-        )
-        assert decode.held_out_error < 0.01
-        assert prefill.held_out_error < 0.1
-        return costs_from(decode, prefill, MODEL)
+async def calibrated() -> tuple[PartFit, PartFit]:
+    engine = SteadyEngine()
+    watch = engine.watch = Stopwatch(engine, asyncio.get_running_loop().time)
+    return await calibrate(engine, watch, slots=8, rounds=1, tokens=32, vocabulary=99)
 
-    costs = run_virtually(run())
+
+def test_the_calibration_finds_the_step_of_an_idle_engine() -> None:
+    decode, prefill = run_virtually(calibrated())
+    assert decode.held_out_error < 0.01
+    assert prefill.held_out_error < 0.1
+    costs = costs_from(decode, prefill, MODEL)
     assert costs.decode.steps_s(4, 100, 10) == pytest.approx(10 * STEP_S, rel=0.02)
     assert costs.prefill.seconds(64, 2080) < 0.1 * STEP_S
+
+
+def test_the_report_has_medians_of_pairs_and_their_spread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run_of(tokens: int, recomputed: int) -> Measured:
+        return Measured(
+            tokens=tokens,
+            seconds=10.0,
+            updates=1,
+            update_s=(0.5,),
+            load_s=(0.25,),
+            recomputed_tokens=recomputed,
+        )
+
+    decode, prefill = run_virtually(calibrated())
+    results = Results(
+        latencies={
+            Transfer.FOLDER: {"retract": [0.1, 0.3, 0.2], "wait": []},
+            Transfer.DISTRIBUTED: {"in_place": [0.4]},
+        },
+        decode=decode,
+        prefill=prefill,
+        load=load_of(10, 30, slots=1, every_s=2.5),
+        runs={
+            Policy.INTERRUPT: [run_of(1200, 7), run_of(1500, 9), run_of(1100, 8)],
+            Policy.WAIT: [run_of(1000, 0)] * 3,
+        },
+        predicted_per_s={Policy.INTERRUPT: 123.0, Policy.WAIT: 100.0},
+    )
+    report(figures_of(results), parse("", argv=["--json", "--repeats", "3"]))
+    told = json.loads(capsys.readouterr().out)
+    assert told["gain"] == pytest.approx(0.2)
+    assert told["spread"]["gain"] == pytest.approx({"median": 0.2, "min": 0.1, "max": 0.5})
+    assert told["predicted_gain"] == pytest.approx(0.23)
+    assert told["first_token_s"] == {"folder": {"retract": 0.2}, "distributed": {"in_place": 0.4}}
+    assert told["recomputed_tokens"] == 8
+    assert (told["mean_tokens"], told["longest_tokens"]) == (20, 30)
+    assert {"machine", "command", "date", "repeats"} <= told.keys()
 
 
 def test_the_first_token_of_a_version_is_heard_and_others_are_not() -> None:
