@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from simulator.config import LengthConfig, SimulationConfig, TrainerConfig
 from simulator.decode_cost import DecodeCost, decode_cost
 from simulator.draws import LENGTHS, stream
+from simulator.engines import running_sequences
 from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
 from simulator.measured_engine import measured_decode
 from simulator.model_shape import find_model
 from simulator.plan_space import effective_eta
-from simulator.simulation import running_sequences
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync

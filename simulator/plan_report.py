@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.control.eventlog import finite_json
 from simulator.hardware import find_gpu
+from simulator.plan_limit import STALENESS_BOUND
 from simulator.plan_result import Comparison, End, Outcome, Plan
 from simulator.plan_space import Refusal
-from simulator.plan_trial import STALENESS_BOUND
 from simulator.quantities import number, quantity
 from simulator.sensitivity import at_end, measure
 from simulator.sources import warnings

@@ -15,8 +15,9 @@ from simulator.gpu import GPU, Price
 from simulator.hardware import find_gpu
 from simulator.pareto import DOLLARS, Point
 from simulator.plan_config import LimitsConfig, PlanConfig, PriceEntry
+from simulator.plan_limit import engine_share, limit_of, trainer_share
 from simulator.plan_space import Candidate, Space
-from simulator.plan_trial import Trial, engine_share, limit_of, trainer_share
+from simulator.plan_trial import Trial
 from simulator.statistics import Estimate, estimate
 
 

@@ -9,11 +9,9 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from areal_lab.control.eventlog import Record, encode
-from areal_lab.control.events import EngineId
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
     BatchOrder,
@@ -30,28 +28,18 @@ from areal_lab.control.schedule import (
 )
 from simulator.check import check_config
 from simulator.config import LatencyConfig, ScheduleConfig, SimulationConfig
-from simulator.decode_cost import decode_cost
-from simulator.draws import STRAGGLERS, stream
-from simulator.faults import engine_slowdowns, failures_from
-from simulator.gpu import GPU
+from simulator.engines import make_engines, running_sequences
+from simulator.faults import failures_from
 from simulator.hardware import find_gpu
 from simulator.latency import Latency, latency_from
 from simulator.lengths import lengths_from
-from simulator.measured_engine import measured_decode, measured_prefill
-from simulator.memory import cache_tokens
-from simulator.model_shape import ModelShape, find_model
-from simulator.prefill_cost import prefill_cost
-from simulator.replica import Replica
+from simulator.model_shape import find_model
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
 from simulator.switch_cost import switch_cost
-from simulator.system import MakeEngine, System, UpdateSeconds
-from simulator.timesheet import RecordSpan
+from simulator.system import System, UpdateSeconds
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
-
-MOST_RUNNING = 256
-"""Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""
 
 
 def simulate(
@@ -136,7 +124,7 @@ def build(config: SimulationConfig) -> System:
         lengths=lengths_from(workload.answers),
         max_tokens=workload.answers.max_tokens,
         engines=engines,
-        make_engine=_replicas(config, model, rollout_gpu, engines),
+        make_engine=make_engines(config, model, rollout_gpu, engines),
         gpus_per_engine=rollout.tensor_parallel,
         training=training_cost(config.trainer, model, gpu, training_gpus),
         training_gpus=training_gpus,
@@ -157,19 +145,6 @@ def build(config: SimulationConfig) -> System:
         price_per_gpu_h=cluster.price_per_gpu_h,
         overhead=cluster.overhead,
     )
-
-
-def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:
-    """Sequences that one engine decodes at a time: what is asked for, or what its cache holds.
-
-    The cache is shared out to sequences of mean length; longer ones are preempted when it is full.
-    """
-    rollout, workload = config.rollout, config.workload
-    if rollout.max_running:
-        return rollout.max_running
-    held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
-    mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
-    return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
 
 
 def schedule_of(config: ScheduleConfig) -> Schedule:
@@ -203,55 +178,6 @@ def _one(config: SimulationConfig, seed: int) -> SimulationResult:
 
 def _write_line(write: Callable[[str], object], record: Record) -> None:
     write(encode(record) + "\n")
-
-
-def _replicas(config: SimulationConfig, model: ModelShape, gpu: GPU, engines: int) -> MakeEngine:
-    rollout, split = config.rollout, config.rollout.tensor_parallel
-    cache = cache_tokens(model, gpu, split, rollout.memory_utilization)
-    running = running_sequences(config, model, gpu)
-    costs = _EngineCosts(config, model, gpu, engines)
-
-    def make(engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
-        slowdown = costs.slowdowns(seed)[engine]
-        return Replica(
-            decode=costs.decode(slowdown),
-            prefill=costs.prefill(slowdown),
-            max_running=running,
-            cache_tokens=cache,
-            prefix_sharing=rollout.prefix_sharing,
-            record_spans=record,
-        )
-
-    return make
-
-
-class _EngineCosts:
-    """Costs that engines of the same speed share."""
-
-    def __init__(self, config: SimulationConfig, model: ModelShape, gpu: GPU, engines: int) -> None:
-        rollout = config.rollout
-        self.decode = cache(
-            lambda slowdown: decode_cost(
-                model,
-                gpu,
-                rollout.tensor_parallel,
-                overhead_s=rollout.engine_overhead_s,
-                overlap=rollout.engine_overlap,
-                slowdown=slowdown,
-                measured=measured_decode(config),
-            )
-        )
-        self.prefill = cache(
-            lambda slowdown: (
-                measured_prefill(config, slowdown)
-                or prefill_cost(model, gpu, rollout.tensor_parallel, slowdown=slowdown)
-            )
-        )
-        self.slowdowns = cache(
-            lambda seed: engine_slowdowns(
-                config.faults, engines, stream(seed, STRAGGLERS, 0)
-            ).tolist()
-        )
 
 
 def _latency(config: LatencyConfig) -> Latency | None:

@@ -14,9 +14,10 @@ from areal_lab.control.eventlog import Log, Record, RunHeader, read_log
 from areal_lab.control.lags import trained_batches
 from areal_lab.control.replay import check_replay
 from simulator.config import SimulationConfig
+from simulator.engines import running_sequences
 from simulator.hardware import find_gpu
 from simulator.model_shape import find_model
-from simulator.simulation import build, replicate, running_sequences, simulate
+from simulator.simulation import build, replicate, simulate
 
 
 def small(**values: Any) -> SimulationConfig:

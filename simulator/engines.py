@@ -1,0 +1,96 @@
+"""The engines of a configuration: replicas with its costs, cache and places.
+
+SimulationConfig, ModelShape, GPU --make_engines--> (number, seed) -> Replica
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from areal_lab.control.events import EngineId
+from simulator.coefficients import KernelCoefficients
+from simulator.config import SimulationConfig
+from simulator.decode_cost import DecodeCost, decode_cost
+from simulator.draws import STRAGGLERS, stream
+from simulator.faults import engine_slowdowns
+from simulator.gpu import GPU
+from simulator.lengths import lengths_from
+from simulator.measured_engine import measured_decode, measured_prefill
+from simulator.memory import cache_tokens
+from simulator.model_shape import ModelShape
+from simulator.prefill_cost import prefill_cost
+from simulator.replica import PrefillSeconds, Replica
+from simulator.system import MakeEngine
+from simulator.timesheet import RecordSpan
+
+MOST_RUNNING: Final = 256
+"""Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""
+
+
+def make_engines(
+    config: SimulationConfig,
+    model: ModelShape,
+    gpu: GPU,
+    engines: int,
+    *,
+    coefficients: KernelCoefficients | None = None,
+) -> MakeEngine:
+    """What makes the engines of a configuration. Those of the same speed share their costs.
+
+    Args:
+        config: cache, places and stragglers.
+        model: that generates.
+        gpu: type of the engines' GPUs.
+        engines: number of them.
+        coefficients: of decode steps, where they are not those of the GPU.
+    """
+    rollout, split = config.rollout, config.rollout.tensor_parallel
+    held = cache_tokens(model, gpu, split, rollout.memory_utilization)
+    running = running_sequences(config, model, gpu)
+
+    @cache
+    def slowdowns(seed: int) -> list[float]:
+        drawn = engine_slowdowns(config.faults, engines, stream(seed, STRAGGLERS, 0))
+        return list(map(float, drawn))
+
+    @cache
+    def costs(slowdown: float) -> tuple[DecodeCost, PrefillSeconds]:
+        decode = decode_cost(
+            model,
+            gpu,
+            split,
+            overhead_s=rollout.engine_overhead_s,
+            overlap=rollout.engine_overlap,
+            slowdown=slowdown,
+            measured=measured_decode(config),
+            coefficients=coefficients,
+        )
+        measured = measured_prefill(config, slowdown)
+        return decode, measured or prefill_cost(model, gpu, split, slowdown=slowdown)
+
+    def make(engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
+        decode, prefill = costs(slowdowns(seed)[engine])
+        return Replica(
+            decode=decode,
+            prefill=prefill,
+            max_running=running,
+            cache_tokens=held,
+            prefix_sharing=rollout.prefix_sharing,
+            record_spans=record,
+        )
+
+    return make
+
+
+def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:
+    """Sequences that one engine decodes at a time: what is asked for, or what its cache holds.
+
+    The cache is shared out to sequences of mean length; longer ones are preempted when it is full.
+    """
+    rollout, workload = config.rollout, config.workload
+    if rollout.max_running:
+        return rollout.max_running
+    held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
+    mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
+    return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
