@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -97,6 +98,46 @@ def test_trace_refuses_what_is_no_run_folder(tmp_path: Path) -> None:
     result = call("trace", str(tmp_path))
     assert result.exit_code == 2
     assert "is not a run folder" in result.stderr
+
+
+PLAN = """\
+objective: hours
+steps: 100
+simulation: small
+candidates: {gpus: [4], eta: [0, 1], rollout_share: [0.5]}
+search: {seeds: 2, sensitivity: 0}
+"""
+
+
+def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
+    question = tmp_path / "question.yaml"
+    question.write_text(PLAN)
+    table = call("plan", str(question), "--workers", "1")
+    assert table.exit_code == 0
+    assert "shortest time for 100 steps" in table.stdout
+    told = json.loads(call("plan", str(question), "--workers", "1", "--json").stdout)
+    assert told["candidates"]["combinations"] == 2
+    assert told["best"]["settings"]["cluster.gpus"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["objective=money"], "error: objective is 'money'; known are gpus"),
+        (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
+        (["candidates.etas=[1]"], "error: unknown setting 'candidates.etas'"),
+        (["limits.deadline_h=nan"], "error: limits.deadline_h is nan"),
+    ],
+)
+def test_a_wrong_question_ends_with_2_and_one_line(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    question = tmp_path / "question.yaml"
+    question.write_text(PLAN)
+    result = call("plan", str(question), *overrides)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:

@@ -14,7 +14,13 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator.decode_cost import decode_cost
+from simulator.hardware import find_gpu
 from simulator.judges import Judges
+from simulator.measured_engine import MeasuredDecode
+from simulator.model_shape import find_model
+from simulator.prefill_cost import prefill_cost
+from simulator.replica import Replica
 from simulator.run import run_system
 from simulator.system import UpdateSeconds
 from tests.simulator.toy_engine import toy_engines
@@ -240,6 +246,54 @@ def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int)
     last = load**workers / math.factorial(workers) / (1 - 0.7)
     waits = last / (sum(terms) + last)
     assert wait_s == pytest.approx(waits / (workers - load), rel=0.05)
+
+
+def mean_queue_s(
+    arrivals_per_s: float, tokens: list[int], places: int, generator: np.random.Generator
+) -> float:
+    """Mean time from arrival to the first step, of answers that an engine generates.
+
+    A step takes 1/1000 s whoever takes part, so that an answer of n tokens takes n of them.
+    """
+    model, gpu = find_model("Qwen2.5-0.5B"), find_gpu("H100")
+    engine = Replica(
+        decode=decode_cost(model, gpu, measured=MeasuredDecode(step_s=0.001)),
+        prefill=prefill_cost(model, gpu),  # of nothing
+        max_running=places,
+        cache_tokens=10**9,
+        reserve_running_tokens=1,
+        reserve_new_tokens=1,
+    )
+    arrives_s = generator.exponential(1 / arrivals_per_s, len(tokens)).cumsum().tolist()
+    total_s = 0.0
+
+    def until(now_s: float) -> float:
+        ended = []
+        while engine.next_s() <= now_s and engine.next_s() < math.inf:
+            ended += engine.advance(engine.next_s())
+        return sum(one.time_s - arrives_s[one.group] - tokens[one.group] / 1000 for one in ended)
+
+    for number, now_s in enumerate(arrives_s):
+        total_s += until(now_s)
+        engine.submit(now_s, number, 0, [tokens[number]], 0)
+    return (total_s + until(math.inf)) / len(tokens)
+
+
+def test_an_engine_with_one_place_is_the_queue_m_d_1() -> None:
+    rho, n = 0.5, 20_000
+    wait_s = mean_queue_s(rho, [1000] * n, 1, np.random.default_rng(4))
+    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.03)
+
+
+def test_an_engine_with_several_places_is_the_queue_m_m_c() -> None:
+    """Erlang's C formula; a newcomer waits for the end of a step, half of one in the mean."""
+    generator, n, places, load = np.random.default_rng(5), 20_000, 3, 2.1
+    tokens = np.ceil(generator.exponential(1000, n)).astype(int).tolist()
+    wait_s = mean_queue_s(load, tokens, places, generator)
+    terms = [load**k / math.factorial(k) for k in range(places)]
+    last = load**places / math.factorial(places) / (1 - load / places)
+    waits = last / (sum(terms) + last)
+    assert wait_s == pytest.approx(waits / (places - load), rel=0.05)
 
 
 def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -40,10 +41,13 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator import prefill_cost
 from simulator.draws import LENGTHS, Draws, stream
+from simulator.load import load_simulation
 from simulator.pools import GENERATE
 from simulator.result import SimulationResult
 from simulator.run import run_system
+from simulator.simulation import build
 from simulator.system import Seconds, System, UpdateSeconds
 from tests.simulator.toy_engine import toy_engines
 from tests.simulator.toy_system import (
@@ -406,7 +410,31 @@ def test_busy_time_is_what_engines_say_where_they_say_more_than_that_they_genera
     assert shares["decode"] > 0
 
 
-def test_memory_does_not_grow_with_the_number_of_steps() -> None:
+def test_a_step_leaves_little_more_than_its_row() -> None:
+    """A row has 16 columns of 8 bytes. The table of prefill times ends at the longest chunk."""
+
+    class Watched(Seconds):
+        def step(self, lengths: Any, *, minibatches: int) -> Seconds:
+            steps.append(len(lengths))
+            if len(steps) in (40, 240):
+                held.append(tracemalloc.take_snapshot().filter_traces(others))
+            return super().step(lengths, minibatches=minibatches)
+
+    steps: list[int] = []
+    held: list[tracemalloc.Snapshot] = []
+    others = [tracemalloc.Filter(False, name) for name in (prefill_cost.__file__, "*/tracemalloc*")]
+    config = load_simulation("small", ["workload.steps=240", "schedule.eta=2"])
+    system = replace(build(config), training=Watched(seconds=0.9))
+    tracemalloc.start()
+    try:
+        run_system(system, 1)
+    finally:
+        tracemalloc.stop()
+    changes = held[1].compare_to(held[0], "filename")
+    assert sum(change.size_diff for change in changes) <= 200 * 2 * 16 * 8
+
+
+def test_nothing_is_left_over_at_the_end() -> None:
     from simulator.drive import Drive
 
     system = toy_system(asynchronous(2), steps=200, lengths=lognormal(100))
