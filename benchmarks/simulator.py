@@ -1,0 +1,174 @@
+"""How fast is a simulation, on one core, and how much memory does it take?
+
+`sequences_per_s` is the whole of `run_system` on the paper's 1.5B asynchronous run (128 GPUs, 512 x
+16 answers a step, eta 4): drawing lengths, `control`'s decisions, 96 engines, the packing and
+timing of every training step, and the account of lags, shares, money. Sequences count when they are
+trained on; what is generated and not used at the end is work without a count. `paper_run_s` is that
+run of 250 steps, with reading the preset and checking it.
+
+Rows take parts away. `given training times` replaces the cost of a training step by a constant, as
+`trainer.step_s` does. `engines alone` has no coordinator and no simpy: the same engines are given
+65,536 sequences at once, which wait for places, and run until all have ended.
+
+`plan_s` is wall time of the search of `areal-lab plan configs/plan_example.yaml` with one split
+more, on 2 processes: `possible` configurations, of which a closed form leaves `screened` to be
+simulated, some of them with several seeds and changed inputs (`simulations`).
+
+`rss_growth_mib_per_100_steps` compares the resident memory of the 1.5B run at its end with that at
+its 50th step.
+
+Seconds but those of the plan are CPU seconds of this one thread: what it would take on a core that
+does nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.harness import parse, report, spread
+from simulator.config import SimulationConfig
+from simulator.draws import Draws
+from simulator.load import load_simulation
+from simulator.plan_config import load_plan
+from simulator.plan_trial import workers
+from simulator.planner import find_plan
+from simulator.run import no_search_for_cycles, run_system
+from simulator.simulation import build
+from simulator.system import System, Timing, Training
+from simulator.training_timing import Sizes
+
+PAPER: Final = "table_1_1.5b_asynchronous"
+PRESETS: Final = (PAPER, "table_1_1.5b_synchronous", "table_1_7b_asynchronous")
+PLAN: Final = Path(__file__).parents[1] / "configs" / "plan_example.yaml"
+QUESTION: Final = ("candidates.rollout_share=[0.5, 0.5625, 0.625, 0.75]",)
+QUICK_QUESTION: Final = (
+    *("candidates.node_range=[4, 4]", "candidates.gpu=[H100]", "candidates.eta=[0, 4]"),
+    *("search.seeds=1", "search.sensitivity=0"),
+)
+ENGINE_GROUPS: Final = 4096
+SETTLED: Final = 50
+"""Steps after which memory is compared: the pipeline has filled."""
+MIB: Final = 2**20
+
+
+def whole_run(config: SimulationConfig) -> tuple[float, int]:
+    """CPU seconds of a simulation and the sequences that it trained on."""
+    begin_s = time.process_time()
+    result = run_system(build(config), config.seed, name=config.name)
+    return time.process_time() - begin_s, int(result.columns["sequences"].sum())
+
+
+def engines_alone(config: SimulationConfig, groups: int) -> tuple[float, int]:
+    """CPU seconds of the engines of `config`, each in turn, for so many groups at once."""
+    system = build(config)
+    draws = Draws(system, config.seed)
+    engines = [system.make_engine(n, config.seed, None) for n in range(system.engines)]
+    lengths = [draws.of(group).lengths for group in range(groups)]
+    done = 0
+    with no_search_for_cycles():
+        begin_s = time.process_time()
+        for group, answers in enumerate(lengths):
+            engines[group % len(engines)].submit(0.0, group, system.prompt_tokens, answers, 0)
+        for engine in engines:
+            while (next_s := engine.next_s()) < math.inf:
+                done += len(engine.advance(next_s))
+        seconds = time.process_time() - begin_s
+    assert done == groups
+    return seconds, groups * system.samples
+
+
+def measure(case: str, run: Callable[[], tuple[float, int]], repeats: int) -> dict[str, Any]:
+    """A row: the rate, with its extremes over the repeats."""
+    measured = [run() for _ in range(repeats)]
+    rates = spread([sequences / seconds for seconds, sequences in measured])
+    return {
+        "case": case,
+        "sequences": measured[0][1],
+        "seconds": statistics.median([seconds for seconds, _ in measured]),
+        "sequences_per_s": rates["median"],
+        "min": rates["min"],
+        "max": rates["max"],
+    }
+
+
+class WatchedTraining:
+    """Notes the resident memory at every training step."""
+
+    def __init__(self, training: Training) -> None:
+        self.rss_mib: list[float] = []
+        self._training = training
+        self._process = psutil.Process()
+
+    def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
+        """As it was."""
+        self.rss_mib.append(self._process.memory_info().rss / MIB)
+        return self._training.step(lengths, minibatches=minibatches)
+
+
+def rss_growth(system: System, seed: int, *, settled: int) -> float:
+    """MiB by which 100 steps of a run enlarge the process, after the first `settled`."""
+    watched = WatchedTraining(system.training)
+    run_system(dataclasses.replace(system, training=watched), seed)
+    steps = watched.rss_mib
+    return 100 * (steps[-1] - steps[settled]) / (len(steps) - 1 - settled)
+
+
+def plan_seconds(overrides: Sequence[str], processes: int) -> dict[str, Any]:
+    """Wall seconds of a search, and how much there was to search."""
+    config = load_plan(PLAN, overrides)
+    begin_s = time.perf_counter()
+    with workers(processes) as run:
+        plan = find_plan(config, run)
+    return {
+        "plan_s": time.perf_counter() - begin_s,
+        "possible": len(plan.space.possible),
+        "screened": len(plan.screened),
+        "simulations": plan.simulations,
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parse(__doc__, repeats=3, quick_repeats=1)
+    short = ["workload.steps=12", "workload.warmup_steps=8"] if arguments.quick else []
+    configs = [load_simulation(name, short) for name in PRESETS]
+    paper = configs[0]
+    given = load_simulation(PAPER, [*short, "trainer.step_s=150"])
+    groups = ENGINE_GROUPS // 8 if arguments.quick else ENGINE_GROUPS
+    repeats = arguments.repeats
+    rows = [measure(one.name, partial(whole_run, one), repeats) for one in configs]
+    rows += [
+        measure("given training times", partial(whole_run, given), repeats),
+        measure("engines alone", partial(engines_alone, paper, groups), repeats),
+    ]
+    whole, alone = rows[0], rows[-1]
+    plan = plan_seconds(QUICK_QUESTION if arguments.quick else QUESTION, processes=2)
+    settled = 6 if arguments.quick else SETTLED
+    report(
+        {
+            "sequences_per_s": whole["sequences_per_s"],
+            "engine_sequences_per_s": alone["sequences_per_s"],
+            "paper_run_s": whole["seconds"],
+            "rss_growth_mib_per_100_steps": rss_growth(build(paper), paper.seed, settled=settled),
+            **plan,
+            "rows": rows,
+            "spread": {
+                "sequences_per_s": {name: whole[name] for name in ("min", "max")},
+                "engine_sequences_per_s": {name: alone[name] for name in ("min", "max")},
+            },
+        },
+        arguments,
+    )
+
+
+if __name__ == "__main__":
+    main()

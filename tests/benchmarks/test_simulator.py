@@ -1,0 +1,43 @@
+"""The benchmark of the simulator: what it counts is what was simulated, and its quick parts run."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks import simulator
+from simulator.load import load_simulation
+from simulator.plan_config import load_plan
+from simulator.plan_space import expand
+from simulator.simulation import build
+
+
+def test_a_whole_run_counts_the_sequences_that_were_trained_on() -> None:
+    config = load_simulation("small")
+    seconds, sequences = simulator.whole_run(config)
+    assert seconds > 0
+    workload = config.workload
+    assert sequences == (workload.steps * workload.prompts_per_batch * workload.samples_per_prompt)
+
+
+def test_engines_alone_end_everything_they_are_given() -> None:
+    config = load_simulation("small")
+    seconds, sequences = simulator.engines_alone(config, 40)
+    assert seconds > 0
+    assert sequences == 40 * config.workload.samples_per_prompt
+
+
+def test_memory_is_looked_at_in_every_step() -> None:
+    config = load_simulation("small")
+    watched = simulator.WatchedTraining(build(config).training)
+    watched.step([10, 20], minibatches=1)
+    assert len(watched.rss_mib) == 1
+    assert math.isfinite(simulator.rss_growth(build(config), 0, settled=4))
+
+
+def test_the_question_has_500_configurations_and_a_quick_one_is_answered() -> None:
+    assert len(expand(load_plan(simulator.PLAN, simulator.QUESTION)).possible) >= 500
+    quick = [*simulator.QUICK_QUESTION, "candidates.rollout_share=[0.5]", "simulation=small"]
+    figures = simulator.plan_seconds(quick, 1)
+    assert figures["plan_s"] > 0
+    assert 0 < figures["screened"] <= figures["possible"]
+    assert figures["screened"] < figures["simulations"]
