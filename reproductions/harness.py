@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPECTED = Path(__file__).parent / "expected"
-SEEDS, QUICK_SEEDS = 5, 2
+SEEDS, QUICK_SEEDS = 3, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
