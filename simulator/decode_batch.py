@@ -155,7 +155,7 @@ class DecodeBatch:
     def running(self) -> list[tuple[Cohort, int]]:
         """The same, each with how many of its sequences have not ended."""
         mask = self._mask
-        counts = Counter([code & mask for code in self.ends])
+        counts = Counter(map(mask.__and__, self.ends))
         return [(self._cohorts[slot], count) for slot, count in counts.items()]
 
     def check(self) -> None:
@@ -209,11 +209,10 @@ class DecodeBatch:
             insort(ends, code)
         else:
             first = start << bits | slot
-            if count == len(lengths):
-                codes = [first + (length << bits) for length in lengths]
-            else:
-                codes = [first + (lengths[member] << bits) for member in members]
-            last = max(codes)
+            if count < len(lengths):
+                lengths = [lengths[member] for member in members]
+            codes = [first + (length << bits) for length in lengths]
+            last = first + (max(lengths) << bits)
             ends += codes
             ends.sort()
         self._last[slot] = last
@@ -425,8 +424,9 @@ class DecodeBatch:
         if sequences * end - self._owned > self.cache_tokens - self._prefixes:
             return None
         costs, token_s, floor_s = self._costs, self._token_s, self._floor_s
-        costs.know(sequences)
         base_s, mask, steps = costs.base_s, self._mask, end - now
+        if len(base_s) <= sequences:
+            costs.know(sequences)
         behind = bisect_right(ends, code)
         over, left = ends[:behind], sequences - behind
         slots = [one & mask for one in over]

@@ -156,7 +156,8 @@ class Drive:
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
-        self.book.event(now_s, event)
+        if not isinstance(event, GroupFinished):
+            self.book.event(now_s, event)
         for action in self.coordinator.handle(event):
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))

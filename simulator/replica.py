@@ -467,7 +467,8 @@ class Replica:
             tokens = once + count * each
             if tokens:
                 self._read_tokens += tokens
-                self._read_pairs += causal_pairs(once) + count * causal_pairs(each, cached)
+                pairs = count * causal_pairs(each, cached) if each else 0
+                self._read_pairs += causal_pairs(once) + pairs
                 if done:
                     self._read_again += tokens
                     self.recomputed_tokens += tokens

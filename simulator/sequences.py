@@ -68,5 +68,8 @@ class Queued:
 
     def take(self, count: int) -> list[int]:
         """The first of them, who wait no more."""
-        taken, self.members = self.members[:count], self.members[count:]
+        taken = self.members
+        self.members = []
+        if count < len(taken):
+            taken, self.members = taken[:count], taken[count:]
         return taken
