@@ -90,6 +90,16 @@ def transfer_bytes(parameters: int, dtype: str) -> int:
     return parameters * (2 if dtype == "bfloat16" else 4)
 
 
+def end_token_ids(folder: Path) -> frozenset[int]:
+    """Tokens that end an answer, by the generation config and else by the config."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        value = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else (value,))
+    return frozenset()
+
+
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:

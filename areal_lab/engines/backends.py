@@ -109,6 +109,9 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         # An idle scheduler asks for work without a pause otherwise: three quarters of a core, which
         # the trainer could use.
         "--sleep-on-idle",
+        # A batch that a pause keeps in place would count as hung after five minutes, and the server
+        # ends itself; whoever waits for it knows better.
+        *("--watchdog-timeout", str(24 * 3600)),
         # Messages of a stream bring what is new; else each brings all there is.
         "--incremental-streaming-output",
     ]

@@ -12,20 +12,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from areal_lab.control.events import Version
 from areal_lab.engines.connection import Connection
-from areal_lab.engines.dialect import Dialect, get
+from areal_lab.engines.dialect import Dialect, Digest, get
 from areal_lab.engines.drawing import Drawing
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.folder_check import check_folder
+from areal_lab.engines.folder_check import check_fit, check_folder, folder_shapes
 from areal_lab.engines.held_weights import HeldWeights
 from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.model_facts import end_token_ids
 
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
 
@@ -138,10 +140,21 @@ class EngineClient:
             )
         with self._connection.named():
             await asyncio.to_thread(check_folder, weights)
+            if self._held.shapes:
+                await asyncio.to_thread(check_fit, weights, self._held.shapes)
         if self._held.digest is None:  # to tell a refusal from a change behind it
             self._held.digest = await self.digest()
         async with self._pause_for(mode):
-            return await self._load(weights, mode)
+            version = await self._load(weights, mode)
+        if self._held.shapes is None:
+            self._held.shapes = await asyncio.to_thread(folder_shapes, weights.path)
+        return version
+
+    def serves(self, folder: Path) -> None:
+        """Note which model the server has: weights of other shapes are refused, and its end tokens
+        end a sample that an `abort` pause cut off just then."""
+        self._held.shapes = folder_shapes(folder)
+        self._drawing.end_tokens = end_token_ids(folder)
 
     async def took_weights(self, version: Version, mode: PauseMode) -> None:
         """Note weights that the trainer sent to the engine itself, and compared.
@@ -165,9 +178,9 @@ class EngineClient:
             self._held.version = self.api.held_version(answer)
         return self._held.version
 
-    async def digest(self) -> str | None:
+    async def digest(self) -> Digest | None:
         """A digest of the weights that the engine really has, if it can tell; every engine has its
-        own kind, which is equal for equal weights."""
+        own kind."""
         return self.api.read_digest(await self._connection.call(self.api.digest))
 
     # --- about the server ---
@@ -250,5 +263,10 @@ class EngineClient:
 
     async def _check_unchanged(self, what: str) -> None:
         """A server may refuse and have changed its weights all the same, under the old name."""
-        if self._held.digest is not None and await self.digest() != self._held.digest:
+        before = self._held.digest
+        if before is None:
+            return
+        if await self.digest() != before:
             raise VersionMismatch(f"{what}; its weights have changed under the old version")
+        if not before.whole:
+            raise VersionMismatch(f"{what}; it cannot tell whether some have changed")

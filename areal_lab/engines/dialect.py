@@ -66,6 +66,14 @@ class Chunk:
     cached_tokens: int = 0
 
 
+class Digest(NamedTuple):
+    """Tells an engine's weights apart: equal for equal weights."""
+
+    value: str
+    whole: bool = True
+    """Whether it is of all weights; else different weights may have the same one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How one kind of server is spoken to."""
@@ -90,7 +98,7 @@ class Dialect:
     held_version: Callable[[Answer], Version]
     digest: Call
     """Ask for a digest of the weights."""
-    read_digest: Callable[[Answer], str | None]
+    read_digest: Callable[[Answer], Digest | None]
     info: Call
     engine_version: Callable[[Answer], str]
     """Version of the server's package, from the answer to `info`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +35,8 @@ class Drawing:
     patience: Patience
     stream: bool
     stream_interval: int
+    end_tokens: Set[int] = frozenset()
+    """The model's own, if they are known."""
     _arriving: dict[str, Arriving] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
     """Those that the user has ended; they are not sent again."""
@@ -96,7 +98,7 @@ class Drawing:
         for index, result in enumerate(results):
             if result.finish_reason != "abort" or result.request_id in self._aborted:
                 continue
-            whole = ended(requests[index], result)
+            whole = ended(requests[index], result, self.end_tokens)
             if whole is None:
                 again.append(index)
             else:

@@ -11,6 +11,7 @@ import json
 import mmap
 import struct
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +66,45 @@ def check_folder(weights: WeightsFolder) -> None:
         _checked[weights.path] = seen
         while len(_checked) > _KEPT:
             del _checked[next(iter(_checked))]
+
+
+def check_fit(weights: WeightsFolder, known: Mapping[str, Sequence[int]]) -> None:
+    """Compare the shapes of the tensors with those that an engine has.
+
+    SGLang loads what does not fit as far as it goes, and calls that a success.
+
+    Raises:
+        EngineError: naming a tensor that does not fit.
+    """
+    found = folder_shapes(weights.path)
+    common = sorted(found.keys() & known.keys())
+    if not common:
+        raise EngineError(f"{weights.path} has no tensor with a name that the engine's model has")
+    for name in common:
+        if list(found[name]) != list(known[name]):
+            raise EngineError(
+                f"{weights.path} is of another model: {name} has shape {list(found[name])}, "
+                f"but the engine's has {list(known[name])}"
+            )
+
+
+def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
+    """Shape of each tensor, by name; empty if there is no safetensors file.
+
+    Raises:
+        EngineError: if a file is not a whole safetensors file.
+    """
+    shapes: dict[str, Sequence[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                (size,) = struct.unpack("<Q", opened.read(_HEADER_BYTES))
+                header = json.loads(opened.read(size))
+        except (OSError, ValueError, struct.error) as error:
+            raise EngineError(f"{file} is damaged: {error}") from error
+        header.pop("__metadata__", None)
+        shapes |= {name: about["shape"] for name, about in header.items()}
+    return shapes
 
 
 def folder_checksum(files: list[Path]) -> str:

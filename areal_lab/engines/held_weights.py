@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_lab.control.events import Version
+from areal_lab.engines.dialect import Digest
 
 _KEPT = 3
 """Sets of weights whose digests are remembered."""
@@ -16,9 +18,11 @@ class HeldWeights:
 
     version: Version | None = None
     """As the engine last reported it."""
-    digest: str | None = None
+    digest: Digest | None = None
     """Of the weights loaded last."""
-    _digest_of: dict[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] | None = None
+    """Of the tensors that the engine has, by name."""
+    _digest_of: dict[str, Digest] = field(default_factory=dict)
     """By our checksum."""
     _caches_left: int = 0
 
@@ -32,22 +36,23 @@ class HeldWeights:
         """What is in the cache now is not for requests that are sent from now on."""
         self._caches_left += 1
 
-    def compare(self, checksum: str, digest: str | None) -> str | None:
+    def compare(self, checksum: str, digest: Digest | None) -> str | None:
         """What speaks against the engine holding the weights of this checksum, or None.
 
-        Our own checksum has to be the same. Of any other kind of digest it is known only that
-        equal weights have equal ones, so it is compared with those of the sets loaded before.
+        Our own checksum has to be the same. Any other kind of digest is compared with those of the
+        sets loaded before: equal weights have equal ones, and others another if it is of all.
         """
         self.digest = digest
-        if not digest:
+        if digest is None:
             return None
         kind = checksum.partition(":")[0] + ":"
-        if digest.startswith(kind):
-            return None if digest == checksum else f"holds {digest}"
+        if digest.value.startswith(kind):
+            return None if digest.value == checksum else f"holds {digest.value}"
         known = self._digest_of.get(checksum)
         if known is not None and known != digest:
             return "its weights are not those that it had of this set before"
-        if any(one == digest and other != checksum for other, one in self._digest_of.items()):
+        others = [one for other, one in self._digest_of.items() if other != checksum]
+        if digest.whole and digest in others:
             return "still holds the weights of a set before"
         self._digest_of.pop(checksum, None)
         self._digest_of[checksum] = digest

@@ -269,6 +269,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             if isinstance(error, ChildDied) and _says_in_use(start.log_path, logged):
                 raise _taken(name, options.port) from error
             raise
+    engine.client.serves(options.model)
     if scratch is None:
         return engine
     return replace(engine, _segments=shared_segments(child.pid))

@@ -9,6 +9,7 @@ Draws depend on the seed and the position in the sequence, so the continuation r
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from areal_lab.data.trajectory import Segment
@@ -20,16 +21,22 @@ def tokens_of(sample: Generated) -> int:
     return sum(len(segment.tokens) for segment in sample.segments)
 
 
-def ended(request: GenerateRequest, sample: Generated) -> Generated | None:
+def ended(
+    request: GenerateRequest, sample: Generated, end_tokens: Set[int] = frozenset()
+) -> Generated | None:
     """The sample, if it needs no further token.
 
     Its last token may be its end without the server saying so: SGLang draws one more token for a
     running request that it is to abort, and does not look at it.
+
+    Args:
+        end_tokens: the model's own.
     """
     if sample.finish_reason != "abort":
         return sample
     last = sample.segments[-1].tokens[-1] if sample.segments else None
-    if last in request.sampling.stop_token_ids:
+    its_own = not request.sampling.ignore_eos and last in end_tokens
+    if its_own or last in request.sampling.stop_token_ids:
         return replace(sample, finish_reason="stop")
     if tokens_of(sample) >= request.sampling.max_new_tokens:
         return replace(sample, finish_reason="length")

@@ -14,6 +14,7 @@ from areal_lab.engines.dialect import (
     Call,
     Chunk,
     Dialect,
+    Digest,
     GenerateOptions,
     get,
     parse_finish_reason,
@@ -106,12 +107,12 @@ def _held_version(answer: Answer) -> Version:
     return parse_version(answer.get("weight_version"))
 
 
-def _read_digest(answer: Answer) -> str | None:
+def _read_digest(answer: Answer) -> Digest | None:
     """Ours of the whole set, or SGLang's of each rank's part."""
     if isinstance(answer.get("checksum"), str):
-        return str(answer["checksum"])
+        return Digest(answer["checksum"])
     found = _find(answer, "per_gpu_checksum")
-    return " ".join(sorted(found)) or None
+    return Digest(" ".join(sorted(found))) if found else None
 
 
 def _find(value: Answer, name: str) -> list[str]:

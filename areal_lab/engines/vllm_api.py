@@ -11,6 +11,7 @@ tokens out) and, for temperatures other than 1, `--logprobs-mode processed_logpr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from areal_lab.engines.dialect import (
     Call,
     Chunk,
     Dialect,
+    Digest,
     GenerateOptions,
     get,
     parse_finish_reason,
@@ -33,6 +35,8 @@ _ID_START = "generate-tokens-"
 """vLLM knows a request by its id with this in front; any other id is ignored in silence."""
 _NO_LOGPROB = -9999.0
 """Sent where vLLM has none."""
+_OF_NOTHING = hashlib.sha256().hexdigest()
+"""What vLLM answers for a weight that it has repacked, as it does on a CPU in linear layers."""
 _PAUSE = {
     PauseMode.RETRACT: "keep",
     PauseMode.ABORT: "abort",
@@ -106,11 +110,12 @@ def _refusal(answer: Answer) -> str | None:
     return None
 
 
-def _read_digest(answer: Answer) -> str | None:
+def _read_digest(answer: Answer) -> Digest | None:
     sums = answer.get("checksums")
     if not sums:
         return None
-    return " ".join(f"{name}={sums[name]}" for name in sorted(sums))
+    value = " ".join(f"{name}={sums[name]}" for name in sorted(sums))
+    return Digest(value, whole=_OF_NOTHING not in value)
 
 
 VLLM: Final = Dialect(

@@ -47,6 +47,7 @@ async def attach(
     if (difference := model_difference(told, model_path)) is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} serves another model: {difference}")
+    client.serves(model_path)
     return client
 
 

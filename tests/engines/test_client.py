@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.client import EngineClient
@@ -20,8 +23,9 @@ from areal_lab.engines.folder_check import check_folder
 from areal_lab.engines.protocol import Generated, PauseMode, WeightsFolder
 from areal_lab.engines.resubmit import continuation, merge
 from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.vllm_api import VLLM
 from areal_lab.engines.weights import write_weights
-from tests.engines.tiny import request, tiny_model
+from tests.engines.tiny import END_TOKEN, request, tiny_model
 
 T = TypeVar("T")
 URL = "http://engine:1"
@@ -240,6 +244,41 @@ def test_a_refusal_after_the_weights_have_changed_is_told_from_one_before(tmp_pa
         refused("new")
 
 
+def test_a_digest_of_some_weights_proves_less(tmp_path: Path) -> None:
+    """vLLM's on a CPU leaves linear layers out: two sets may have the same one, and whether a
+    refused set was taken in part remains unknown."""
+    first, second = (
+        write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
+        for seed in (0, 1)
+    )
+    nothing = hashlib.sha256().hexdigest()
+
+    def handler(http: httpx.Request) -> httpx.Response:
+        body = json.loads(http.content or b"null")
+        match http.url.path:
+            case "/update_weight_version":
+                now["version"] = body["new_version"]
+            case "/weight_info":
+                return httpx.Response(200, json={"weight_version": now["version"]})
+            case "/weight_checker":
+                sums = {"norm": "same", "linear": nothing}
+                return httpx.Response(200, json={"checksums": sums})
+            case "/collective_rpc" if now["refuse"]:
+                return httpx.Response(500, json={"error": {"message": "no room"}})
+        return httpx.Response(200, json={})
+
+    now: dict[str, Any] = {"version": "6", "refuse": False}
+
+    async def act(client: EngineClient) -> None:
+        for weights in (first, second):
+            assert await client.load_weights(weights, PauseMode.RETRACT) == weights.version
+        now["refuse"] = True
+        with pytest.raises(VersionMismatch, match="no room; it cannot tell whether some have"):
+            await client.load_weights(first, PauseMode.RETRACT)
+
+    answering(handler, act, VLLM)
+
+
 @pytest.mark.parametrize(
     ("mode", "flush"), [("retract", True), ("abort", True), ("in_place", False)]
 )
@@ -382,6 +421,31 @@ def test_a_damaged_folder_never_reaches_an_engine(weights: WeightsFolder, damage
     assert calls == []
 
 
+def test_weights_of_other_shapes_never_reach_an_engine(tmp_path: Path) -> None:
+    """It had those of a folder before, or of the one that it was started with."""
+    weights = write_weights(tiny_model(), tmp_path, 7, dtype=torch.float32)
+    other = write_weights(tiny_model(tied=True), tmp_path / "other", 7, dtype=torch.float32)
+    file = other.path / "model.safetensors"
+    tensors = {name: tensor[None].contiguous() for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    other = replace(other, checksum="of another kind")
+    handler = sglang_server(None)
+
+    async def loaded_before(client: EngineClient) -> None:
+        await client.load_weights(weights, PauseMode.RETRACT)
+        await client.load_weights(other, PauseMode.RETRACT)
+
+    async def started_with(client: EngineClient) -> None:
+        client.serves(weights.path)
+        await client.load_weights(other, PauseMode.RETRACT)
+
+    for act in (loaded_before, started_with):
+        with pytest.raises(EngineError, match=r"is of another model: .* has shape") as raised:
+            answering(handler, act)
+        assert type(raised.value) is EngineError
+        assert URL in str(raised.value)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_check_computes_what_the_writer_computed(
@@ -491,10 +555,11 @@ def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "max_new_tokens", "finish_reason"), [(3, 9, "stop"), (8, 2, "length")]
+    ("last", "max_new_tokens", "finish_reason"),
+    [(3, 9, "stop"), (END_TOKEN, 9, "stop"), (8, 2, "length")],
 )
 def test_an_aborted_sample_that_had_ended_is_not_sent_again(
-    last: int, max_new_tokens: int, finish_reason: str
+    weights: WeightsFolder, last: int, max_new_tokens: int, finish_reason: str
 ) -> None:
     """SGLang draws one more token for a request that it is to abort, and does not look at it."""
     sent: list[str] = []
@@ -511,6 +576,7 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
             return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
 
         client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        client.serves(weights.path)
         one = request("a", [5], max_new_tokens, stop_token_ids=(3,))
         generating = asyncio.ensure_future(client.generate([one]))
         while not sent:

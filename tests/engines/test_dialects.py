@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_lab.engines.dialect import Call, GenerateOptions, Span
+from areal_lab.engines.dialect import Call, Digest, GenerateOptions, Span
 from areal_lab.engines.errors import EngineError, VersionMismatch
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
@@ -214,9 +215,12 @@ def test_versions_and_digests() -> None:
         with pytest.raises(VersionMismatch, match="'default'"):
             dialect.held_version({"weight_version": "default"})
         assert dialect.engine_version({"version": "1.2"}) == "1.2"
-    assert SGLANG.read_digest({"checksum": "xxh3_128:aa"}) == "xxh3_128:aa"
+    assert SGLANG.read_digest({"checksum": "xxh3_128:aa"}) == Digest("xxh3_128:aa")
     ranks = [{"per_gpu_checksum": "b", "checksums": {}}, {"per_gpu_checksum": "a"}]
-    assert SGLANG.read_digest({"success": True, "ranks": ranks}) == "a b"
+    assert SGLANG.read_digest({"success": True, "ranks": ranks}) == Digest("a b")
     assert SGLANG.read_digest({"success": False}) is None
-    assert VLLM.read_digest({"checksums": {"y": "2", "x": "1"}}) == "x=1 y=2"
+    assert VLLM.read_digest({"checksums": {"y": "2", "x": "1"}}) == Digest("x=1 y=2")
+    nothing = hashlib.sha256().hexdigest()
+    of_some = VLLM.read_digest({"checksums": {"repacked": nothing, "x": "1"}})
+    assert of_some == Digest(f"repacked={nothing} x=1", whole=False)
     assert VLLM.read_digest({}) is None
