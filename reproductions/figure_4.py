@@ -101,7 +101,7 @@ def _point(model: str, context: str, gpus: int, arguments: Arguments) -> Point:
             preset,
             chosen,
             *split,
-            *length(arguments, steps=14, warmup=6, quick=(6, 3)),
+            *length(arguments, steps=10, warmup=4, quick=(5, 3)),
             arguments=arguments,
         ),
         colocated=run(
@@ -109,7 +109,7 @@ def _point(model: str, context: str, gpus: int, arguments: Arguments) -> Point:
             chosen,
             *split,
             *COLOCATED,
-            *length(arguments, steps=4, warmup=1, quick=(2, 1)),
+            *length(arguments, steps=3, warmup=1, quick=(2, 1)),
             arguments=arguments,
         ),
     )

@@ -67,9 +67,9 @@ def reproduce(arguments: Arguments) -> Reproduction:
 
 def _run(eta: str, arguments: Arguments) -> Replicated:
     sizes = (
-        length(arguments, steps=6, warmup=1, quick=(3, 1))
+        length(arguments, steps=4, warmup=1, quick=(2, 1))
         if eta == "0"
-        else length(arguments, steps=30, warmup=12, quick=(8, 4))
+        else length(arguments, steps=20, warmup=8, quick=(6, 3))
     )
     # Synchronous training waits at every step: few steps say as much.
     setting = f"eta={'.inf' if eta == 'inf' else eta}"

@@ -107,7 +107,7 @@ def _under_other(
 
 def _run(model: str, kind: str, arguments: Arguments, *settings: str) -> Replicated:
     setting = f"schedule.interruptible={str(kind == 'interruptible').lower()}"
-    sizes = length(arguments, steps=6, warmup=2, quick=(3, 1))
+    sizes = length(arguments, steps=5, warmup=2, quick=(3, 1))
     preset = f"figure_6b_{model.lower()}"
     chosen = parameters(model)
     return run(preset, chosen, setting, *sizes, *settings, arguments=arguments)

@@ -196,7 +196,12 @@ def _finding(predicted: Replay) -> str:
 def _circumstances(folder: Path) -> str:
     known = {kind: json.loads((folder / kind / "recording.json").read_text()) for kind in KINDS}
     last = known["asynchronous"]
-    others = ", ".join(f"{one['others']:.1%} ({kind})" for kind, one in known.items())
+    # The run does not know it where the system does not tell what others do.
+    shares = {kind: one["others"] for kind, one in known.items()}
+    others = ", ".join(
+        f"{kind} {'not noted' if share is None else f'{share:.0%}'}"
+        for kind, share in shares.items()
+    )
     return (
         f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}, with "
         f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' "

@@ -151,9 +151,9 @@ def _under_other(
 
 def _run(model: str, kind: str, arguments: Arguments, *settings: str) -> Replicated:
     sizes = (
-        length(arguments, steps=28, warmup=12, quick=(8, 4))
+        length(arguments, steps=20, warmup=8, quick=(6, 3))
         if kind == "asynchronous"
-        else length(arguments, steps=6, warmup=1, quick=(2, 1))
+        else length(arguments, steps=4, warmup=1, quick=(2, 1))
     )
     preset = f"table_1_{model.lower()}_{kind}"
     return run(preset, parameters(model), *sizes, *settings, arguments=arguments)
