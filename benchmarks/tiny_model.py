@@ -15,11 +15,14 @@ _SPECIAL = ("<unk>", "<end>")
 _CHARACTERS = "0123456789+-*= \n"
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, initializer_range: float = 0.02) -> None:
+def write_tiny_model(
+    folder: Path, *, seed: int = 0, initializer_range: float = 0.02, head_size: int = 16
+) -> None:
     """Write a Llama of two layers, one token per character, as a Hugging Face folder.
 
     Args:
         initializer_range: standard deviation of the weights; 0.02 makes every token as likely.
+        head_size: of each of four attention heads; SGLang and vLLM have kernels for 32, not for 16.
     """
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
@@ -32,8 +35,8 @@ def write_tiny_model(folder: Path, *, seed: int = 0, initializer_range: float = 
     end = vocabulary["<end>"]
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=4 * head_size,
+        intermediate_size=8 * head_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

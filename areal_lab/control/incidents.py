@@ -22,6 +22,8 @@ class Incidents:
     """Servers that came back."""
     resubmitted_samples: int = 0
     """Samples that went on elsewhere, or began anew, when their server was lost."""
+    kept_tokens: int = 0
+    """Tokens that those had, and that were not drawn again."""
     recomputed_tokens: int = 0
     """Tokens, prompts included, whose keys and values were computed again: at an interruption, and
     when a sample went on elsewhere."""

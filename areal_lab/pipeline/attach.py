@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ async def _when_ready(
     client = EngineClient(address, api=api, request_timeout_s=request_timeout_s)
     try:
         while not await client.ready():
+            # A server that whoever had it before left paused, this run too before it was lost,
+            # does not get ready by itself.
+            with suppress(EngineError):
+                await client.resume()
             await asyncio.sleep(POLL_S)
         return client, await client.info()
     except BaseException:

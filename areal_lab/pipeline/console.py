@@ -96,8 +96,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
         table.add_row(
             "engines",
             f"{summary['engine_losses']} lost, {summary['engine_restarts']} came back; "
-            f"{summary['resubmitted_samples']:,} samples went on elsewhere",
+            f"{summary['resubmitted_samples']:,} samples went on elsewhere with "
+            f"{summary['kept_tokens']:,} tokens that they had",
         )
+    if summary["version_mismatches"]:
+        table.add_row("version mismatches", f"{summary['version_mismatches']}, none of them used")
     table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")

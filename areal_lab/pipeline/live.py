@@ -223,6 +223,7 @@ class LiveRun:
         counts = {
             **self.servers.counts,
             "resubmitted_samples": recomputed.resubmitted_samples,
+            "kept_tokens": recomputed.kept_tokens,
             "recomputed_tokens": recomputed.tokens,
         }
         for name in COUNTED:

@@ -2,19 +2,18 @@
 
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
 
-Every process the run starts is stopped when it ends, however it ends; the death of one ends the
-run with that process's last words, but for reward workers, which are replaced.
+Every process the run starts is stopped when it ends, however it ends. The death of the trainer ends
+the run with its last words, that of the last engine too, unless it may come back; reward workers
+are replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,41 +21,26 @@ from areal_lab import preflight
 from areal_lab.allocation import engine_plan
 from areal_lab.config import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
-from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
-from areal_lab.control.events import EngineId, Event, Finish, GroupId, RunStarted, StopRequested
-from areal_lab.control.replay import limits_to_fields
-from areal_lab.data.problems import ProblemSet, PromptSource
+from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
+from areal_lab.control.incidents import incidents
+from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
-from areal_lab.data.tokenize import TextCodec
-from areal_lab.engines.addresses import is_local
-from areal_lab.engines.client import EngineClient
-from areal_lab.engines.launch import EngineProcess, launch_engine
-from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
-from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root, remove_weights_root
-from areal_lab.functions import pickle_function
-from areal_lab.model_facts import read_model_facts, transfer_bytes
-from areal_lab.pipeline.attach import attach
-from areal_lab.pipeline.courier import Courier, courier_from
+from areal_lab.pipeline.bring_up import Task, bring_up
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
-from areal_lab.pipeline.eventlog import EventLog, read_log_file
+from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
-from areal_lab.pipeline.health import Health
 from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.plan import Threads, limits_of, threads_of
+from areal_lab.pipeline.plan import limits_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
-from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.summary import PEAK_MEMORY, build_summary
 from areal_lab.processes import peak_rss_bytes
-from areal_lab.rewards.service import RewardFunction, RewardService
-from areal_lab.training.model_path import resolve_model_path
-from areal_lab.training.protocol import Pushed
-from areal_lab.training.settings import settings_from_config
+from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
@@ -97,24 +81,6 @@ def prepare(
         except ValueError as error:
             raise preflight.ConfigError(str(error)) from error
     return problems or load_problems(config.dataset, seed=config.seed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What one run is about, and who is told of it."""
-
-    config: TrainConfig
-    problems: ProblemSet
-    on_step: Callable[[StepReport], None]
-    """Called on the event loop after each step."""
-    display: Display
-    stop: StopSignal
-    reward_fn: RewardFunction | str
-    loss: Callable[..., HasLoss] | None
-    state: RunState
-    answer_tokens: Callable[[GroupId, int], int] | None
-    folder: RunFolder
-    fleet: Fleet
 
 
 async def run(
@@ -168,6 +134,7 @@ async def run(
         # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
         cancelled = isinstance(error, asyncio.CancelledError)
         ending = {
+            **_counted(folder),
             "status": "stopped at once" if cancelled else "failed",
             "error": str(error) or type(error).__name__,
             "saved_version": state.live.last_checkpoint if state.live is not None else None,
@@ -182,11 +149,19 @@ async def run(
     return RunResult(folder.path, summary)
 
 
+def _counted(folder: RunFolder) -> dict[str, int]:
+    """What went wrong before the end, as far as the log tells."""
+    try:
+        return asdict(incidents(read_log_file(folder.events)))
+    except (OSError, ValueError):  # it ended before there was a log, or a line of it
+        return {}
+
+
 async def _measured_run(task: Task) -> dict[str, Any]:
     """Start everything, measure, train, measure again; returns the summary."""
     began_s = time.time()
     config, display = task.config, task.display
-    live, threads = await _bring_up(task)
+    live, threads = await bring_up(task)
     before = await _measure(task, live.rollout, "before training")
     display.phase("training")
     live.begin()
@@ -222,176 +197,6 @@ async def _measured_run(task: Task) -> dict[str, Any]:
             },
         },
     )
-
-
-async def _bring_up(task: Task) -> tuple[LiveRun, Threads]:
-    """Trainer, engines, reward workers: one after the other, each named while it is waited for."""
-    config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
-    display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
-    model_path = await asyncio.to_thread(resolve_model_path, config.actor.path)
-    codec = TextCodec.load(model_path)
-    threads = threads_of(config, len(os.sched_getaffinity(0)))
-    for address in config.rollout.addresses:
-        display.phase(f"waiting for the server at {address}")
-        await (await _attach(config, address, model_path)).close()
-    weights_root = _weights_root(config, folder, model_path)
-    fleet.stack.callback(remove_weights_root, weights_root)
-    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
-    trainer = await fleet.start_trainer(
-        settings_from_config(
-            config,
-            model_path=model_path,
-            weights_root=weights_root,
-            loss_file=_pickled(task.loss, folder),
-            threads=threads.trainer,
-        ),
-        log_path=folder.log("trainer"),
-    )
-    weights = trainer.ready.weights
-    display.phase(
-        f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
-        f"{trainer.ready.compute_dtype}; waiting for {_count_engines(config)} engine(s)"
-    )
-
-    def on_push(push: Pushed) -> None:
-        span = push.span
-        live.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
-
-    ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
-    courier = courier_from(trainer, ranks=ranks, pushed=on_push)
-    servers = _servers(task, weights, courier, model_path, threads.engine)
-    fleet.stack.push_async_callback(servers.close)
-    await servers.start()
-    rewards = await fleet.stack.enter_async_context(
-        RewardService(
-            task.reward_fn,
-            timeout_s=config.reward.timeout_s,
-            workers=config.reward.workers,
-            max_error_rate=config.reward.max_error_rate,
-            log_folder=folder.path / "logs",
-        )
-    )
-
-    def on_step(report: StepReport) -> None:
-        display.step(report)
-        task.on_step(report)
-
-    live = LiveRun(
-        folder=folder,
-        log=fleet.stack.enter_context(_open_log(config, folder, servers.places)),
-        rollout=Rollout(
-            engines=servers,
-            codec=codec,
-            rewards=rewards,
-            sampling=_sampling(config, codec),
-            run_seed=config.seed,
-            answer_tokens=task.answer_tokens,
-            running_samples=config.rollout.max_running_requests,
-            interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
-        ),
-        source=PromptSource(task.problems.train, seed=config.seed),
-        trainer=trainer,
-        servers=servers,
-        samples=config.gconfig.n_samples,
-        total_steps=config.total_train_steps,
-        on_step=on_step,
-        weights={weights.version: weights},
-    )
-    return live, threads
-
-
-def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
-    """Write the loss into the run folder: the trainer is another process, and it is a record."""
-    if loss is None:
-        return None
-    file = folder.path / "loss.pickle"
-    file.write_bytes(pickle_function(loss))
-    return file
-
-
-def _count_engines(config: TrainConfig) -> int:
-    return len(config.rollout.addresses) or engine_plan(config).servers
-
-
-def _servers(
-    task: Task, weights: WeightsFolder, courier: Courier, model_path: Path, threads: int
-) -> Servers:
-    """The engines of the run, none of them started yet."""
-    config, rollout = task.config, task.config.rollout
-    place = _attached if rollout.addresses else _launched
-    return Servers(
-        places={
-            index: Place(open=place(task, index, weights, model_path, threads))
-            for index in range(_count_engines(config))
-        },
-        health=Health(interval_s=rollout.health_interval_s, timeout_s=rollout.health_timeout_s),
-        max_restarts=rollout.max_engine_restarts,
-        pause_mode=PauseMode(rollout.pause_mode),
-        weights=weights,
-        courier=courier,
-        note=task.display.note,
-        opened=task.fleet.note_engine,
-    )
-
-
-def _launched(
-    task: Task, index: EngineId, weights: WeightsFolder, model_path: Path, threads: int
-) -> Callable[[], Awaitable[EngineProcess]]:
-    """Starts engine `index`: first with the trainer's weights, then with the model's own.
-
-    The folder of the first weights goes when there are newer ones; a server that is started again
-    is given those before it gets work.
-    """
-    rollout, plan = task.config.rollout, engine_plan(task.config)
-    folders = chain([weights], repeat(replace(weights, path=model_path)))
-
-    async def start() -> EngineProcess:
-        return await launch_engine(
-            plan.backend,
-            index=index,
-            weights=next(folders),
-            port=rollout.port + index if rollout.port else 0,
-            threads=threads,
-            dtype=rollout.dtype,
-            max_running_requests=rollout.max_running_requests,
-            context_length=None,
-            log_path=task.folder.log(f"engine-{index}"),
-            ready_timeout_s=rollout.ready_timeout_s,
-            request_timeout_s=rollout.request_timeout_s,
-            tensor_parallel=plan.tensor_parallel,
-            extra=tuple(rollout.engine_args),
-        )
-
-    return start
-
-
-def _attached(
-    task: Task, index: EngineId, _weights: WeightsFolder, model_path: Path, _threads: int
-) -> Callable[[], Awaitable[EngineClient]]:
-    """Waits for the server at the address of engine `index`."""
-    return lambda: _attach(task.config, task.config.rollout.addresses[index], model_path)
-
-
-async def _attach(config: TrainConfig, address: str, model_path: Path) -> EngineClient:
-    return await attach(
-        address,
-        model_path,
-        request_timeout_s=config.rollout.request_timeout_s,
-        ready_timeout_s=config.rollout.ready_timeout_s,
-    )
-
-
-def _weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) -> Path:
-    """Where the engines find weights: servers on other machines do not see our shared memory."""
-    rollout = config.rollout
-    if not all(is_local(address) for address in rollout.addresses):
-        root = folder.path / "weights"
-        root.mkdir()
-        return root
-    # An engine that comes back needs what the others hold: one set of weights more.
-    sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)
-    size_bytes = transfer_bytes(read_model_facts(model_path).parameters, rollout.dtype)
-    return choose_weights_root(folder.path, size_bytes, sets=sets)
 
 
 async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:
@@ -430,7 +235,7 @@ async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
     telling = asyncio.create_task(task.state.keep_fresh(), name="state for the display")
     started = RunStarted(await live.servers.begin(events.put_nowait))
     driving = asyncio.create_task(drive(coordinator, live, started, events, live.log), name="drive")
-    losing = asyncio.create_task(live.servers.none_left.wait(), name="watch engines")
+    losing = asyncio.create_task(live.servers.given_up.wait(), name="watch engines")
     try:
         await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
         if not driving.done():
@@ -447,24 +252,3 @@ async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
             helper.cancel()
         with suppress(asyncio.CancelledError, Exception):  # it was raised above
             await driving
-
-
-def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
-    generation = config.gconfig
-    return SamplingParams(
-        max_new_tokens=generation.max_new_tokens,
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        stop_token_ids=codec.stop_token_ids(generation.stop),
-    )
-
-
-def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId]) -> EventLog:
-    header = RunHeader(
-        mode="train",
-        started_at=time.time(),
-        limits=limits_to_fields(limits_of(config)),
-        processes=(TRAINER, *(engine_process(index) for index in engines)),
-    )
-    return EventLog(folder.events, header, clock=time.time)

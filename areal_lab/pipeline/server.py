@@ -43,7 +43,6 @@ class Server:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     last_words: Exception | None = None
     """Why it is lost."""
-    _calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -65,7 +64,13 @@ class Server:
             EngineError: if the server refuses.
         """
         oldest, _ = self.versions()
-        generated = await self._call(self.client.generate(requests))
+        try:
+            generated = await self._call(self.client.generate(requests))
+        except EngineUnreachable as error:
+            if isinstance(self.last_words, VersionMismatch):
+                # Which weights drew the tokens so far is not known, whatever they are named.
+                raise EngineUnreachable(str(error)) from error
+            raise
         _, newest = self.versions()
         for sample in generated:
             for segment in sample.segments:
@@ -115,10 +120,13 @@ class Server:
         """What it did."""
         return await self._call(self.client.spans(since))
 
-    async def lose(self, error: Exception) -> None:
-        """Cut off every call; only whoever keeps the list of servers calls this."""
+    def lose(self, error: Exception) -> None:
+        """From now on it is lost; only whoever keeps the list of servers calls this."""
         self.last_words = error
         self.lost.set()
+
+    async def hang_up(self) -> None:
+        """Cut off every call: each ends, and says what it had."""
         with suppress(Exception):  # of a connection that is broken anyway
             await self.client.close()
 

@@ -4,7 +4,7 @@
                                                                        \\-> given up
 
     task             produces                         waits for
-    watch (each)     EngineLost                       the process's end; its silence; its version
+    watch (each)     EngineLost                       the process's end; its silence; its weights
     mend (each)      EngineJoined; EngineLost again,  a new process, or its address to answer;
                      when it is given up              then that no weights are on their way
 
@@ -26,9 +26,8 @@ from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachabl
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.pipeline.courier import Courier, Weights
-from areal_lab.pipeline.health import Health, until_silent
-from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
-from areal_lab.processes import ChildDied
+from areal_lab.pipeline.server import Server
+from areal_lab.pipeline.watch import Health, cause, watch
 
 MEND_PAUSE_S = 1.0
 """Before a server that could not be mended is tried again: what was in its way may be gone."""
@@ -60,10 +59,10 @@ class Servers:
     opened: Callable[[EngineProcess | EngineClient], None] = lambda _: None
     """Called with each server that was started or attached to."""
     alive: dict[EngineId, Server] = field(default_factory=dict)
-    none_left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last server is lost and none returns."""
-    last_words: Exception | None = None
-    """Why the last server was lost."""
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last server is lost and none returns, or when nobody cares for them any more."""
+    last_words: BaseException | None = None
+    """Why that is so; before, why the last server was lost."""
     counts: Counter[str] = field(default_factory=Counter)
     """`engine_losses`, `engine_restarts`, `version_mismatches`."""
     engine_version: str = ""
@@ -121,7 +120,7 @@ class Servers:
         with suppress(EngineError):  # a server that says nothing about itself
             self.engine_version = await next(iter(self.alive.values())).client.engine_version()
         for server in self.alive.values():
-            self._spawn(self._watch(server), f"watch {server.name}")
+            self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
 
     async def close(self) -> None:
         """End what is ours."""
@@ -210,7 +209,7 @@ class Servers:
         if self.alive.get(number) is not server:
             return  # it has not joined yet
         del self.alive[number]
-        server.lost.set()
+        server.lose(error)
         self.counts["engine_losses"] += 1
         returns = self._mended[number] < self.max_restarts
         if returns:
@@ -254,36 +253,13 @@ class Servers:
         self._opened.append(server)
         return server
 
-    async def _watch(self, server: Server) -> None:
-        """Until the server is lost."""
-        async with asyncio.TaskGroup() as watching:
-            tasks = [watching.create_task(self._watch_silence(server))]
-            tasks.append(watching.create_task(self._watch_version(server)))
-            if server.child is not None:
-                tasks.append(watching.create_task(self._watch_death(server)))
-            await server.lost.wait()
-            for task in tasks:
-                task.cancel()
-
-    async def _watch_death(self, server: Server) -> None:
-        assert server.child is not None
-        self.lose(server, await server.child.died())
-
-    async def _watch_silence(self, server: Server) -> None:
-        what = await until_silent(server.client.ready, self.health)
-        self.lose(server, EngineUnreachable(f"{server.name} {what}"))
-
-    async def _watch_version(self, server: Server) -> None:
-        """A server that was restarted behind our back has forgotten its weights."""
-        while True:
-            await asyncio.sleep(self.health.interval_s)
-            async with self._weights_lock:
-                with suppress(EngineError):  # a loss was reported; anything else shows elsewhere
-                    await server.check_version(self.weights.version)
+    async def _check_weights(self, server: Server) -> None:
+        async with self._weights_lock:
+            await server.check_version(self.weights.version)
 
     async def _after_loss(self, server: Server, error: Exception) -> None:
-        await server.lose(error)
-        self.last_words = error = await self._cause(server, error)
+        await server.hang_up()
+        self.last_words = error = await cause(server, error)
         returns = server.number in self._mending
         what = "it is mended" if returns else f"{len(self.alive)} left"
         self.note(f"{server.name} is lost ({what}): {_first_line(error)}")
@@ -292,14 +268,6 @@ class Servers:
         await server.close()
         if returns:
             await self._mend(server.number)
-
-    async def _cause(self, server: Server, error: Exception) -> Exception:
-        """A connection breaks before its process is reaped: the process's end says more."""
-        if server.child is None or isinstance(error, ChildDied | VersionMismatch):
-            return error
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(server.child.died(), DEATH_NOTICE_S)
-        return error
 
     async def _mend(self, number: EngineId) -> None:
         """Open the place again, as often as it is allowed; then join, or give up."""
@@ -335,19 +303,19 @@ class Servers:
             await server.close()
             raise
         self.note(f"{server.name} is back, with version {self.weights.version}")
-        self._spawn(self._watch(server), f"watch {server.name}")
+        self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         async with self._changed:
             self._changed.notify_all()
 
     async def _gone(self) -> None:
         if not self.alive and not self._mending:
-            self.none_left.set()
+            self.given_up.set()
             async with self._changed:
                 self._changed.notify_all()
 
     async def _until_some(self) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self.alive or self.none_left.is_set())
+            await self._changed.wait_for(lambda: self.alive or self.given_up.is_set())
         if not self.alive:
             assert self.last_words is not None, "a lost engine leaves a reason"
             raise self.last_words
@@ -359,7 +327,14 @@ class Servers:
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of this program: no run goes on with servers that nobody watches.
+            self.last_words = error
+            self.given_up.set()
 
 
 def _first_line(error: Exception) -> str:

@@ -119,6 +119,7 @@ class RewardService:
         self._workers = workers
         self._max_error_rate = max_error_rate
         self._log_folder = log_folder
+        self._worker_arguments: list[str] = []
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._counts: Counter[str] = Counter()
         self._first_failure = ""
@@ -141,6 +142,7 @@ class RewardService:
         if self._log_folder is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-reward-"))
             self._log_folder = Path(folder)
+            self._worker_arguments = [folder]
         self._stack.push_async_callback(self._stop_all)
         try:
             async with asyncio.TaskGroup() as group:
@@ -249,7 +251,8 @@ class RewardService:
         log_path = self._log_folder / f"reward-{self._started}.log"
         self._started += 1
         with theirs:
-            arguments, fds = [str(theirs.fileno())], [theirs.fileno()]
+            fds = [theirs.fileno()]
+            arguments = [str(fds[0]), *self._worker_arguments]
             try:
                 child = await start_child(
                     name, "areal_lab.rewards.worker", arguments, log_path=log_path, pass_fds=fds

@@ -1,15 +1,18 @@
 """One reward worker: loads a function, then judges what it is sent until the pipe closes.
 
-Run by `RewardService` as `python -m areal_lab.rewards.worker FD`; never imports torch itself.
+Run by `RewardService` as `python -m areal_lab.rewards.worker FD [FOLDER]`; never imports torch
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import os
 import pickle
+import shutil
 import socket
 import sys
 import traceback
@@ -17,15 +20,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from areal_lab.functions import load_function
-from areal_lab.processes import watch_parent
+from areal_lab.processes import on_parent_death, watch_parent
 from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the socket whose descriptor is the first argument."""
+    """Serve the socket whose descriptor is the first argument.
+
+    The second, if there is one, is a temporary folder that goes with a parent that is killed.
+    """
+    descriptor, *folders = arguments
+    for folder in folders:
+        on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     watch_parent()
-    os.set_inheritable(int(arguments[0]), False)  # what the function starts must not hold it open
-    with socket.socket(fileno=int(arguments[0])) as connection:
+    os.set_inheritable(int(descriptor), False)  # what the function starts must not hold it open
+    with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)
         try:
             function = _function(next(messages))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.eventlog import Log, MetricRecord, RunHeader
 from areal_lab.control.events import Interrupt
+from areal_lab.control.incidents import COUNTED
 from areal_lab.control.replay import limits_to_fields
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
+from areal_lab.pipeline.console import summary_table
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.summary import build_summary, mean_interval
 from tests.pipeline.fake_run import HELD_OUT_S, FakeRun
@@ -75,7 +79,7 @@ CONTRACT = {
     "lag",
     "interruptions",
     "multi_version_share",
-    "version_mismatches",
+    *COUNTED,
     "dropped",
 }
 
@@ -141,3 +145,27 @@ def test_an_infinite_eta_is_the_string_inf():
     assert summary["steps"] == summary["tokens_per_s"] == 0
     assert summary["peak_bytes"] == {"engine 0": 9}
     json.dumps(summary, allow_nan=False)
+
+
+def test_incidents_are_shown_when_there_were_some(tmp_path):
+    limits = Limits(batch_groups=4, max_in_flight=8, train_steps=2, schedule=asynchronous(1))
+    summary = build_summary(
+        fake_log(tmp_path, limits), reward_before=None, reward_after=None, wall_s=1.0, backend="x"
+    )
+
+    def shown(**counts: int) -> str:
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(summary_table({**summary, **counts}))
+        return console.export_text()
+
+    assert "lost" not in shown()
+    assert "mismatch" not in shown()
+    text = shown(
+        engine_losses=2,
+        engine_restarts=1,
+        resubmitted_samples=7,
+        kept_tokens=1234,
+        version_mismatches=1,
+    )
+    assert "2 lost, 1 came back; 7 samples went on elsewhere with 1,234 tokens" in text
+    assert "version mismatches" in text

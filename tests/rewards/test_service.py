@@ -266,15 +266,23 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_busy_worker_dies_with_its_parent_however_that_dies(how: signal.Signals) -> None:
+def test_a_busy_worker_dies_with_its_parent_however_that_dies(
+    how: signal.Signals, tmp_path: Path
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
+        assert list(tmp_path.iterdir())
         parent.send_signal(how)
         assert parent.wait() == -how
     wait_for_end(worker)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Everything a run needs, started and ready, before the first group.
+
+    model and tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> LiveRun
+
+One after the other, each named while it is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from asyncio import to_thread
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_lab.allocation import engine_plan
+from areal_lab.config import TrainConfig
+from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
+from areal_lab.control.events import EngineId, GroupId
+from areal_lab.control.replay import limits_to_fields
+from areal_lab.data.problems import ProblemSet, PromptSource
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.protocol import PauseMode, SamplingParams
+from areal_lab.engines.weights_root import remove_weights_root
+from areal_lab.functions import pickle_function
+from areal_lab.pipeline.courier import courier_from
+from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.pipeline.fleet import Fleet
+from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.places import attach_to, count_engines, engine_places, make_weights_root
+from areal_lab.pipeline.plan import Threads, limits_of, threads_of
+from areal_lab.pipeline.progress import Display
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.watch import Health
+from areal_lab.rewards.service import RewardFunction, RewardService
+from areal_lab.training.model_path import resolve_model_path
+from areal_lab.training.protocol import Pushed
+from areal_lab.training.settings import settings_from_config
+
+if TYPE_CHECKING:
+    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one run is about, and who is told of it."""
+
+    config: TrainConfig
+    problems: ProblemSet
+    on_step: Callable[[StepReport], None]
+    """Called on the event loop after each step."""
+    display: Display
+    stop: StopSignal
+    reward_fn: RewardFunction | str
+    loss: Callable[..., HasLoss] | None
+    state: RunState
+    answer_tokens: Callable[[GroupId, int], int] | None
+    folder: RunFolder
+    fleet: Fleet
+
+
+async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
+    """Start the processes of a run; whatever was started ends with `task.fleet`."""
+    config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
+    display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
+    model_path = await to_thread(resolve_model_path, config.actor.path)
+    codec = TextCodec.load(model_path)
+    threads = threads_of(config, len(os.sched_getaffinity(0)))
+    for address in config.rollout.addresses:
+        display.phase(f"waiting for the server at {address}")
+        await (await attach_to(address, config, model_path)).close()
+    weights_root = make_weights_root(config, folder, model_path)
+    fleet.stack.callback(remove_weights_root, weights_root)
+    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
+    trainer = await fleet.start_trainer(
+        settings_from_config(
+            config,
+            model_path=model_path,
+            weights_root=weights_root,
+            loss_file=_pickled(task.loss, folder),
+            threads=threads.trainer,
+        ),
+        log_path=folder.log("trainer"),
+    )
+    weights = trainer.ready.weights
+    display.phase(
+        f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
+        f"{trainer.ready.compute_dtype}; waiting for {count_engines(config)} engine(s)"
+    )
+
+    def on_push(push: Pushed) -> None:
+        span = push.span
+        live.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+
+    ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
+    courier = courier_from(trainer, ranks=ranks, pushed=on_push)
+    servers = Servers(
+        places=engine_places(config, folder, weights, model_path, threads.engine),
+        health=Health(
+            interval_s=config.rollout.health_interval_s, timeout_s=config.rollout.health_timeout_s
+        ),
+        max_restarts=config.rollout.max_engine_restarts,
+        pause_mode=PauseMode(config.rollout.pause_mode),
+        weights=weights,
+        courier=courier,
+        note=display.note,
+        opened=fleet.note_engine,
+    )
+    fleet.stack.push_async_callback(servers.close)
+    await servers.start()
+    rewards = await fleet.stack.enter_async_context(
+        RewardService(
+            task.reward_fn,
+            timeout_s=config.reward.timeout_s,
+            workers=config.reward.workers,
+            max_error_rate=config.reward.max_error_rate,
+            log_folder=folder.path / "logs",
+        )
+    )
+
+    def on_step(report: StepReport) -> None:
+        display.step(report)
+        task.on_step(report)
+
+    live = LiveRun(
+        folder=folder,
+        log=fleet.stack.enter_context(_open_log(config, folder, servers.places)),
+        rollout=Rollout(
+            engines=servers,
+            codec=codec,
+            rewards=rewards,
+            sampling=_sampling(config, codec),
+            run_seed=config.seed,
+            answer_tokens=task.answer_tokens,
+            running_samples=config.rollout.max_running_requests,
+            interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
+        ),
+        source=PromptSource(task.problems.train, seed=config.seed),
+        trainer=trainer,
+        servers=servers,
+        samples=config.gconfig.n_samples,
+        total_steps=config.total_train_steps,
+        on_step=on_step,
+        weights={weights.version: weights},
+    )
+    return live, threads
+
+
+def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
+    """Write the loss into the run folder: the trainer is another process, and it is a record."""
+    if loss is None:
+        return None
+    file = folder.path / "loss.pickle"
+    file.write_bytes(pickle_function(loss))
+    return file
+
+
+def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
+    generation = config.gconfig
+    return SamplingParams(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        stop_token_ids=codec.stop_token_ids(generation.stop),
+    )
+
+
+def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId]) -> EventLog:
+    header = RunHeader(
+        mode="train",
+        started_at=time.time(),
+        limits=limits_to_fields(limits_of(config)),
+        processes=(TRAINER, *(engine_process(index) for index in engines)),
+    )
+    return EventLog(folder.events, header, clock=time.time)

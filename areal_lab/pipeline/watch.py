@@ -1,0 +1,107 @@
+"""Is a server still there, and does it hold what it was given? Found out within a stated time.
+
+    task       finds                               within
+    death      its process ended                   at once, if the process is ours
+    silence    gone, or hung                       interval_s + timeout_s since its last answer
+    weights    other weights than it was given     interval_s and an answer
+
+Silence: every interval_s: GET /ready --answered--> wait for the next
+                                      --silent, or refused, for timeout_s--> the server is lost
+
+SGLang's /health is never asked: it generates a token, so that it hangs while generation is paused.
+A server that is stopped (SIGSTOP) still accepts connections, and a busy one may be slow to answer:
+only silence for the whole of `timeout_s` counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
+from areal_lab.processes import ChildDied
+
+RETRY_S = 0.1
+"""Between two questions to a server that refuses to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How often a server is asked, and how long it may be silent."""
+
+    interval_s: float
+    timeout_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """Longest time from the last answer of a server until it counts as lost."""
+        return self.interval_s + self.timeout_s
+
+
+async def watch(
+    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+) -> None:
+    """Return when the server is lost: found out here, or by somebody else.
+
+    Args:
+        check_weights: compares what the server holds with what it was given, and reports it.
+    """
+    looks = (
+        _until_dead(server),
+        _until_silent(server, health),
+        _until_other_weights(server, health, check_weights),
+    )
+    try:
+        async with asyncio.TaskGroup() as watching:
+            tasks = [watching.create_task(look) for look in looks]
+            await server.lost.wait()
+            for task in tasks:
+                task.cancel()
+    except* Exception:
+        if not server.lost.is_set():
+            raise  # else it is of a connection that was cut off
+
+
+async def until_silent(ready: Callable[[], Awaitable[bool]], health: Health) -> str:
+    """Ask again and again; return what is wrong once the server does not answer any more."""
+    while True:
+        await asyncio.sleep(health.interval_s)
+        try:
+            async with asyncio.timeout(health.timeout_s):
+                while not await ready():
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            return f"did not answer GET /ready for {health.timeout_s:g} s"
+
+
+async def cause(server: Server, error: Exception) -> Exception:
+    """Why a server is lost: a connection breaks before its process is reaped, whose end says more
+    than the connection's."""
+    if server.child is None or isinstance(error, ChildDied | VersionMismatch):
+        return error
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(server.child.died(), DEATH_NOTICE_S)
+    return error
+
+
+async def _until_dead(server: Server) -> None:
+    if server.child is not None:
+        server.report_loss(server, await server.child.died())
+
+
+async def _until_silent(server: Server, health: Health) -> None:
+    what = await until_silent(server.client.ready, health)
+    server.report_loss(server, EngineUnreachable(f"{server.name} {what}"))
+
+
+async def _until_other_weights(
+    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+) -> None:
+    """A server that was restarted behind our back has forgotten its weights."""
+    while True:
+        await asyncio.sleep(health.interval_s)
+        with suppress(EngineError):  # a loss was reported; anything else shows elsewhere
+            await check_weights(server)

@@ -1,0 +1,385 @@
+"""What can happen to a server, what the run then does, and within which time.
+
+Each function makes something happen in a run of a few steps, checks the outcome, and returns the
+seconds that it took, by the name of the fault: two faults may come in one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from areal_lab.control.events import (
+    Action,
+    EngineJoined,
+    EngineLost,
+    Event,
+    PushWeights,
+    StartGroup,
+)
+from areal_lab.engines.client import EngineClient, EngineError
+from areal_lab.engines.launch import HOST
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.pipeline.eventlog import read_log_file
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.state import RunState
+from areal_lab.pipeline.watch import Health
+from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
+from tests.fault_lab.lab import FaultLab
+from tests.fault_lab.stand_in import POLL_S
+from tests.pipeline.tiny_run import do_run, even_digits, tiny_config, trained_samples
+
+Seconds: TypeAlias = dict[str, float]
+Run: TypeAlias = Callable[[FaultLab], Seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row of the table in `docs/reliability.md`."""
+
+    name: str
+    outcome: str
+    measured: str
+    """From what to what the seconds count."""
+    bound: str
+    """In words, or in settings of the configuration."""
+    bound_s: Callable[[Health], float]
+    """The same in seconds, for what a lab's servers are asked; a machine may be busy."""
+
+
+@dataclass
+class Moment:
+    """When the fault happened."""
+
+    s: float = 0.0
+
+    def now(self) -> None:
+        """It is now; the first time counts."""
+        self.s = self.s or time.monotonic()
+
+
+AT_ONCE: Final = 3.0
+"""Seconds in which something that is seen at once is seen on a machine that does much else."""
+START_S: Final = 240.0
+"""Seconds in which a real server of a tiny model starts on such a machine."""
+LOADING: Final = 10.0
+"""Seconds in which it loads a tiny model's weights."""
+
+KILLED: Final = Fault(
+    "server killed while it generates",
+    "goes on: its samples are finished by the others, with the tokens they had",
+    "killed to lost",
+    "at once: its process ends, or its connections break",
+    lambda _: AT_ONCE,
+)
+PORT_STOLEN: Final = Fault(
+    "server killed, and its port taken before it is started again",
+    "goes on without it: it is not started beside the thief, and given up in one line",
+    "killed to given up",
+    "`rollout.max_engine_restarts` starts of `rollout.ready_timeout_s`",
+    lambda _: START_S,
+)
+KILLED_LOADING: Final = Fault(
+    "server killed while it loads weights",
+    "goes on: the others load them, its samples are finished there",
+    "killed to lost",
+    "at once: its process ends, or its connections break",
+    lambda _: AT_ONCE,
+)
+OLD_WEIGHTS: Final = Fault(
+    "server started again by its owner, with old weights",
+    "goes on: it is given the present weights, which are compared, before it gets work",
+    "killed to used again",
+    "its start, at most `rollout.ready_timeout_s`",
+    lambda _: START_S,
+)
+HUNG: Final = Fault(
+    "server hung (SIGSTOP), then going on",
+    "goes on: its samples are finished by the others; it is brought up to date and used again",
+    "stopped to lost",
+    "`rollout.health_interval_s` + `rollout.health_timeout_s`",
+    lambda health: health.bound_s + AT_ONCE,
+)
+HUNG_WHOLE: Final = Fault(
+    "server hung (SIGSTOP), in a run with the real trainer",
+    "goes on: its samples are finished by the others",
+    "stopped to lost",
+    "`rollout.health_interval_s` + `rollout.health_timeout_s`",
+    lambda health: health.bound_s + AT_ONCE,
+)
+DAMAGED: Final = Fault(
+    "folder of weights damaged",
+    "stops with one line that names the file: every engine would refuse it",
+    "update to error",
+    "at once: the folder is compared with its checksum before an engine is told of it",
+    lambda _: AT_ONCE,
+)
+WRONG_VERSION: Final = Fault(
+    "wrong version echoed after an update",
+    "goes on: the server is lost, brought up to date and used again; a version mismatch",
+    "update to lost",
+    "the update",
+    lambda _: LOADING,
+)
+OTHER_WEIGHTS: Final = Fault(
+    "other weights loaded into it by somebody else",
+    "goes on: what it drew with them is discarded, then as above; a version mismatch",
+    "asked for to lost",
+    "its next answer, or `rollout.health_interval_s` and an answer",
+    lambda health: LOADING + health.interval_s + AT_ONCE,
+)
+
+
+def damaged_weights(lab: FaultLab) -> Seconds:
+    """Half of the file of version 2 is missing: no engine can have it."""
+    moment = Moment()
+
+    def fault(case: Case) -> None:
+        def damage(weights: WeightsFolder) -> None:
+            if weights.version == 2:
+                file = weights.path / "model.safetensors"
+                os.truncate(file, file.stat().st_size // 2)
+
+        case.trainer.damage = damage
+        case.on = lambda what: moment.now() if what == PushWeights(2) else None
+
+    try:
+        lab.case(lab.attached(), fault)
+    except EngineError as error:
+        ended_s = time.monotonic()
+        (line,) = str(error).splitlines()
+        assert "v00000002/model.safetensors is damaged" in line, line
+        return {DAMAGED.name: ended_s - moment.s}
+    raise AssertionError("a run ended well whose weights were damaged")
+
+
+def wrong_version_echoed(lab: FaultLab) -> Seconds:
+    """After an update it names another version than that it was sent."""
+    moment = Moment()
+
+    def fault(case: Case) -> None:
+        def on(what: Event | Action) -> None:
+            if what == PushWeights(2):
+                moment.now()
+                client = case.servers.alive[VICTIM].client
+                true_version = client.version
+
+                async def one_less() -> int:
+                    return await true_version() - 1
+
+                client.version = one_less  # type: ignore[method-assign]  # the fault
+
+        case.on = on
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1, mismatches=1)
+    return {WRONG_VERSION.name: case.seconds_to(EngineLost, moment.s)}
+
+
+def other_weights(lab: FaultLab) -> Seconds:
+    """Somebody else loads old weights into it, in the middle of its answers."""
+    moment = Moment()
+
+    async def load() -> None:
+        assert lab.victim is not None
+        moment.now()
+        lab.signal_victim(signal.SIGCONT)
+        stranger = EngineClient(lab.victim_address, api=lab.victim.client.api)
+        try:
+            await stranger.load_weights(lab.first, PauseMode.RETRACT)
+        finally:
+            await stranger.close()
+
+    def fault(case: Case) -> None:
+        when_generating(lab, case, load)
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1, mismatches=1)
+    return {OTHER_WEIGHTS.name: case.seconds_to(EngineLost, moment.s)}
+
+
+def hung(lab: FaultLab) -> Seconds:
+    """It still takes connections and answers nothing, and later goes on as if nothing had been."""
+    moment = Moment()
+
+    async def hang() -> None:
+        moment.now()
+        try:
+            await asyncio.sleep(lab.patience.hangs_s)
+        finally:
+            lab.signal_victim(signal.SIGCONT)
+
+    def fault(case: Case) -> None:
+        when_generating(lab, case, hang)
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1)
+    case.check_tokens_were_kept()
+    return {HUNG.name: case.seconds_to(EngineLost, moment.s)}
+
+
+def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
+    """The same below `train`: a real trainer and real rewards, attached to both servers."""
+    state, steps = RunState(), 5
+    moment: list[float] = []
+    tasks: list[asyncio.Task[None]] = []
+    health = lab.patience.health
+    config = tiny_config(
+        lab.root,
+        f"rollout.addresses=[{lab.survivor_address},{lab.victim_address}]",
+        f"rollout.health_interval_s={health.interval_s}",
+        f"rollout.health_timeout_s={health.timeout_s}",
+        f"total_train_steps={steps}",
+        f"gconfig.n_samples={SAMPLES}",
+        "eta=3",
+    )
+    groups = config.dataset.batch_size
+
+    async def hang() -> None:
+        assert state.live is not None
+        client = state.live.servers.alive[VICTIM].client
+        await lab.stop_victim_in_mid_answer(lambda: client)
+        moment.append(time.time())
+
+    def on_step(report: StepReport) -> None:
+        if report.step == 1:
+            tasks.append(asyncio.get_running_loop().create_task(hang()))
+
+    try:
+        result = do_run(
+            config, on_step=on_step, answer_tokens=answer_tokens, reward_fn=even_digits, state=state
+        )
+    finally:
+        lab.signal_victim(signal.SIGCONT)
+    summary = result.summary
+    seen = [(s["group"], s["sample"]) for step in trained_samples(result.folder) for s in step]
+    assert len(seen) == len(set(seen)) == steps * groups * SAMPLES
+    assert summary["status"] == "complete"
+    assert (summary["engine_losses"], summary["engine_restarts"]) == (1, 0)
+    assert summary["version_mismatches"] == 0
+    assert summary["resubmitted_samples"] > 0
+    assert summary["kept_tokens"] > 0
+    check_log(result.folder / "events.jsonl")
+    log = read_log_file(result.folder / "events.jsonl")
+    (lost,) = [record for record in log.events if isinstance(record.event, EngineLost)]
+    return {HUNG_WHOLE.name: lost.t_s + log.header.started_at - moment[0]}
+
+
+def killed_while_loading_then_started_with_old_weights(lab: FaultLab) -> Seconds:
+    """It dies in an update; whoever runs it starts it again with what it began with."""
+    moment = Moment()
+
+    async def kill_and_restart() -> None:
+        await asyncio.sleep(0.1)  # an update is on its way to a server that does not answer
+        moment.now()
+        lab.signal_victim(signal.SIGKILL)
+        await lab.restart_victim()
+
+    def fault(case: Case) -> None:
+        def before_load(client: EngineClient, version: int) -> None:
+            if version == 2 and client.base_url == lab.victim_address and not case.tasks:
+                lab.signal_victim(signal.SIGSTOP)
+                case.tasks.append(asyncio.create_task(kill_and_restart()))
+
+        case.before_load = before_load
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1)
+    seconds = {
+        KILLED_LOADING.name: case.seconds_to(EngineLost, moment.s),
+        OLD_WEIGHTS.name: case.seconds_to(EngineJoined, moment.s),
+    }
+    joined_s = moment.s + seconds[OLD_WEIGHTS.name]
+    work = [
+        what for t, what in case.happened
+        if t >= joined_s and isinstance(what, StartGroup) and what.engine == VICTIM
+    ]  # fmt: skip
+    assert work, "the server came back and got no work"
+    return seconds
+
+
+def killed_while_generating_and_its_port_stolen(lab: FaultLab) -> Seconds:
+    """It is killed, and another program takes its port before it is started again."""
+    moment = Moment()
+    victim, port = lab.borrowed()
+    with socket.socket() as thief:
+
+        async def kill_and_steal() -> None:
+            moment.now()
+            lab.signal_victim(signal.SIGKILL)
+            await steal(thief, port)
+
+        def fault(case: Case) -> None:
+            when_generating(lab, case, kill_and_steal)
+            case.trainer.hold = lambda: VICTIM in case.servers.mending or not moment.s
+
+        case = lab.case(victim, fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1)
+    case.check_tokens_were_kept()
+    (given_up,) = [note for note in case.notes if "does not come back" in note]
+    assert f"port {port}" in given_up
+    lost, gone = [t for t, what in case.happened if isinstance(what, EngineLost)]
+    return {KILLED.name: lost - moment.s, PORT_STOLEN.name: gone - moment.s}
+
+
+RUNS: Final[dict[Run, tuple[Fault, ...]]] = {
+    damaged_weights: (DAMAGED,),
+    wrong_version_echoed: (WRONG_VERSION,),
+    other_weights: (OTHER_WEIGHTS,),
+    hung: (HUNG,),
+    hung_in_a_whole_run: (HUNG_WHOLE,),
+    killed_while_loading_then_started_with_old_weights: (KILLED_LOADING, OLD_WEIGHTS),
+    killed_while_generating_and_its_port_stolen: (KILLED, PORT_STOLEN),
+}
+"""Every run and the faults in it; the last one leaves no victim behind."""
+
+
+def when_generating(
+    lab: FaultLab, case: Case, strike: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Once engine 1 is stopped in the middle of an answer, strike; the third step waits for it."""
+    struck = asyncio.Event()
+
+    async def stop_and_strike() -> None:
+        await lab.stop_victim_in_mid_answer(case.victim)
+        struck.set()
+        await strike()
+
+    def on(_: Event | Action) -> None:
+        if not case.tasks:
+            case.tasks.append(asyncio.get_running_loop().create_task(stop_and_strike()))
+
+    case.on = on
+    case.trainer.hold = lambda: not struck.is_set()
+
+
+def hold_until_back(case: Case) -> None:
+    """The third step waits until a server has come back."""
+    case.trainer.hold = lambda: case.servers.counts["engine_restarts"] == 0
+
+
+async def steal(thief: socket.socket, port: int) -> None:
+    """Listen on a port as soon as it is free."""
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    while True:
+        try:
+            thief.bind((HOST, port))
+            thief.listen()
+            return
+        except OSError:
+            await asyncio.sleep(POLL_S)  # its owner is dying

@@ -1,0 +1,342 @@
+"""Real servers under the real coordinator and pipeline, with faults.
+
+    engine 0   the survivor: an embedded engine that somebody else runs, the same for every case
+    engine 1   the victim, of the backend that is tested; somebody else runs it, too (the lab),
+               unless a case borrows it as if the run had started it
+
+In a `case` the trainer is a stand-in (`stand_in`); `whole_run` is the real thing, trainer and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from areal_lab.config import RolloutConfig
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.eventlog import RunHeader
+from areal_lab.control.events import EngineId, Event, RunStarted
+from areal_lab.control.replay import limits_to_fields
+from areal_lab.data.problems import Problem, PromptSource
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.client import EngineClient
+from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
+from areal_lab.engines.weights import write_weights
+from areal_lab.pipeline.attach import attach
+from areal_lab.pipeline.courier import Bring, Weights, courier_from
+from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.pipeline.fleet import first_error
+from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.rollout import Rollout, request_id
+from areal_lab.pipeline.servers import Place, Servers
+from areal_lab.pipeline.watch import Health
+from benchmarks.tiny_model import write_tiny_model
+from tests.fault_lab.case import (
+    LIMITS,
+    LONG,
+    SAMPLES,
+    SHORT,
+    STEPS,
+    VICTIM,
+    Case,
+    answer_tokens,
+)
+from tests.fault_lab.stand_in import POLL_S, EvenDigits, StandInTrainer, load_model
+
+DRAIN_S = 0.2
+"""In which what a stopped server had sent has arrived."""
+BOUND_S = 300.0
+"""No case takes longer, whatever hangs: beyond this it fails."""
+PROBLEMS = tuple(Problem(prompt=f"{n}+1=", answer=str(n + 1), key=str(n)) for n in range(64))
+Fault = Callable[[Case], None]
+"""Prepares a case: puts something into `case.on`, or damages something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long things take in a lab."""
+
+    health: Health
+    hangs_s: float
+    """A server that is stopped goes on after so long."""
+
+
+QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3), hangs_s=2.5)
+"""For the suite that is run all the time."""
+AS_SHIPPED = Patience(
+    health=Health(
+        interval_s=RolloutConfig.health_interval_s, timeout_s=RolloutConfig.health_timeout_s
+    ),
+    hangs_s=30.0,
+)
+"""The defaults of the configuration."""
+
+
+def patience_of(backend: str) -> Patience:
+    """Of the lab with this engine."""
+    return QUICK if backend == "embedded" else AS_SHIPPED
+
+
+@dataclass
+class FaultLab:
+    """The two servers, the model, and the means to run a case."""
+
+    root: Path
+    backend: str
+    patience: Patience
+    model_path: Path
+    first: WeightsFolder
+    """What servers are started with."""
+    runner: asyncio.Runner
+    cases: int = 0
+    _survivor: EngineProcess | None = None
+    victim: EngineProcess | None = None
+    """None before it is started, and after a case that borrowed it."""
+    _victim_pid: int = 0
+
+    # --- servers ---
+
+    async def open(self) -> None:
+        """Start both servers, if they do not run."""
+        async with asyncio.TaskGroup() as starting:
+            if self._survivor is None:
+                survivor = starting.create_task(self.launch(0, "embedded"))
+            if self.victim is None:
+                victim = starting.create_task(self.launch(VICTIM, self.backend))
+        self._survivor = self._survivor or survivor.result()
+        self.victim = self.victim or victim.result()
+        self._victim_pid = self.victim.child.pid
+
+    async def close(self) -> None:
+        """Stop both."""
+        for engine in (self._survivor, self.victim):
+            if engine is not None:
+                await engine.stop()
+
+    @property
+    def survivor_address(self) -> str:
+        """Where engine 0 is."""
+        assert self._survivor is not None, "the lab is open"
+        return self._survivor.base_url
+
+    @property
+    def victim_address(self) -> str:
+        """Where engine 1 is."""
+        assert self.victim is not None, "it was borrowed and is gone"
+        return self.victim.base_url
+
+    def attached(self) -> Place:
+        """The victim as a server that somebody else runs."""
+        return self._attacher(self.victim_address)
+
+    def borrowed(self) -> tuple[Place, int]:
+        """The victim as if the run had started it, on a fixed port, and that port.
+
+        A second start is a real one. The lab has no victim from then on, until it opens again.
+        """
+        first, self.victim = self.victim, None
+        assert first is not None, "it was borrowed and is gone"
+        port = _port(first)
+        self.runner.run(first.client.load_weights(self.first, PauseMode.RETRACT))
+        there = [first]
+
+        async def start() -> EngineProcess:
+            return there.pop() if there else await self.launch(VICTIM, self.backend, port)
+
+        return Place(open=start), port
+
+    def signal_victim(self, number: signal.Signals) -> None:
+        """Send a signal to the victim's processes, borrowed or not."""
+        os.killpg(self._victim_pid, number)
+
+    async def stop_victim_in_mid_answer(self, client: Callable[[], EngineClient | None]) -> None:
+        """Stop the victim's processes (SIGSTOP) once a long answer of it is under way.
+
+        Args:
+            client: the connection of whoever waits for answers, if there is one.
+        """
+        names = [request_id("train", group, s) for group in range(64) for s in range(SAMPLES)]
+
+        def in_the_middle() -> bool:
+            asked = client()
+            return asked is not None and any(
+                SHORT <= asked.arrived_tokens(name) < LONG for name in names
+            )
+
+        while True:
+            if in_the_middle():
+                self.signal_victim(signal.SIGSTOP)
+                await asyncio.sleep(DRAIN_S)
+                if in_the_middle():
+                    return
+                self.signal_victim(signal.SIGCONT)
+            await asyncio.sleep(POLL_S)
+
+    async def restart_victim(self) -> None:
+        """What its owner does: see it dead, and start it again on its port, as the first time."""
+        assert self.victim is not None, "it was borrowed and is gone"
+        port = _port(self.victim)
+        await self.victim.child.stop(at_once=True)
+        await self.victim.stop()
+        self.victim = await self.launch(VICTIM, self.backend, port)
+        self._victim_pid = self.victim.child.pid
+
+    async def launch(self, index: EngineId, backend: str, port: int = 0) -> EngineProcess:
+        """Start a server."""
+        return await launch_engine(
+            backend,
+            index=index,
+            weights=self.first,
+            port=port,
+            threads=1,
+            dtype="float32",
+            max_running_requests=16,
+            context_length=None,
+            log_path=self.root / f"case-{self.cases}-engine-{index}.log",
+            request_timeout_s=BOUND_S,
+        )
+
+    def _attacher(self, address: str) -> Place:
+        async def wait() -> EngineClient:
+            return await attach(
+                address, self.model_path, request_timeout_s=BOUND_S, ready_timeout_s=BOUND_S
+            )
+
+        return Place(open=wait)
+
+    # --- a run ---
+
+    def case(self, victim: Place, fault: Fault, *, max_restarts: int = 0) -> Case:
+        """Run one case.
+
+        Raises:
+            Exception: what ended the run; an engine's error, not a group of them.
+        """
+        return self.runner.run(self._bounded(victim, fault, max_restarts))
+
+    async def _bounded(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+        try:
+            async with asyncio.timeout(BOUND_S):
+                return await self._case(victim, fault, max_restarts)
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+
+    async def _case(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+        self.cases += 1
+        root = self.root / f"case-{self.cases}"
+        for name in ("trajectories", "checkpoints"):
+            (root / name).mkdir(parents=True)
+        trainer = StandInTrainer(load_model(self.model_path), root / "weights")
+        weights = trainer.write()
+        notes: list[str] = []
+        carry = courier_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
+
+        def courier(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> Bring:
+            bring = carry(weights, clients, mode)
+
+            async def tell_and_bring(client: EngineClient) -> object:
+                case.before_load(client, weights.version)
+                return await bring(client)
+
+            return tell_and_bring
+
+        servers = Servers(
+            places={0: self._attacher(self.survivor_address), VICTIM: victim},
+            health=self.patience.health,
+            max_restarts=max_restarts,
+            pause_mode=PauseMode.RETRACT,
+            weights=weights,
+            courier=courier,
+            note=notes.append,
+        )
+        case = Case(servers=servers, trainer=trainer, folder=RunFolder(root), notes=notes)
+        fault(case)
+        try:
+            await servers.start()
+            await self._drive(case, weights)
+        finally:
+            await asyncio.gather(*case.tasks)
+            await servers.close()
+        return case
+
+    async def _drive(self, case: Case, weights: WeightsFolder) -> None:
+        header = RunHeader(
+            mode="train",
+            started_at=time.time(),
+            limits=limits_to_fields(LIMITS),
+            processes=("trainer", "engine 0", "engine 1"),
+        )
+        with EventLog(case.folder.events, header, clock=time.time) as log:
+            case.log = log
+            live = LiveRun(
+                folder=case.folder,
+                log=log,
+                rollout=Rollout(
+                    engines=case.servers,
+                    codec=TextCodec.load(self.model_path),
+                    rewards=EvenDigits(),  # type: ignore[arg-type]
+                    sampling=SamplingParams(max_new_tokens=LONG),
+                    run_seed=1,
+                    running_samples=16,
+                    answer_tokens=answer_tokens,
+                    recomputed=case.recomputed,
+                ),
+                source=PromptSource(PROBLEMS, seed=1),
+                trainer=case.trainer,  # type: ignore[arg-type]
+                servers=case.servers,
+                samples=SAMPLES,
+                total_steps=STEPS,
+                on_step=lambda _: None,
+                weights={0: weights},
+            )
+            live.begin()
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            started = RunStarted(await case.servers.begin(events.put_nowait))
+            driving = asyncio.create_task(drive(Coordinator(LIMITS), live, started, events, case))
+            losing = asyncio.create_task(case.servers.given_up.wait())
+            try:
+                await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
+                if losing.done():
+                    assert case.servers.last_words is not None
+                    raise case.servers.last_words
+                case.finish = driving.result()
+            finally:
+                live.log_counts()
+                driving.cancel()
+                losing.cancel()
+
+
+@contextmanager
+def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
+    """A lab; its servers are started by `open`, and stopped in the end."""
+    model_path = root / "model"
+    write_tiny_model(model_path, initializer_range=0.2, head_size=32)
+    first = write_weights(load_model(model_path), root / "first", 0, dtype=torch.float32)
+    with asyncio.Runner() as runner:
+        lab = FaultLab(
+            root=root,
+            backend=backend,
+            patience=patience_of(backend),
+            model_path=model_path,
+            first=first,
+            runner=runner,
+        )
+        try:
+            yield lab
+        finally:
+            runner.run(lab.close())
+
+
+def _port(engine: EngineProcess) -> int:
+    return int(engine.base_url.rpartition(":")[2])

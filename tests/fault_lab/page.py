@@ -1,0 +1,76 @@
+"""Write the table of `docs/reliability.md` from what the tests of faults saw.
+
+python -m pytest -m "sglang or not sglang" tests/real_engines/test_faults.py --junitxml=faults.xml
+python -m tests.fault_lab.page faults.xml
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from areal_lab.processor import processor_name
+from tests.fault_lab.faults import RUNS, Fault
+from tests.fault_lab.lab import patience_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
+ENGINES = {"embedded": "embedded", "sglang": "SGLang", "vllm": "vLLM"}
+FAULTS: tuple[Fault, ...] = tuple(fault for faults in RUNS.values() for fault in faults)
+SEEN = "seconds seen: "
+"""Begins the name under which a test records a fault's seconds."""
+
+Seen = dict[tuple[str, str], float]
+"""Seconds by engine and name of the fault."""
+
+
+def main(arguments: list[str]) -> None:
+    """Read the report of a test run, and write the table."""
+    (report,) = arguments
+    tests = list(ElementTree.parse(report).getroot().iter("testcase"))
+    if failed := [test.get("name") for test in tests if len(test.findall("failure"))]:
+        sys.exit(f"{report}: {failed[0]} failed; the page tells of runs that passed")
+    seen = {key: seconds for test in tests for key, seconds in recorded(test).items()}
+    if missing := [f"{e}: {f.name}" for f in FAULTS for e in ENGINES if (e, f.name) not in seen]:
+        sys.exit(
+            f"{report} has no seconds of {missing[0]}; run all of tests/real_engines/test_faults.py"
+        )
+    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    where = f"{processor_name()}, {len(os.sched_getaffinity(0))} cores"
+    caption = f"{(suite.get('timestamp') or '')[:10]}, {where}, a tiny model.\n\n"
+    before, rest = PAGE.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{caption}{table(seen)}\n{END}{after}")
+
+
+def recorded(test: ElementTree.Element) -> Seen:
+    """What one test recorded."""
+    properties = {
+        one.get("name") or "": one.get("value") or ""
+        for one in test.iterfind("properties/property")
+    }
+    return {
+        (properties["engine"], name.removeprefix(SEEN)): float(value)
+        for name, value in properties.items()
+        if name.startswith(SEEN)
+    }
+
+
+def table(seen: Mapping[tuple[str, str], float]) -> str:
+    """One row per fault, one column per engine."""
+    head = ["what happens", "what the run does", "seconds from", "bound", *ENGINES.values()]
+    rows = [head, ["---"] * len(head)]
+    for fault in FAULTS:
+        cells = [
+            f"{seen[engine, fault.name]:.1f} of {fault.bound_s(patience_of(engine).health):.0f}"
+            for engine in ENGINES
+        ]
+        rows.append([fault.name, fault.outcome, fault.measured, fault.bound, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
