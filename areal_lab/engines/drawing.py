@@ -85,14 +85,28 @@ class Drawing:
             one.lost_caches += len(one) > 0
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
+        """As `generate`.
+
+        An abort may cost the connection: SGLang (0.5.23, without a tokenizer) fails to join what a
+        request that waits has still to tell with the word of its end, and breaks the answer to all
+        requests that it came with. So the others are sent again; a server that is gone is found
+        out by that, or by whoever calls it next.
+        """
         pauses = self._abort_pauses
         arriving = [
             Arriving(request.request_id, self._unused_name(request)) for request in requests
         ]
-        await self._receive(requests, arriving)
+        try:
+            await self._receive(requests, arriving)
+            broken = False
+        except EngineUnreachable:
+            broken = self._pausing_since(pauses) or any(
+                r.request_id in self._aborted for r in requests
+            )
+            if not broken:
+                raise
         results = [one.generated() for one in arriving]
-        pausing = pauses % 2 == 1
-        if self._abort_pauses == pauses and not pausing:
+        if not broken and not self._pausing_since(pauses):
             return results
         again = []
         for index, result in enumerate(results):
@@ -144,6 +158,10 @@ class Drawing:
         finally:
             for one in arriving:
                 del self._arriving[one.request_id]
+
+    def _pausing_since(self, pauses: int) -> bool:
+        """Whether a pause ends samples, or has since there were so many."""
+        return self._abort_pauses != pauses or pauses % 2 == 1
 
     def _unused_name(self, request: GenerateRequest) -> str:
         """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:

@@ -215,6 +215,57 @@ def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None
     assert [segment.tokens for segment in result.segments] == [(7, 8)]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_abort_that_breaks_the_answer_costs_no_other_sample(gone: bool) -> None:
+    """The aborted one keeps what it has, the other is sent again; unless the server is gone."""
+    sent: list[list[list[int]]] = []
+
+    async def scenario() -> list[Generated]:
+        arrived, aborted = asyncio.Event(), asyncio.Event()
+
+        class Stream(httpx.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield event(0, [7], 1) + event(1, [3], 1)
+                arrived.set()
+                await aborted.wait()
+                raise httpx.RemoteProtocolError("incomplete chunked read")
+
+        def handler(http: httpx.Request) -> httpx.Response:
+            if http.url.path == "/abort_request":
+                aborted.set()
+                return httpx.Response(200)
+            sent.append(json.loads(http.content)["input_ids"])
+            if len(sent) > 1 and gone:
+                raise httpx.ConnectError("refused", request=http)
+            kind = {"content-type": "text/event-stream"}
+            rest = event(0, [8], 1, "length") + b"data: [DONE]\n\n"
+            return httpx.Response(
+                200, headers=kind, stream=Stream() if len(sent) == 1 else httpx.ByteStream(rest)
+            )
+
+        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        both = [request("a", [5], 9), request("b", [6], 2)]
+        answers = asyncio.ensure_future(client.generate(both))
+        await arrived.wait()
+        while not client.arrived_tokens("b"):
+            await asyncio.sleep(0)
+        await client.abort(["a"])
+        try:
+            return await answers
+        finally:
+            await client.close()
+
+    if gone:
+        with pytest.raises(EngineUnreachable) as raised:
+            asyncio.run(scenario())
+        assert raised.value.partial.keys() == {"a", "b"}
+    else:
+        a, b = asyncio.run(scenario())
+        assert ([s.tokens for s in a.segments], a.finish_reason) == ([(7,)], "abort")
+        assert ([s.tokens for s in b.segments], b.finish_reason) == ([(3, 8)], "length")
+    assert sent == [[[5], [6]], [[6, 3]]]
+
+
 def test_samples_sent_one_by_one_fail_together() -> None:
     """vLLM takes one sample per request: the first that is lost ends the others, and what arrived
     of all is kept."""
