@@ -151,7 +151,8 @@ def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict
 
 
 def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> None:
-    from simulator.tables import show_comparison, show_report
+    from simulator.comparison import show_comparison
+    from simulator.tables import show_report
 
     console = _console(sys.stdout)
     if len(runs) == 1:

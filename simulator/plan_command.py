@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.plan_config import load_plan
-from simulator.plan_report import plan_report, show_plan
+from simulator.plan_report import plan_report
+from simulator.plan_tables import show_plan
 from simulator.plan_trial import Progress, workers
 from simulator.planner import find_plan
 

@@ -20,10 +20,11 @@ from simulator.pareto import Point, dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig, PriceEntry, load_plan
 from simulator.plan_limit import limit_of
-from simulator.plan_report import answer_lines, plan_report, question_lines, verdict
+from simulator.plan_report import plan_report
 from simulator.plan_result import Comparison, Plan
 from simulator.plan_space import expand, nearest_split
 from simulator.plan_trial import Job, Trial, run_job, workers
+from simulator.plan_words import answer_lines, question_lines, verdict
 from simulator.planner import find_plan
 from simulator.sensitivity import at_end
 

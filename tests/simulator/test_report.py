@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simulator.comparison import show_comparison
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation
 from simulator.quantities import duration, number, quantity
@@ -19,7 +20,7 @@ from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
-from simulator.tables import show_comparison, show_report
+from simulator.tables import show_report
 
 
 @cache

@@ -1,0 +1,102 @@
+"""Two simulations side by side on a terminal, and the second over the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simulator.notes import mean_of, setting_lines
+from simulator.quantities import number, quantity
+from simulator.tables import empty_table, escaped, show_warnings, time_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def show_comparison(
+    console: Console,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    ratio: Mapping[str, Any],
+) -> None:
+    """Print two reports side by side, and the second over the first."""
+    for mark, told in (("A", first), ("B", second)):
+        console.print(f"[bold]{mark}  {escaped(told['name'])}[/]")
+        for line in setting_lines(told):
+            console.print(f"   {line}", highlight=False)
+    console.print()
+    console.print(_comparison_table(first, second, ratio))
+    console.print()
+    console.print(time_table([first, second]))
+    console.print()
+    console.print(_verdict(ratio), highlight=False)
+    show_warnings(console, dict.fromkeys([*first["warnings"], *second["warnings"]]))
+
+
+def _comparison_table(
+    first: Mapping[str, Any], second: Mapping[str, Any], ratio: Mapping[str, Any]
+) -> Table:
+    table = empty_table("", "A", "B", "B / A")
+    unit = {"step_s": "s", "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s"}
+    titles = {
+        "step_s": "step time",
+        "tokens_per_s": "effective throughput",
+        "tokens_per_s_per_gpu": "  per GPU",
+    }
+    for name, title in titles.items():
+        table.add_row(
+            title,
+            quantity(first[name], unit[name]),
+            quantity(second[name], unit[name]),
+            quantity(ratio[name]),
+        )
+    for title, path, unit_name in (
+        ("GPU-hours a step", ("cost", "gpu_hours_per_step"), ""),
+        ("dollars a step", ("cost", "dollars_per_step", "typical"), ""),
+        ("kWh a step", ("energy", "kwh_per_step"), ""),
+    ):
+        values = [_at(told, path) for told in (first, second)]
+        if None in values:
+            continue
+        means = [value["mean"] for value in values]
+        table.add_row(
+            title,
+            *(quantity(value, unit_name) for value in values),
+            number(means[1] / means[0]) if means[0] else "",
+        )
+    for title, kind, which in (
+        ("lag of a trained token", "token", "mean"),
+        ("lag of the oldest token", "head", "max"),
+    ):
+        lags = [mean_of(told["lag"][kind][which]) for told in (first, second)]
+        table.add_row(f"{title}, {which}", *(f"{lag:.2f} versions" for lag in lags), "")
+    return table
+
+
+def _verdict(ratio: Mapping[str, Any]) -> str:
+    """Which trains faster, and which for less."""
+    mean, low, high = (ratio["tokens_per_s"][name] for name in ("mean", "low", "high"))
+    if (low is not None and low <= 1 <= high) or mean == 1:
+        speed = "B trains as fast as A, as far as these seeds can tell."
+    else:
+        better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
+        bounds = ""
+        if low is not None:
+            least, most = (low, high) if mean >= 1 else (1 / high, 1 / low)
+            bounds = f" ({least:.3g} to {most:.3g})"
+        speed = (
+            f"{better} trains [bold]{times:.3g} times[/] as fast as {other}{bounds}, "
+            "in tokens per second."
+        )
+    per_gpu = ratio["tokens_per_s_per_gpu"]["mean"]
+    if abs(per_gpu / mean - 1) < 0.001:  # the same GPUs: that was said
+        return speed
+    return f"{speed} For the same tokens, B takes [bold]{1 / per_gpu:.3g} times[/] the GPU-hours."
+
+
+def _at(told: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = told
+    for name in path:
+        value = None if value is None else value[name]
+    return value

@@ -1,0 +1,181 @@
+"""What a plan says, in lines of text: the question, the answer, whether asynchrony pays."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from simulator.hardware import find_gpu
+from simulator.plan_limit import STALENESS_BOUND
+from simulator.plan_result import Comparison, Outcome, Plan
+from simulator.plan_space import Refusal
+from simulator.quantities import number, quantity
+from simulator.sources import warnings
+from simulator.statistics import Estimate
+
+_SUMS: Final = {"gpus": "fewest GPUs", "dollars": "least money", "hours": "shortest time"}
+
+
+def question_lines(plan: Plan) -> Iterator[str]:
+    """What was asked, and what became of the candidates."""
+    limits = plan.config.limits
+    bounds = [
+        text
+        for value, text in (
+            (limits.eta, f"eta <= {limits.eta:g}"),
+            (limits.deadline_h, f"at most {limits.deadline_h:g} h"),
+            (limits.budget_dollars, f"at most {limits.budget_dollars:,.0f} $"),
+            (limits.gpus, f"at most {limits.gpus:g} GPUs"),
+        )
+        if math.isfinite(value)
+    ]
+    within = f" with {', '.join(bounds)}" if bounds else ""
+    yield (
+        f"{_SUMS[plan.config.objective]} for {plan.config.steps:,} steps of "
+        f"{plan.config.base.model}{within}"
+    )
+    space = plan.space
+    yield (
+        f"{space.combinations:,} combinations: {space.merged:,} the same as another, "
+        f"{len(space.over_limits):,} over the limits, {len(space.impossible):,} impossible, "
+        f"{len(space.possible):,} possible"
+    )
+    for title, refusals in (("impossible", space.impossible), ("over", space.over_limits)):
+        for row in counted(refusals):
+            yield f"  {row['count']:,} {title}, {row['kind']}; as: {row['example']}"
+    yield (
+        f"{plan.bounded:,} cannot win by a closed form; {len(plan.screened):,} simulated once, "
+        f"{len(plan.outcomes):,} of them with {plan.config.search.seeds} seeds"
+    )
+
+
+def answer_lines(plan: Plan) -> Iterator[str]:
+    """The answer in words; if there is none, what would be needed for one."""
+    best, limits = plan.best, plan.config.limits
+    name = _SUMS[plan.config.objective]
+    if best is not None:
+        candidate = best.candidate
+        yield (
+            f"{name}: {candidate.hardware} ({candidate.split}; {candidate.schedule}; micro-batches "
+            f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
+            f"{money(best)}; {best.limit}"
+        )
+        if best.hours.high > limits.deadline_h and math.isfinite(best.hours.high):
+            yield f"its interval reaches beyond the deadline of {limits.deadline_h:g} h"
+        dollars = best.dollars
+        if dollars and dollars.high > limits.budget_dollars and math.isfinite(dollars.high):
+            yield f"its interval reaches beyond the budget of {limits.budget_dollars:,.0f} $"
+        gentler = plan.gentler
+        if gentler is not None:
+            yield (
+                f"with less staleness as good within 2 %: {gentler.candidate.split}; "
+                f"{gentler.candidate.schedule}; {hours(gentler)}"
+            )
+        return
+    if not plan.space.possible:
+        yield "no candidate is possible; the reasons are above"
+        return
+    fastest = min(plan.outcomes, key=lambda one: one.hours.mean)
+    yield (
+        f"no candidate keeps to the limits; the fastest is {fastest.candidate.hardware} "
+        f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {hours(fastest)}"
+    )
+    priced = [one for one in plan.outcomes if one.dollars is not None]
+    if priced and math.isfinite(limits.budget_dollars):
+        cheapest = min(priced, key=lambda one: one.value("dollars"))
+        yield (
+            f"the cheapest is {cheapest.candidate.hardware} ({cheapest.candidate.split}; "
+            f"{cheapest.candidate.schedule}) with {money(cheapest)}, {hours(cheapest)}"
+        )
+    yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def verdict(one: Comparison) -> str:
+    """Whether asynchrony pays on these GPUs, plainly."""
+    slow, fast, ratio = one.synchronous, one.asynchronous, one.ratio
+    interval = ""
+    if math.isfinite(ratio.low):
+        interval = f" [{ratio.low:.3g}, {ratio.high:.3g}]"
+    pair = (
+        f"x{ratio.mean:.3g}{interval}: {hours(slow)} synchronous ({slow.candidate.split}), "
+        f"{hours(fast)} {fast.candidate.schedule} ({fast.candidate.split})"
+    )
+    where = f"on {slow.candidate.hardware}"
+    if one.pays:
+        return f"asynchrony pays {where}, {pair}"
+    why = "" if slow.limit == STALENESS_BOUND else f"; the synchronous run is {slow.limit}"
+    return f"asynchrony does not help {where}, {pair}{why}"
+
+
+def plan_warnings(plan: Plan) -> list[str]:
+    """What a reader has to know."""
+    found: list[str] = []
+    types = sorted({one.config.cluster.gpu for one in plan.space.possible})
+    for name in types:
+        some = next(one for one in plan.space.possible if one.config.cluster.gpu == name)
+        config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
+        own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+        for line in warnings(config):
+            about_price = "price" in line
+            if about_price and (name in own or config.cluster.price_per_gpu_h is not None):
+                continue
+            if about_price and find_gpu(name).price.typical is None:
+                line = (  # noqa: PLW2901 - the same, with this file's way to mend it
+                    f"{name}: nobody publishes a price, so money is unknown; give one as prices: "
+                    f"[{{gpu: {name}, typical: 2.0}}] (dollars per GPU-hour)"
+                )
+            if line not in found:
+                found.append(line)
+    return found
+
+
+def no_comparison(plan: Plan) -> str:
+    """Why asynchrony is compared with nothing."""
+    kinds = {one.stale for one in plan.space.possible}
+    if kinds == {True}:
+        return "no synchronous candidate to compare with: add 0 to candidates.eta"
+    if kinds == {False}:
+        return "no asynchronous candidate to compare with: add candidates.eta above 0"
+    return "no cluster has both a synchronous and an asynchronous candidate to compare"
+
+
+def hours(one: Outcome) -> str:
+    """Of the whole run."""
+    return quantity(interval(one.hours), "h")
+
+
+def money(one: Outcome) -> str:
+    """Of the whole run; GPU-hours where no price is known."""
+    if one.dollars is None:
+        return f"money unknown ({quantity(interval(one.gpu_hours))} GPU-hours)"
+    text = quantity(interval(one.dollars), "$")
+    low, high = one.hourly.low, one.hourly.high
+    if low is not None and high is not None and low < high:
+        hours = one.hours.mean
+        text += f" (at low and high prices {number(low * hours)} to {number(high * hours)})"
+    return text
+
+
+def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:
+    """How often each kind, with its most frequent line."""
+    kinds = Counter(one.kind for one in refusals)
+    return [
+        {
+            "kind": kind,
+            "count": count,
+            "example": Counter(one.why for one in refusals if one.kind == kind).most_common(1)[0][
+                0
+            ],
+        }
+        for kind, count in kinds.most_common()
+    ]
+
+
+def interval(value: Estimate) -> dict[str, float | None]:
+    """Mean and bounds; these are null where there is one seed."""
+    if not math.isfinite(value.low):
+        return {"mean": value.mean, "low": None, "high": None}
+    return {"mean": value.mean, "low": value.low, "high": value.high}
