@@ -141,12 +141,12 @@ class Bench:
 
     async def measure(self) -> Results:
         """Everything."""
-        latencies = await self._latencies()
         async with self._client(STREAM_INTERVAL) as client:
             decode, prefill = await self._calibrate(client)
             costs = costs_from(decode, prefill, str(self._ways.first.path))
             load = self._load(costs)
             runs, waits_s = await self._policies(client, load)
+        latencies = await self._latencies()
         latencies[Transfer.FOLDER]["wait"] = waits_s
         return Results(
             latencies=latencies,

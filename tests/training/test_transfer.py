@@ -6,8 +6,10 @@ import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -22,67 +24,96 @@ from areal_lab.pipeline.courier import courier_from
 from areal_lab.training.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import Pushed, PushRequest, SaveRequest, Span
 from tests.training.tiny import random_batch, save_model, settings_for
+from tests.training.updating import TRAIN_EVERY, assert_flat, update_often
 
-Work = Callable[[TrainerProcess, EngineProcess], Awaitable[None]]
+T = TypeVar("T")
+UPDATES = 60
+KIB_PER_UPDATE = 40.0
+"""A set of these weights has 120; over so few updates pools and caches still fill."""
+
+
+@dataclass
+class Pair:
+    """A trainer, and an engine that began with its first weights."""
+
+    loop: asyncio.AbstractEventLoop
+    root: Path
+    trainer: TrainerProcess
+    engine: EngineProcess
+    version: int = 0
+    """The trainer's."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 120))
+
+    async def step(self) -> None:
+        batch = dataclasses.replace(random_batch(seed=self.version), version=self.version)
+        await self.trainer.train(batch)
+        self.version += 1
+
+    async def exported(self) -> WeightsInMemory:
+        """Of the next version."""
+        await self.step()
+        weights = (await self.trainer.export()).weights
+        assert isinstance(weights, WeightsInMemory)
+        assert weights.version == self.version
+        return weights
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
-def with_both(folder: Path, tmp_path: Path, work: Work, transfer: str) -> None:
-    """Run `work` with a trainer and an engine that has its first weights."""
-
-    async def run() -> None:
-        settings = settings_for(
-            folder,
-            weights_root=str(tmp_path / "weights"),
-            transfer=transfer,
-            transfer_timeout_s=3.0,
-        )
-        trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """One of each way of transfer; the last test of each may kill."""
+    root = tmp_path_factory.mktemp("transfer")
+    settings = settings_for(
+        save_model(root / "model"),
+        weights_root=str(root / "weights"),
+        transfer=request.param,
+        transfer_timeout_s=60.0,
+    )
+    with asyncio.Runner() as runner:
+        trainer = runner.run(TrainerProcess.start(settings, log_path=root / "trainer.log"))
         try:
-            engine = await launch_engine(
-                "embedded",
-                index=0,
-                weights=trainer.ready.weights,
-                port=0,
-                threads=1,
-                dtype="float32",
-                max_running_requests=4,
-                context_length=None,
-                log_path=tmp_path / "engine.log",
+            engine = runner.run(
+                launch_engine(
+                    "embedded",
+                    index=0,
+                    weights=trainer.ready.weights,
+                    port=0,
+                    threads=1,
+                    dtype="float32",
+                    max_running_requests=4,
+                    context_length=None,
+                    log_path=root / "engine.log",
+                )
             )
-            try:
-                await work(trainer, engine)
-            finally:
-                await engine.stop()
+            yield Pair(runner.get_loop(), root, trainer, engine)
+            runner.run(engine.stop())
         finally:
-            await trainer.stop()
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+            runner.run(trainer.stop())
 
 
-async def step(trainer: TrainerProcess, version: int) -> None:
-    await trainer.train(dataclasses.replace(random_batch(seed=version), version=version))
+by_http = pytest.mark.parametrize("pair", ["http_tensor"], indirect=True)
+by_broadcast = pytest.mark.parametrize("pair", ["distributed"], indirect=True)
+by_both = pytest.mark.parametrize("pair", ["http_tensor", "distributed"], indirect=True)
 
 
-@pytest.mark.parametrize("transfer", ["http_tensor", "distributed"])
-def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(
-    folder: Path, tmp_path: Path, transfer: str
-) -> None:
-    async def work(trainer: TrainerProcess, engine: EngineProcess) -> None:
-        await step(trainer, 0)
-        first = (await trainer.export()).weights
-        assert isinstance(first, WeightsInMemory)
-        saved = await trainer.save(SaveRequest(tmp_path / "v1"))
+@by_both
+def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair) -> None:
+    trainer, engine = pair.trainer, pair.engine
+
+    async def work() -> None:
+        first = await pair.exported()
+        saved = await trainer.save(SaveRequest(pair.root / "v1"))
         assert first.checksum == checksum(load_file(saved.path / "model.safetensors"))
         # The next step changes the parameters under way: what is sent is a copy.
         bring = courier_from(trainer)(first, [engine.client], PauseMode.RETRACT)
-        await asyncio.gather(bring(engine.client), step(trainer, 1))
+        await asyncio.gather(bring(engine.client), pair.step())
         assert await engine.client.version() == first.version == 1
-        assert await engine.client.digest() == first.checksum
+        digest = await engine.client.digest()
+        assert digest is not None
+        assert digest.value == first.checksum
         second = (await trainer.export()).weights
         assert second.version == 2
         assert second.checksum != first.checksum
@@ -96,39 +127,55 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(
         assert set(pushed.span.args) == {"open", "send", "close", "verify"}
         assert await engine.client.version() == 2
 
-    with_both(folder, tmp_path, work, transfer)
+    pair.run(work())
 
 
-def test_an_engine_that_is_gone_is_an_answer_and_not_the_trainers_end(
-    folder: Path, tmp_path: Path
-) -> None:
-    async def work(trainer: TrainerProcess, engine: EngineProcess) -> None:
-        await step(trainer, 0)
-        weights = (await trainer.export()).weights
-        os.kill(engine.child.pid, signal.SIGKILL)
-        await engine.child.died()
-        bring = courier_from(trainer)(weights, [engine.client], PauseMode.RETRACT)
+@by_both
+def test_many_updates_leave_memory_as_it_was(pair: Pair) -> None:
+    """A few; a thousand, also by folder and into SGLang, are in `tests/real_engines`."""
+    processes = {"trainer": pair.trainer.child.pid, "engine": pair.engine.child.pid}
+    growths = pair.run(
+        update_often(
+            pair.trainer,
+            pair.engine.client,
+            processes,
+            random_batch(groups=1, samples=2),
+            since=pair.version,
+            updates=UPDATES,
+        )
+    )
+    pair.version += UPDATES // TRAIN_EVERY
+    assert_flat(growths, kib_per_update=KIB_PER_UPDATE)
+
+
+@by_http
+def test_an_engine_that_is_gone_is_an_answer_and_not_the_trainers_end(pair: Pair) -> None:
+    async def work() -> None:
+        weights = await pair.exported()
+        os.kill(pair.engine.child.pid, signal.SIGKILL)
+        await pair.engine.child.died()
+        bring = courier_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
         with pytest.raises(EngineUnreachable, match="opening the update failed") as raised:
-            await bring(engine.client)
+            await bring(pair.engine.client)
         assert "\n" not in str(raised.value)
-        await step(trainer, 1)
+        await pair.step()
 
-    with_both(folder, tmp_path, work, "http_tensor")
+    pair.run(work())
 
 
-def test_a_trainer_that_dies_while_it_pushes_is_named(folder: Path, tmp_path: Path) -> None:
-    async def work(trainer: TrainerProcess, engine: EngineProcess) -> None:
-        await step(trainer, 0)
-        weights = (await trainer.export()).weights
-        os.kill(engine.child.pid, signal.SIGSTOP)
-        bring = courier_from(trainer)(weights, [engine.client], PauseMode.RETRACT)
-        pushing = asyncio.create_task(bring(engine.client))
+@by_broadcast
+def test_a_trainer_that_dies_while_it_pushes_is_named(pair: Pair) -> None:
+    async def work() -> None:
+        weights = await pair.exported()
+        os.kill(pair.engine.child.pid, signal.SIGSTOP)
+        bring = courier_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
+        pushing = asyncio.create_task(bring(pair.engine.client))
         await asyncio.sleep(0)
-        os.kill(trainer.child.pid, signal.SIGKILL)
+        os.kill(pair.trainer.child.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"trainer .* was killed by SIGKILL"):
             await pushing
 
-    with_both(folder, tmp_path, work, "http_tensor")
+    pair.run(work())
 
 
 # --- the courier, without processes ---

@@ -21,14 +21,21 @@ class TensorSender:
             payload = encode(piece)
             last = number == len(pieces)
 
-            def post(link: EngineLink, payload: bytes = payload, last: bool = last) -> None:
-                body = update_body(
-                    payload,
-                    ranks=link.ranks,
-                    version=str(sending.version) if last else None,
-                    flush_cache=sending.flush_cache and last,
+            # Once for all engines: a body is a third larger than its tensors.
+            bodies = {
+                ranks: b"".join(
+                    update_body(
+                        payload,
+                        ranks=ranks,
+                        version=str(sending.version) if last else None,
+                        flush_cache=sending.flush_cache and last,
+                    )
                 )
-                link.post(Phase.SEND, "/update_weights_from_tensor", b"".join(body))
+                for ranks in {link.ranks for link in sending.links}
+            }
+
+            def post(link: EngineLink, bodies: dict[int, bytes] = bodies) -> None:
+                link.post(Phase.SEND, "/update_weights_from_tensor", bodies[link.ranks])
 
             sending.each(post)
 
