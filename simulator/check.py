@@ -225,11 +225,6 @@ def _costs(
 ) -> Iterator[str]:
     workload, rollout, cluster = config.workload, config.rollout, config.cluster
     longest = workload.prompt_tokens + workload.answers.max_tokens
-    if config.trainer.dynamic_batching and longest > config.trainer.micro_batch_tokens:
-        yield (
-            f"trainer.micro_batch_tokens is {config.trainer.micro_batch_tokens}, but the longest "
-            f"sequence has {longest} tokens (prompt_tokens + answers.max_tokens); raise it to that"
-        )
     yield from _refused(
         "rollout",
         lambda: cache_tokens(
@@ -243,7 +238,10 @@ def _costs(
     gpus = cluster.gpus
     if cluster.placement == "disaggregated":
         gpus -= cluster.rollout_gpus
-    yield from _refused("trainer", lambda: training_cost(config.trainer, model, gpu, gpus))
+    yield from _refused(
+        "trainer",
+        lambda: training_cost(config.trainer, model, gpu, gpus, longest_tokens=longest),
+    )
     if cluster.placement == "colocated":
         yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
     else:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +20,8 @@ from simulator.check import check_config
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation, presets
 from simulator.report import comparison, report
-from simulator.result import Replicated, SimulationResult
-from simulator.simulation import simulate
+from simulator.result import Replicated
+from simulator.simulation import replicate, simulate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,13 +74,11 @@ def run_command(wanted: Wanted) -> None:
 
 def replicate_with_progress(config: SimulationConfig, notes: Console) -> Replicated:
     """Simulate all seeds, telling a terminal how many are done."""
-    seeds = range(config.seed, config.seed + config.seeds)
-    results: dict[int, SimulationResult] = {}
-    with _progress(notes, config.name, len(seeds)) as advance:
-        for result in _results(config, seeds):
-            results[result.seed] = result
-            advance()
-    return Replicated(results=tuple(results[seed] for seed in seeds))
+    workload = config.workload
+    sequences = workload.steps * workload.prompts_per_batch * workload.samples_per_prompt
+    small = sequences * config.seeds < _SMALL_SEQUENCES
+    with _progress(notes, config.name, config.seeds) as advance:
+        return replicate(config, processes=1 if small else None, on_result=lambda _: advance())
 
 
 def list_presets(console: Console) -> None:
@@ -111,21 +107,6 @@ def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
     if own:
         config.name = " ".join([config.name, *own])
     return config
-
-
-def _results(config: SimulationConfig, seeds: Sequence[int]) -> Iterator[SimulationResult]:
-    """Results in the order in which they are ready."""
-    workload = config.workload
-    sequences = workload.steps * workload.prompts_per_batch * workload.samples_per_prompt
-    workers = min(len(seeds), os.cpu_count() or 1)
-    if workers == 1 or sequences * len(seeds) < _SMALL_SEQUENCES:
-        for seed in seeds:
-            yield simulate(config, seed=seed)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        futures = [pool.submit(simulate, config, seed=seed) for seed in seeds]
-        for future in as_completed(futures):
-            yield future.result()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from areal_lab.control.eventlog import Record, encode
@@ -69,7 +69,12 @@ def simulate(
         )
 
 
-def replicate(config: SimulationConfig, *, processes: int | None = None) -> Replicated:
+def replicate(
+    config: SimulationConfig,
+    *,
+    processes: int | None = None,
+    on_result: Callable[[SimulationResult], object] = lambda _: None,
+) -> Replicated:
     """Simulate all seeds of a configuration, side by side.
 
     Seed k of one configuration has the same draws as seed k of any other, so that two of them
@@ -78,6 +83,7 @@ def replicate(config: SimulationConfig, *, processes: int | None = None) -> Repl
     Args:
         config: what to simulate.
         processes: at a time; None has one per processor, 1 none beside this one.
+        on_result: told each result as soon as it is there, in any order of seeds.
 
     Raises:
         ValueError: if something about the configuration is impossible; one line each.
@@ -85,11 +91,21 @@ def replicate(config: SimulationConfig, *, processes: int | None = None) -> Repl
     check_config(config)
     seeds = range(config.seed, config.seed + config.seeds)
     workers = min(len(seeds), processes or os.cpu_count() or 1)
+    results: dict[int, SimulationResult] = {}
+
+    def note(result: SimulationResult) -> None:
+        results[result.seed] = result
+        on_result(result)
+
     if workers == 1:
-        return Replicated(results=tuple(_one(config, seed) for seed in seeds))
-    with ProcessPoolExecutor(workers) as pool:
-        futures = [pool.submit(_one, config, seed) for seed in seeds]
-        return Replicated(results=tuple(future.result() for future in futures))
+        for seed in seeds:
+            note(simulate(config, seed=seed))
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            futures = [pool.submit(simulate, config, seed=seed) for seed in seeds]
+            for future in as_completed(futures):
+                note(future.result())
+    return Replicated(results=tuple(results[seed] for seed in seeds))
 
 
 def build(config: SimulationConfig) -> System:
@@ -170,10 +186,6 @@ def order_of(config: ScheduleConfig) -> BatchOrder:
             return bounded_lag(config.max_lag or ahead, drop=config.drop_late)
         case _:
             return oldest_finished_first()
-
-
-def _one(config: SimulationConfig, seed: int) -> SimulationResult:
-    return simulate(config, seed=seed)
 
 
 def _write_line(write: Callable[[str], object], record: Record) -> None:

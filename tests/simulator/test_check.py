@@ -118,8 +118,8 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"rollout__memory_utilization": 1.5}, "memory_utilization is 1.5", "(0, 1]"),
         (
             {"trainer__micro_batch_tokens": 8192},
-            "micro_batch_tokens is 8192, but the longest sequence has 27904 tokens",
-            "raise it to that",
+            "micro_batch_tokens is 8192, but a prompt and answer may have 27904 tokens",
+            "raise it to at least that",
         ),
         # --- trainer
         ({"trainer__tensor_parallel": 3}, "32 training GPUs", "multiple of 3"),
@@ -145,6 +145,12 @@ def test_a_model_that_fits_nowhere_is_told_for_both_sides() -> None:
     found = problems(config(model="Qwen2.5-72B"))
     assert [line.split(":")[0] for line in found] == ["rollout", "trainer"]
     assert all("tensor_parallel" in line and "\n" not in line for line in found)
+
+
+def test_a_measured_step_has_no_budget_that_an_answer_could_exceed() -> None:
+    settings = {"trainer__micro_batch_tokens": 8192, "trainer__dynamic_batching": True}
+    assert problems(config(**settings, trainer__step_s=150.0)) == []
+    assert len(problems(config(**settings))) == 1
 
 
 def test_every_problem_is_told_at_once() -> None:
