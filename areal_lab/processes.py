@@ -194,13 +194,15 @@ def peak_rss_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def last_lines(path: Path, count: int = 20) -> str:
-    """The last lines of a log file, or a word about why there are none."""
+def last_lines(path: Path, count: int = 20, width: int = 300) -> str:
+    """The last lines of a log file, each cut at `width`, or a word about why there are none."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join(lines[-count:]) or "(the log is empty)"
+    # Servers write all their settings into one line.
+    cut = [line if len(line) <= width else f"{line[:width]} ..." for line in lines[-count:]]
+    return "\n".join(cut) or "(the log is empty)"
 
 
 MALLOC_FOR_TRAINING: Mapping[str, str] = {

@@ -177,3 +177,13 @@ def test_last_lines_of_what_is_not_there(tmp_path: Path) -> None:
     empty.touch()
     assert last_lines(empty) == "(the log is empty)"
     assert last_lines(tmp_path / "none.log").startswith("(no log: ")
+
+
+def test_last_lines_are_the_last_ones_and_none_is_endless(tmp_path: Path) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("first\nsettings " + "x" * 10_000 + "\nlast\n")
+    settings, last = last_lines(log, count=2).splitlines()
+    assert settings.startswith("settings xxx")
+    assert settings.endswith(" ...")
+    assert len(settings) < 400
+    assert last == "last"
