@@ -196,11 +196,9 @@ def _finding(predicted: Replay) -> str:
 def _circumstances(folder: Path) -> str:
     known = {kind: json.loads((folder / kind / "recording.json").read_text()) for kind in KINDS}
     last = known["asynchronous"]
-    # The run does not know it where the system does not tell what others do.
-    shares = {kind: one["others"] for kind, one in known.items()}
     others = ", ".join(
-        f"{kind} {'not noted' if share is None else f'{share:.0%}'}"
-        for kind, share in shares.items()
+        f"{kind} {'not noted' if one['others'] is None else format(one['others'], '.0%')}"
+        for kind, one in known.items()
     )
     return (
         f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}, with "

@@ -158,8 +158,8 @@ def _found(settings: Mapping[str, float]) -> str:
         leaf = name.rpartition(".")[2]
         if leaf.endswith("knee"):
             told += [f"knee {value:g}"] if value > 1 else []
-            continue
-        told.append(f"{leaf.removesuffix('_s').replace('_', ' ')} {_seconds(value)}")
+        elif value:
+            told.append(f"{leaf.removesuffix('_s').replace('_', ' ')} {_seconds(value)}")
     return ", ".join(told)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import re
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,15 @@ from typer.testing import CliRunner
 from areal_lab import cli
 from benchmarks.harness import Arguments
 from reproductions.harness import Reproduction, to_json
-from reproductions.record_pair import CAP_TOKENS, KINDS, MEAN_TOKENS, answer_tokens
-from reproductions.recorded_run import IDLE_BAR, RECORDED, STEP_BAR, reproduce
+from reproductions.record_pair import (
+    CAP_TOKENS,
+    KINDS,
+    MEAN_TOKENS,
+    RECORDED,
+    answer_tokens,
+    run_command,
+)
+from reproductions.recorded_run import IDLE_BAR, STEP_BAR, reproduce
 from simulator.recorded import answer_tokens as recorded_tokens
 from simulator.recorded import read_recorded_run
 
@@ -57,9 +65,35 @@ def test_its_json_is_the_contract_and_says_what_contention_did(result: Reproduct
     assert all(one["fitted"] for one in told["parameters"])
     assert [one["in the asynchronous run"] for one in told["sensitivity"]] == [
         "decode steps",
+        "passes with a prefill",
         "training steps",
     ]
     assert any(why.startswith("Recorded 20") for why in told["why"])
+
+
+def test_recordings_tell_where_they_come_from() -> None:
+    for kind in KINDS:
+        told = json.loads((RECORDED / kind / "recording.json").read_text())
+        assert told["command"].startswith("python -m reproductions.record")
+        assert re.fullmatch(r"[0-9a-f]{12}\+?", told["commit"])
+        assert date.fromisoformat(told["date"]) >= date(2026, 11, 21)
+        assert told["cores"] == 2
+        assert told["others"] is None or 0 <= told["others"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("synchronos",), "no schedule 'synchronos'; one of synchronous, asynchronous"),
+        (("--steps", "3"), "--steps is 3, but a calibration needs >= 6"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_in_a_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_command(words)
+    assert said in capsys.readouterr().err
 
 
 def test_both_runs_had_the_same_answers_and_name_no_path() -> None:
