@@ -58,6 +58,8 @@ DRAIN_S = 0.2
 """In which what a stopped server had sent has arrived."""
 BOUND_S = 300.0
 """No case takes longer, whatever hangs: beyond this it fails."""
+START_BOUND_S = 600.0
+"""No server takes longer to start, on a machine that does much else."""
 PROBLEMS = tuple(Problem(prompt=f"{n}+1=", answer=str(n + 1), key=str(n)) for n in range(64))
 Fault = Callable[[Case], None]
 """Prepares a case: puts something into `case.on`, or damages something."""
@@ -204,6 +206,7 @@ class FaultLab:
             max_running_requests=16,
             context_length=None,
             log_path=self.root / f"case-{self.cases}-engine-{index}.log",
+            ready_timeout_s=START_BOUND_S,
             request_timeout_s=BOUND_S,
         )
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fault_lab.faults import RUNS, Run, hung_in_a_whole_run
 from tests.fault_lab.lab import FaultLab, fault_lab
-from tests.fault_lab.page import ENGINES, SEEN
+from tests.fault_lab.page import ENGINES, FAULTS, PAGE, SEEN
 from tests.real_engines.conftest import Announce
 
 
@@ -62,3 +62,12 @@ def test_nothing_is_lost_or_trained_twice_whatever_happens_to_a_server(
     check: Callable[[Run], None], run: Run
 ) -> None:
     check(run)
+
+
+def test_the_page_tells_of_every_fault_and_engine() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if " | " in line]
+    assert [row[0] for row in rows if len(row) == 4 + len(ENGINES)] == [
+        "| what happens",
+        "| ---",
+        *(f"| {fault.name}" for fault in FAULTS),
+    ]
