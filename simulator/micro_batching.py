@@ -4,9 +4,9 @@
                                         --in batch order---> equal numbers of sequences
 
 The decisions are those of `areal_lab.control.microbatch`; here they are only counted. Against a
-token budget lengths count in units of its 512th part, rounded up: packing time grows with the
-longest length, and a simulation packs some hundred small batches per second. That leaves about
-0.5 % of the room unused; a test compares the seconds with those of exact packing.
+token budget lengths count in units of its 512th part, rounded up, which leaves about 0.5 % of the
+room unused; a test compares the micro-batches with those of exact packing. Between the decisions
+sequences are places in arrays, longest first.
 """
 
 from __future__ import annotations
