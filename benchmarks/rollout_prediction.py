@@ -35,6 +35,8 @@ SHORT, LONG = 16, 320
 """Tokens of the prompts before answers whose decode steps are timed."""
 READ_TOKENS = (32, 64, 128, 192, 256, 512)
 """Tokens of the prompts whose reading is timed."""
+LEAST_STEP_S = 1e-6
+"""Of a decode step: on a busy machine the fit may leave all of its time to the sequences."""
 CACHE_TOKENS = 10**9
 """The real engine has room for all that runs."""
 
@@ -159,7 +161,9 @@ def costs_from(decode: PartFit, prefill: PartFit, model: str) -> Costs:
     Args:
         model: name or folder of the model that was served.
     """
-    config = with_settings(SimulationConfig(), {**decode.settings, **prefill.settings})
+    step_s = max(decode.settings["rollout.decode_step_s"], LEAST_STEP_S)
+    settings = {**decode.settings, **prefill.settings, "rollout.decode_step_s": step_s}
+    config = with_settings(SimulationConfig(), settings)
     reads = measured_prefill(config)
     assert reads is not None
     steps = decode_cost(find_model(model), CPU_CORE, 1, measured=measured_decode(config))

@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -183,6 +183,13 @@ def test_the_calibration_finds_the_step_of_an_idle_engine() -> None:
     costs = costs_from(decode, prefill, MODEL)
     assert costs.decode.steps_s(4, 100, 10) == pytest.approx(10 * STEP_S, rel=0.02)
     assert costs.prefill.seconds(64, 2080) < 0.1 * STEP_S
+
+
+def test_a_fit_that_leaves_all_time_to_the_sequences_is_taken_all_the_same() -> None:
+    decode, prefill = run_virtually(calibrated())
+    settings = {"rollout.decode_step_s": 0.0, "rollout.decode_sequence_s": STEP_S}
+    costs = costs_from(replace(decode, settings={**decode.settings, **settings}), prefill, MODEL)
+    assert costs.decode.steps_s(4, 100, 10) == pytest.approx(40 * STEP_S, rel=0.02)
 
 
 def test_the_report_has_medians_of_pairs_and_their_spread(
