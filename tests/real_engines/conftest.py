@@ -1,5 +1,6 @@
 """One server per engine and session: slow to start, so shared, and announced while it is awaited.
 
+A test that takes `lab` runs once for each engine; `only` names those that it is about.
 Tests of engines with an environment of their own carry the marker `sglang`, so the default suite
 runs those of the embedded engine only.
 """
@@ -16,17 +17,28 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from areal_lab.engines.launch import EngineProcess, launch_engine
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.launch import EngineProcess, PortTaken, launch_engine
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights import write_weights
+from areal_lab.processes import ChildDied
 from tests.real_engines.engines import ENGINES
-from tests.real_engines.lab import BOUND_S, Lab, tiny_model
+from tests.real_engines.lab import BOUND_S, CONTEXT, Lab, tiny_model
 
 Announce: TypeAlias = Callable[[str], None]
-READY_TIMEOUT_S = 240.0
-EACH_ENGINE = [
-    pytest.param(name, marks=() if name == "embedded" else pytest.mark.sglang) for name in ENGINES
-]
+READY_TIMEOUT_S = 300.0
+
+
+EACH_ENGINE = {
+    name: pytest.param(name, marks=() if name == "embedded" else pytest.mark.sglang)
+    for name in ENGINES
+}
+
+
+def only(*names: str) -> pytest.MarkDecorator:
+    """Marks a test that is about these engines."""
+    return pytest.mark.parametrize(
+        "engine_lab", [EACH_ENGINE[name] for name in names], indirect=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -45,27 +57,35 @@ def announce(request: pytest.FixtureRequest) -> Announce:
 async def start(
     name: str, weights: WeightsFolder, log_path: Path, announce: Announce
 ) -> EngineProcess:
-    """Start a server of an engine, or fail with the last lines of its log."""
+    """Start a server of an engine, or fail with the last lines of its log and what mends it."""
     announce(f"waiting for the {name} server (log: {log_path}) ... ")
     began_s = time.monotonic()
-    engine = await launch_engine(
-        name,
-        index=0,
-        weights=weights,
-        port=0,
-        threads=1,
-        dtype="float32",
-        max_running_requests=8,
-        context_length=None,
-        log_path=log_path,
-        ready_timeout_s=READY_TIMEOUT_S,
-        request_timeout_s=BOUND_S,
-    )
+    try:
+        engine = await launch_engine(
+            name,
+            index=0,
+            weights=weights,
+            port=0,
+            threads=1,
+            dtype="float32",
+            max_running_requests=8,
+            context_length=CONTEXT,
+            log_path=log_path,
+            ready_timeout_s=READY_TIMEOUT_S,
+            request_timeout_s=BOUND_S,
+        )
+    except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
+        pytest.fail(
+            f"the {name} server did not start: {error}\nThe whole log is {log_path}. "
+            "`areal-lab doctor` says what this machine lacks; if the installation is broken, "
+            f"`areal-lab engine install {name}` makes it anew.",
+            pytrace=False,
+        )
     announce(f"{name} {engine.version} is ready after {time.monotonic() - began_s:.0f} s\n")
     return engine
 
 
-@pytest.fixture(scope="session", params=EACH_ENGINE)
+@pytest.fixture(scope="session", params=EACH_ENGINE.values())
 def engine_lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, announce: Announce
 ) -> Iterator[Lab]:
@@ -87,12 +107,6 @@ def engine_lab(
 
 @pytest.fixture
 def lab(engine_lab: Lab) -> Lab:
-    """The server with version 0, not paused."""
-    engine_lab.run(engine_lab.load(0, PauseMode.RETRACT))
+    """The server with version 0, not paused, whatever a test before has left."""
+    engine_lab.run(engine_lab.begin_again())
     return engine_lab
-
-
-@pytest.fixture
-def sglang(lab: Lab) -> Lab:
-    """The server, if it is SGLang; the trap is its own."""
-    return lab

@@ -17,12 +17,14 @@ class Facts:
     """Whether a seed decides the draws of a request."""
     error: float
     """Largest difference of a log-prob from a plain forward pass, both in float32, tiny model."""
-    smollm2_error: float
-    """The same for SmolLM2-135M-Instruct."""
+    smollm2_ratio: float
+    """SmolLM2-135M-Instruct: its largest error from float64, in those of transformers' float32."""
     counts_shared_tokens: bool
     """Whether it tells how many prompt tokens were found in its cache."""
     whole_digest: bool
     """Whether its digest covers all weights."""
+    biased_in_place: bool
+    """Whether an answer goes on with old keys and values after an update in place."""
     same_draws_after: tuple[PauseMode, ...]
     """Interruptions after which a seeded sample goes on with the draws that it would have had."""
 
@@ -31,9 +33,10 @@ EMBEDDED: Final = Facts(
     name="embedded",
     seeded=True,
     error=1e-5,
-    smollm2_error=1e-4,
+    smollm2_ratio=2,
     counts_shared_tokens=True,
     whole_digest=True,
+    biased_in_place=True,
     same_draws_after=tuple(PauseMode),
 )
 SGLANG: Final = Facts(
@@ -42,20 +45,58 @@ SGLANG: Final = Facts(
     # than a CPU has.
     seeded=False,
     error=1e-5,
-    smollm2_error=1e-4,
+    smollm2_ratio=2,
     counts_shared_tokens=True,
     whole_digest=True,
+    biased_in_place=True,
     same_draws_after=(),
 )
 VLLM: Final = Facts(
     name="vllm",
     seeded=True,
     error=1e-5,
-    smollm2_error=1e-4,
+    smollm2_ratio=2,
     counts_shared_tokens=False,
     # On a CPU it repacks the weights of linear layers and takes the digest of an empty tensor.
     whole_digest=False,
+    # Measured: its answers go on as if the new weights had read the whole prefix.
+    biased_in_place=False,
     # Its generator of a request goes on from where it is, so a request sent again starts over.
     same_draws_after=(PauseMode.RETRACT, PauseMode.IN_PLACE),
 )
 ENGINES: Final = {facts.name: facts for facts in (EMBEDDED, SGLANG, VLLM)}
+
+
+def as_table() -> str:
+    """The table of differences in `docs/engines.md`."""
+    names = list(ENGINES)
+    rows = [
+        ("a seed alone decides the draws of a request", [_yes(f.seeded) for f in _ALL]),
+        (
+            "interruptions after which a seeded answer goes on with the same draws",
+            [", ".join(f"`{mode}`" for mode in f.same_draws_after) or "none" for f in _ALL],
+        ),
+        (
+            "largest difference of a log-prob from transformers, float32, two layers",
+            [f"{f.error:.0e}" for f in _ALL],
+        ),
+        (
+            "SmolLM2-135M: largest error from float64, in those of transformers' float32",
+            [f"{f.smollm2_ratio:g}" for f in _ALL],
+        ),
+        (
+            "tells how many prompt tokens were in its cache",
+            [_yes(f.counts_shared_tokens) for f in _ALL],
+        ),
+        ("in place, old keys and values live on", [_yes(f.biased_in_place) for f in _ALL]),
+        ("its digest is of all weights", [_yes(f.whole_digest) for f in _ALL]),
+    ]
+    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "| --- " * 4 + "|"]
+    return "\n".join([*lines, *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows)])
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+_ALL: Final = tuple(ENGINES.values())

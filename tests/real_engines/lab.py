@@ -29,7 +29,7 @@ T = TypeVar("T")
 VOCABULARY = 97
 END_TOKEN = 1
 CONTEXT = 1024
-LONG = 600
+LONG = 300
 """Tokens of an answer that is still running when something happens to it."""
 BOUND_S = 120.0
 """No test of a tiny model takes longer, on a machine that does much else."""
@@ -113,6 +113,11 @@ class Lab:
         """Load a version."""
         assert await self.client.load_weights(self.weights(version), mode) == version
 
+    async def begin_again(self) -> None:
+        """Version 0, not paused."""
+        await self.client.resume()
+        await self.load(0)
+
     @asynccontextmanager
     async def running(
         self, requests: Sequence[GenerateRequest], *, tokens: int = 5
@@ -162,5 +167,5 @@ def plain_logprobs(
 ) -> Tensor:
     """Log-probs of `tokens` after `prompt`, by one unbatched forward pass."""
     ids = torch.tensor([[*prompt, *tokens]])
-    logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+    logits = model(ids).logits[0, len(prompt) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)

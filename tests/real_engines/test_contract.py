@@ -6,16 +6,20 @@ Each test runs against a real server of each engine. Where engines differ, `engi
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from areal_lab.engines.client import EngineError, VersionMismatch
+from areal_lab.engines.dialect import Digest
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.weights import write_weights
 from tests.real_engines.conftest import Announce
 from tests.real_engines.lab import (
+    CONTEXT,
     END_TOKEN,
     LONG,
     Lab,
@@ -165,10 +169,25 @@ def test_what_cannot_be_served_is_refused_in_one_line(lab: Lab) -> None:
             await lab.client.generate([request("r", prompt, count)])
         return str(raised.value)
 
-    for prompt, count in (([], 5), ([5], 5000)):
-        message = lab.run(scenario(prompt, count))
-        assert lab.client.base_url in message
-        assert "\n" not in message
+    message = lab.run(scenario([5] * (CONTEXT + 10), 5))
+    assert lab.client.base_url in message
+    assert "\n" not in message
+    with pytest.raises(ValueError, match="empty prompt"):  # which SGLang dies of
+        request("r", [], 5)
+
+
+def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab: Lab) -> None:
+    prompt = list(range(2, 80))
+
+    async def scenario() -> list[int]:
+        one = await lab.client.generate([request("first", prompt, 3)])
+        two = await lab.client.generate([request("second", prompt, 3), request("third", prompt, 3)])
+        return [result.cached_tokens for result in one + two]
+
+    first, *others = lab.run(scenario())
+    assert first == 0
+    assert any(count > 0 for count in others) is lab.facts.counts_shared_tokens
+    assert max(others) <= len(prompt)
 
 
 def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> None:
@@ -240,6 +259,7 @@ def test_in_place_goes_on_with_the_old_cache_and_its_bias_is_shown(
         f"mean {bias[:50].mean():.3f}, largest {bias[:50].max():.3f} nat over the next 50; "
         f"mean {bias[-50:].mean():.3f} over the last 50\n"
     )
+    assert (bias[:50].max().item() > CLEARLY) is lab.facts.biased_in_place
     # Who asks later shares nothing with the old cache, though the prompt is the same.
     assert versions_of(later) == [1]
     assert lab.errors(1, INTERRUPTED_PROMPT, later).max() < 10 * lab.facts.error
@@ -282,7 +302,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
     """Twelve requests for eight places: four have no token when the pause comes."""
 
     async def scenario(mode: PauseMode) -> list[Generated]:
-        requests = [request(f"{mode}-{i}", [i + 2, 5], 300, seed=i) for i in range(12)]
+        requests = [request(f"{mode}-{i}", [i + 2, 5], 400, seed=i) for i in range(12)]
         task = asyncio.create_task(lab.client.generate(requests))
         while not lab.client.arrived_tokens(requests[0].request_id):
             await lab.client.ready()
@@ -294,7 +314,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
     for mode in PauseMode:
         lab.run(lab.load(0))
         results = lab.run(scenario(mode))
-        assert [len(tokens_of(result)) for result in results] == [300] * 12
+        assert [len(tokens_of(result)) for result in results] == [400] * 12
         assert {result.finish_reason for result in results} == {"length"}
         assert any(versions_of(result) == [0, 1] for result in results)
         assert any(versions_of(result) == [1] for result in results)
@@ -337,6 +357,28 @@ def test_versions_and_digests_follow_the_weights(lab: Lab) -> None:
     assert None not in digests
     assert digests[0] == digests[2]
     assert len(set(digests)) == 3
+
+
+def test_a_digest_is_of_all_weights_where_an_engine_says_so(lab: Lab) -> None:
+    """One matrix of one layer differs. A digest that leaves it out raises no false alarm."""
+    model = copy.deepcopy(lab.models[0])
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.down_proj.weight").mul_(1.5)
+    weights = write_weights(model, lab.root / "one-matrix", 3, dtype=torch.float32)
+
+    async def scenario() -> tuple[Digest | None, Digest | None, Generated]:
+        before = await lab.client.digest()
+        await lab.client.load_weights(weights, PauseMode.RETRACT)
+        (result,) = await lab.client.generate([request("r", [5, 6], 20)])
+        return before, await lab.client.digest(), result
+
+    before, after, result = lab.run(scenario())
+    assert before is not None
+    assert after is not None
+    assert before.whole is after.whole is lab.facts.whole_digest
+    assert (before.value != after.value) is lab.facts.whole_digest
+    plain = plain_logprobs(model, [5, 6], tokens_of(result))
+    assert (plain - torch.tensor(result.segments[0].logprobs)).abs().max() < lab.facts.error
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])

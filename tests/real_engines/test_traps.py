@@ -2,18 +2,54 @@
 
 Where a trap can be laid open without harm, the test does so first, with bare HTTP: when an engine
 mends it, the test says so. Only then comes what our client does.
+
+SGLang
+    a refused flush has loaded the weights       test_weights_that_changed_behind_a_refusal_...
+      and reports the old version                test_no_flush_is_asked_for_while_requests_live_...
+    retract without a flush: stale prefixes      test_later_requests_find_no_stale_prefix
+    in place: stale prefixes for later requests  test_later_requests_find_no_stale_prefix,
+                                                 test_requests_held_in_place_find_none_either
+    an update without a pause waits for all      test_an_update_without_a_pause_does_not_wait_...
+    paused: /health hangs, /ready says no        test_a_paused_engine_is_seen_to_live
+    paused: requests are held, time runs on      test_requests_that_are_held_outlast_their_...
+    paused in place for 5 minutes: ends itself   an argument of the server (`backends`)
+    tensors need a session, which may be open    test_a_session_that_a_dead_trainer_left_open_...
+    tensors by handle: the server dies           test_tensors_by_value_leave_the_server_alive
+    weights that do not fit are loaded in part   test_weights_of_another_shape_are_refused
+    an empty prompt in a batch: the server dies  test_contract: test_what_cannot_be_served_...
+    an abort meets every id that begins so       test_an_abort_meets_one_request_and_not_...
+    an ended id is aborted two seconds later     test_a_name_can_be_used_again_at_once
+    aborted while it waits: last token repeated  test_a_sample_aborted_while_it_waits_again_...
+    an aborted sample may have ended             tests/engines/test_client.py
+    an abort may break the answer to others      tests/engines/test_arriving.py
+    /get_weights_by_name refuses                 never asked; a digest tells (test_contract)
+    a dead scheduler takes all processes along   test_install, test_faults
+vLLM
+    aborts ignore an id that is not vLLM's own   test_an_abort_meets_one_request_and_not_...
+    keep and reload does not recompute           test_contract: test_exact_modes_recompute_...
+    its digest leaves linear layers out          test_contract: test_a_digest_is_of_all_weights_...
+    tokens in, tokens out need an argument       an argument of the server (`backends`)
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from areal_lab.engines.client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.records import EngineTarget
+from areal_lab.engines.transfer.serialize import encode
+from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.engines.weights import tied_once
+from tests.real_engines.conftest import only
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 
 PROMPT = list(range(2, 66))
@@ -46,12 +82,14 @@ def test_no_flush_is_asked_for_while_requests_live_in_the_cache(lab: Lab) -> Non
     assert lab.errors(0, PROMPT, result).max() < 10 * lab.facts.error
 
 
-def test_weights_that_changed_behind_a_refusal_are_noticed(sglang: Lab) -> None:
-    """Somebody asks for the flush all the same: SGLang answers 400 and names the old version, with
+@only("sglang")
+def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
+    """A client asks for the flush all the same: SGLang answers 400 and names the old version, with
     new weights. Its digest tells."""
+    flushing = replace(SGLANG, load=lambda weights, _: SGLANG.load(weights, PauseMode.RETRACT))
 
     async def scenario() -> None:
-        lab, client = sglang, sglang.client
+        client = EngineClient(lab.engine.base_url, api=flushing)
         before = await client.digest()
         async with lab.running([request("r", PROMPT, LONG)]):
             await client.pause(PauseMode.IN_PLACE)
@@ -61,14 +99,13 @@ def test_weights_that_changed_behind_a_refusal_are_noticed(sglang: Lab) -> None:
             assert "cache was not flushed" in answer.json()["message"]
             assert await client.version() == 0
             assert await client.digest() != before
-            # The client is told of a refusal, and finds out.
-            unfit = lab.unfit_weights(2)
+            # The same by a client: it is told of a refusal, and finds out.
             with pytest.raises(VersionMismatch, match="changed under the old version"):
-                await client.load_weights(unfit, PauseMode.IN_PLACE)
-            await lab.load(1, PauseMode.IN_PLACE)
+                await client.load_weights(lab.weights(2), PauseMode.IN_PLACE)
             await client.resume()
+        await client.close()
 
-    sglang.run(scenario())
+    lab.run(scenario())
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
@@ -89,6 +126,23 @@ def test_later_requests_find_no_stale_prefix(lab: Lab, mode: PauseMode) -> None:
     for result in lab.run(scenario()):
         assert versions_of(result) == [1]
         assert lab.errors(1, PROMPT, result).max() < 10 * lab.facts.error
+
+
+def test_requests_held_in_place_find_none_either(lab: Lab) -> None:
+    """They are sent before the update and run after it."""
+
+    async def scenario() -> list[Generated]:
+        client = lab.client
+        async with lab.running([request("r", PROMPT, 200)]):
+            await client.pause(PauseMode.IN_PLACE)
+            held = asyncio.create_task(client.generate([request("held", PROMPT, 20)]))
+            await lab.load(1, PauseMode.IN_PLACE)
+            await client.resume()
+        return await held
+
+    (result,) = lab.run(scenario())
+    assert versions_of(result) == [1]
+    assert lab.errors(1, PROMPT, result).max() < 10 * lab.facts.error
 
 
 def test_an_update_without_a_pause_does_not_wait_for_answers_to_end(lab: Lab) -> None:
@@ -180,19 +234,73 @@ def test_a_sample_aborted_while_it_waits_again_keeps_its_tokens(lab: Lab) -> Non
     assert lab.errors(0, PROMPT, result).max() < 10 * lab.facts.error
 
 
-def test_weights_of_another_shape_are_an_error_and_what_is_held_is_known(lab: Lab) -> None:
-    """A folder that is whole and does not fit: either the old weights live on, or the client says
-    that they do not."""
+def test_weights_of_another_shape_are_refused(lab: Lab) -> None:
+    """A whole folder whose tensors do not fit: SGLang loads them as far as they go, says that it
+    succeeded and reports the new version."""
 
-    async def scenario() -> tuple[EngineError, str | None, str | None]:
+    async def scenario() -> list[Generated]:
         before = await lab.client.digest()
-        with pytest.raises(EngineError) as raised:
+        with pytest.raises(EngineError, match="is of another model") as raised:
             await lab.client.load_weights(lab.unfit_weights(1), PauseMode.RETRACT)
-        after = await lab.client.digest()
-        if lab.client.api.name == "sglang" or isinstance(raised.value, VersionMismatch):
-            await lab.client.resume() if isinstance(raised.value, VersionMismatch) else None
-        return raised.value, before, after
+        assert type(raised.value) is EngineError
+        assert "\n" not in str(raised.value)
+        assert await lab.client.digest() == before
+        return await lab.client.generate([request("r", [5, 6], 20)])
 
-    error, before, after = lab.run(scenario())
-    assert "\n" not in str(error)
-    assert isinstance(error, VersionMismatch) is (before != after)
+    (result,) = lab.run(scenario())
+    assert lab.errors(0, [5, 6], result).max() < lab.facts.error
+
+
+@only("embedded", "sglang")
+def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(lab: Lab) -> None:
+    """Tensors are refused without a session, and a second one while one is open."""
+
+    async def scenario() -> None:
+        await lab.client.pause(PauseMode.RETRACT)
+        assert (await bare(lab, "/begin_weight_update", {})).is_success
+        assert (await bare(lab, "/begin_weight_update", {})).is_error
+        await push(lab, 1)
+        await lab.client.took_weights(1, PauseMode.RETRACT)
+        await lab.client.resume()
+        await assert_draws(lab, 1)
+        encoded = encode(list(tied_once(lab.models[2]).items())[:1]).decode()
+        sessionless = {"serialized_named_tensors": [encoded], "flush_cache": False}
+        assert (await bare(lab, "/update_weights_from_tensor", sessionless)).is_error
+        await assert_draws(lab, 1)
+
+    lab.run(scenario())
+
+
+@only("embedded", "sglang")
+def test_tensors_by_value_leave_the_server_alive(lab: Lab) -> None:
+    """SGLang dies of tensors whose memory it is to open by a handle, as torch sends them by
+    default; here they come from this process, which is no parent of the server's."""
+
+    async def scenario() -> None:
+        async with lab.running([request("r", PROMPT, LONG)]) as answers:
+            await lab.client.pause(PauseMode.RETRACT)
+            await push(lab, 1)
+            await lab.client.took_weights(1, PauseMode.RETRACT)
+            await lab.client.resume()
+        assert versions_of(answers.result()[0]) == [0, 1]
+        await assert_draws(lab, 1)
+        assert await lab.client.ready()
+
+    lab.run(scenario())
+
+
+async def push(lab: Lab, version: int) -> None:
+    """Send a version from this process's memory, as the trainer does."""
+    pusher = Pusher(TensorSender(), timeout_s=ANSWERS_S)
+    pusher.hold(tied_once(lab.models[version]), version, dtype=torch.float32)
+    target = EngineTarget(lab.engine.base_url)
+    outcome = await asyncio.to_thread(pusher.push, version, [target], flush_cache=True)
+    pusher.close()
+    assert outcome.failures == ()
+
+
+async def assert_draws(lab: Lab, version: int) -> None:
+    """The server draws with this version, whatever it says."""
+    (result,) = await lab.client.generate([request("drawn", PROMPT, 20)])
+    assert versions_of(result) == [version]
+    assert lab.errors(version, PROMPT, result).max() < 10 * lab.facts.error
