@@ -262,6 +262,6 @@ def test_a_group_that_keeps_its_tokens_keeps_the_version_it_began_with(
     assert not shell.running
     moved = {group: version for group, version in began.items() if group in shell.homeless}
     assert {group: shell.homeless[group] for group in moved} == moved
-    shell.run(random, events=2000)
+    shell.run(random, events=150)
     again = [a for a in shell.actions if isinstance(a, StartGroup) and a.group in moved]
     assert all(action.version == moved[action.group] for action in again)

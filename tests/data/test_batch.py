@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,11 +50,14 @@ def packed_from(trajectories: list[Trajectory], max_tokens: int = 10**6) -> Pack
     return pack(trajectories, grow_trees(rows, SHARE, max_tokens=max_tokens))
 
 
-def seen_tokens(packed: PackedBatch, position: int) -> list[int]:
-    """What the token at a packed position attends to, in order, itself last."""
-    span = next(span for span in packed.trees if span.start <= position < span.end)
-    seen = ancestor_mask(packed, span)[position - span.start]
-    return packed.tokens[span.start : span.end][seen].tolist()
+def seen_tokens(packed: PackedBatch) -> list[list[int]]:
+    """What the token at each packed position attends to, in order, itself last."""
+    tokens = packed.tokens.tolist()
+    return [
+        list(compress(tokens[span.start : span.end], seen))
+        for span in packed.trees
+        for seen in ancestor_mask(packed, span).tolist()
+    ]
 
 
 @given(TRAJECTORIES, st.integers(1, 40))
@@ -60,6 +65,7 @@ def test_every_prediction_sees_exactly_what_precedes_its_token(
     trajectories: list[Trajectory], max_tokens: int
 ) -> None:
     packed = packed_from(trajectories, max_tokens)
+    seen = seen_tokens(packed)
     row = 0
     for index, trajectory in enumerate(trajectories):
         tokens = trajectory.prompt_tokens + trajectory.response_tokens
@@ -72,7 +78,7 @@ def test_every_prediction_sees_exactly_what_precedes_its_token(
             assert packed.sequence_ids[row] == index
             assert packed.group_ids[row] == trajectory.group
             assert packed.targets[prediction] == tokens[at]
-            assert seen_tokens(packed, position) == list(tokens[:at])
+            assert seen[position] == list(tokens[:at])
             assert packed.positions[position] == at - 1
             row += 1
     assert row == len(packed.prediction)
@@ -95,8 +101,8 @@ def test_packed_rows_are_the_true_entries_of_the_padded_mask(
 @given(TRAJECTORIES)
 def test_nothing_is_laid_out_twice(trajectories: list[Trajectory]) -> None:
     packed = packed_from(trajectories)
-    paths = [tuple(seen_tokens(packed, position)) for position in range(len(packed.tokens))]
-    assert len(set(paths)) == len(paths)
+    paths = {tuple(path) for path in seen_tokens(packed)}
+    assert len(paths) == len(packed.tokens)
     pairs = list(zip(packed.predict_from.tolist(), packed.targets.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
 

@@ -70,7 +70,7 @@ def full(row, value):
     return [value] * len(row)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(masks, st.sampled_from(list(HOLES)), st.booleans(), st.integers(0, 9))
 @pytest.mark.parametrize("gammas", [(1.0, 1.0), (0.9, 0.8), (0.5, 0.0), (0.0, 0.7)])
 def test_gae_equals_the_reference_padded_and_packed(gammas, masks, holes, cut_off, seed):
@@ -105,7 +105,7 @@ def test_gae_equals_the_reference_padded_and_packed(gammas, masks, holes, cut_of
     torch.testing.assert_close(packed.returns, batch.pack(targets), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.integers(0, 9))
 def test_gae_takes_gamma_and_lambda_per_token(masks, seed):
     batch = Batch(masks, seed)
@@ -117,7 +117,7 @@ def test_gae_takes_gamma_and_lambda_per_token(masks, seed):
     torch.testing.assert_close(ours.advantages, batch.padded(expected), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 1), st.integers(0, 9))
 def test_lambda_returns_are_the_mixture_of_n_step_returns(tokens, gamma, lambda_, seed):
     batch = Batch([[True] * tokens], seed)
@@ -147,7 +147,7 @@ def test_gae_by_hand():
     assert ended.returns.tolist() == [0.5, 1.0]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.integers(0, 9))
 def test_limits_of_lambda(masks, holes, seed):
     """1 is the return less the value; 0 looks one token ahead."""
@@ -166,7 +166,7 @@ def test_limits_of_lambda(masks, holes, seed):
         torch.testing.assert_close(right.advantages, torch.zeros_like(returns), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.floats(-5, 5), st.integers(0, 9))
 def test_potential_based_shaping_moves_values_and_not_advantages(masks, shift, seed):
     """A constant c on all values and beyond, and r + (1 - gamma) c: the same advantages."""
@@ -186,7 +186,7 @@ def test_potential_based_shaping_moves_values_and_not_advantages(masks, shift, s
     torch.testing.assert_close(advantages(shift), advantages(0.0), rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.integers(0, 9))
 def test_a_hole_that_is_carried_over_is_not_there(masks, seed):
     """Equal to the unmasked tokens by themselves."""
@@ -232,7 +232,7 @@ def test_padding_after_the_last_token_is_no_hole(holes):
     assert ours.advantages.tolist() == [[0, 2, 0, 0, 0], [0, 0, 0, 0, 2]]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.booleans(), st.integers(0, 9))
 def test_discounted_returns_equal_the_reference(masks, holes, per_token, seed):
     batch = Batch(masks, seed)
@@ -256,7 +256,7 @@ def test_discounted_returns_equal_the_reference(masks, holes, per_token, seed):
 CAPS = {"rho_cap": 1.2, "trace_cap": 0.9, "advantage_cap": 1.5}
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.floats(0, 1), st.integers(0, 9))
 def test_vtrace_equals_the_reference_padded_and_packed(masks, holes, lambda_, seed):
     batch = Batch(masks, seed)
@@ -294,7 +294,7 @@ def test_vtrace_equals_the_reference_padded_and_packed(masks, holes, lambda_, se
     torch.testing.assert_close(packed.returns, batch.pack(returns), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.integers(0, 9))
 def test_vtrace_on_policy_is_gae(masks, holes, seed):
     """Its targets are the lambda returns, and GAE's advantages both of its own."""
@@ -315,7 +315,7 @@ def test_an_overflowing_ratio_meets_its_cap():
     assert torch.equal(huge.returns, usual.returns)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.integers(0, 9))
 def test_rewards_of_sequences_go_to_their_last_unmasked_token(masks, seed):
     batch = Batch(masks, seed)
@@ -333,7 +333,7 @@ def test_rewards_of_sequences_go_to_their_last_unmasked_token(masks, seed):
     torch.testing.assert_close(placed.sum(1), kept)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.integers(0, 9))
 def test_reinforce_plus_plus_is_reward_to_go_with_the_reward_at_the_end(masks, holes, seed):
     batch = Batch(masks, seed)
@@ -355,7 +355,7 @@ def test_reinforce_plus_plus_is_reward_to_go_with_the_reward_at_the_end(masks, h
     torch.testing.assert_close(plain, torch.where(batch.mask, rewards[:, None], 0.0), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.floats(0, 1), st.integers(0, 9))
 def test_turn_returns_equal_the_reference(masks, gamma, seed):
     batch = Batch(masks, seed)
@@ -376,7 +376,7 @@ def test_turn_returns_equal_the_reference(masks, gamma, seed):
     torch.testing.assert_close(packed, batch.pack(ours), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.integers(0, 9))
 def test_turns_are_runs_of_unmasked_tokens_by_default(masks, seed):
     batch = Batch(masks, seed)
@@ -431,7 +431,7 @@ def test_decoupled_gae_is_two_calls():
     torch.testing.assert_close(ours, batch.padded(expected), **EXACT)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.booleans(), st.integers(0, 9))
 def test_optimal_token_baseline_equals_the_reference_padded_and_packed(masks, weighted, seed):
     batch = Batch(masks, seed)
@@ -494,7 +494,7 @@ def every_estimator(rewards, values, mask, number):
     yield from optimal_token_baseline(rewards, values, values, mask, groups=groups)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(masks, st.sampled_from([torch.nan, torch.inf, -torch.inf]))
 def test_masked_tokens_reach_neither_value_nor_gradient(masks, junk):
     batch = Batch(masks)
