@@ -64,7 +64,7 @@ class Moment:
         self.s = self.s or time.monotonic()
 
 
-AT_ONCE: Final = 3.0
+AT_ONCE: Final = 5.0
 """Seconds in which something that is seen at once is seen on a machine that does much else."""
 START_S: Final = 240.0
 """Seconds in which a real server of a tiny model starts on such a machine."""

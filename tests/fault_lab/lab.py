@@ -111,14 +111,18 @@ class FaultLab:
 
     async def open(self) -> None:
         """Start both servers, if they do not run."""
+
+        async def survivor() -> None:
+            self._survivor = self._survivor or await self.launch(0, "embedded")
+
+        async def victim() -> None:
+            self.victim = self.victim or await self.launch(VICTIM, self.backend)
+            self._victim_pid = self.victim.child.pid
+
+        # Each is kept as soon as it runs, so that it is stopped if the other one fails.
         async with asyncio.TaskGroup() as starting:
-            if self._survivor is None:
-                survivor = starting.create_task(self.launch(0, "embedded"))
-            if self.victim is None:
-                victim = starting.create_task(self.launch(VICTIM, self.backend))
-        self._survivor = self._survivor or survivor.result()
-        self.victim = self.victim or victim.result()
-        self._victim_pid = self.victim.child.pid
+            starting.create_task(survivor())
+            starting.create_task(victim())
 
     async def close(self) -> None:
         """Stop both."""
