@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +24,7 @@ from areal_lab.control.events import (
     PushWeights,
     StartGroup,
 )
-from areal_lab.engines.client import EngineClient, EngineError
+from areal_lab.engines.client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.launch import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.eventlog import read_log_file
@@ -194,7 +195,9 @@ def other_weights(lab: FaultLab) -> Seconds:
         lab.signal_victim(signal.SIGCONT)
         stranger = EngineClient(lab.victim_address, api=lab.victim.client.api)
         try:
-            await stranger.load_weights(lab.first, PauseMode.RETRACT)
+            # The run may have mended it before the stranger looks at what it has done.
+            with suppress(VersionMismatch):
+                await stranger.load_weights(lab.first, PauseMode.RETRACT)
         finally:
             await stranger.close()
 

@@ -1,8 +1,8 @@
 """One server per engine and session: slow to start, so shared, and announced while it is awaited.
 
-A test that takes `lab` runs once for each engine; `only` names those that it is about.
-Tests of engines with an environment of their own carry the marker `sglang`, so the default suite
-runs those of the embedded engine only.
+A test that takes `lab` runs once for each engine; `only` names those that it is about. All carry
+the marker `sglang`, those of the embedded engine too: `make test-sglang` runs them, and the default
+suite has quicker tests of the embedded engine in `tests/engines` and `tests/pipeline`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ Announce: TypeAlias = Callable[[str], None]
 READY_TIMEOUT_S = 300.0
 
 
-EACH_ENGINE = {
-    name: pytest.param(name, marks=() if name == "embedded" else pytest.mark.sglang)
-    for name in ENGINES
-}
+EACH_ENGINE = {name: pytest.param(name, marks=pytest.mark.sglang) for name in ENGINES}
 
 
 def only(*names: str) -> pytest.MarkDecorator:

@@ -13,11 +13,7 @@ from tests.real_engines.conftest import Announce
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=() if name == "embedded" else pytest.mark.sglang)
-        for name in ENGINES
-    ],
+    scope="module", params=[pytest.param(name, marks=pytest.mark.sglang) for name in ENGINES]
 )
 def closed_lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -50,7 +46,6 @@ def check(lab: FaultLab, record_property: Callable[[str, object], None]) -> Call
     return within_bounds
 
 
-@pytest.mark.sglang  # also with the embedded engine: it has a trainer and takes its time
 def test_a_whole_run_loses_nothing_with_a_server_that_hangs(check: Callable[[Run], None]) -> None:
     check(hung_in_a_whole_run)
 
