@@ -20,7 +20,7 @@ help:
 	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.6 GB)"
-	@echo "make test           the test suite (about 5 minutes)"
+	@echo "make test           the test suite (about 8 minutes)"
 	@echo "make test-sglang    the tests against real SGLang and vLLM servers (installed first; 6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make doctor         say what is installed, what is missing and how to mend it"
@@ -68,7 +68,7 @@ demo-sglang: $(READY)
 	@$(BIN)/areal-lab train configs/arithmetic.yaml rollout.backend=sglang $(ARGS)
 
 test: $(READY)
-	@echo "Running the test suite (about 5 minutes on two cores)."
+	@echo "Running the test suite (about 8 minutes on two cores)."
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-sglang: $(READY)
