@@ -125,10 +125,6 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
         # The overlapped schedule hides the CPU's work behind a GPU's; here both are one.
         arguments += ["--disable-overlap-schedule"]
-        # After an interruption all running requests are read again at once, and requests of one
-        # batch cannot share what they have in common: a few at a time do, those that fit the
-        # cache best first. On a CPU reading is bound by arithmetic, so small batches cost nothing.
-        arguments += ["--schedule-policy", "lpm", "--prefill-max-requests", "8"]
         arguments += ["--max-total-tokens", str(options.cache_tokens)]
     return [*arguments, *options.extra]
 
