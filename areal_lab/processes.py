@@ -145,15 +145,19 @@ async def start_command(
     return Child(name=name, process=process, log_path=log_path, _lifeline=os.fdopen(write_fd, "wb"))
 
 
-def watch_parent() -> None:
+def watch_parent() -> threading.Thread | None:
     """In a child: die, with all descendants, as soon as the parent is gone.
 
     Does nothing in a process that was not started by `start_child`, so that a server can also be
     run by hand.
+
+    Returns:
+        The thread that watches. A child that learns of its parent's end in another way, from a
+        closed connection say, joins it, else it may be gone before `on_parent_death` was heard.
     """
     lifeline = os.environ.pop(_LIFELINE, None)
     if lifeline is None:
-        return
+        return None
     fd, parent = map(int, lifeline.split(","))
     os.set_inheritable(fd, False)
     watched = [fd]
@@ -176,7 +180,9 @@ def watch_parent() -> None:
                 traceback.print_exc()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
-    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
+    watcher = threading.Thread(target=wait_for_end, name="lifeline", daemon=True)
+    watcher.start()
+    return watcher
 
 
 def on_parent_death(clean_up: Callable[[], None]) -> None:

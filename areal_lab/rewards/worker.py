@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     descriptor, *folders = arguments
     for folder in folders:
         on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    watch_parent()
+    watcher = watch_parent()
     os.set_inheritable(int(descriptor), False)  # what the function starts must not hold it open
     with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)
@@ -50,6 +50,8 @@ def main(arguments: list[str]) -> int:
             else:
                 for index, completion in enumerate(job.completions):
                     _send(connection, _judge_one(function, index, completion, job.example))
+    if watcher is not None:  # either the service is gone, or its SIGTERM is on the way
+        watcher.join()
     return 0
 
 

@@ -246,7 +246,7 @@ def test_what_the_function_prints_goes_to_the_log_folder(tmp_path: Path) -> None
 
 
 PARENT = """
-import asyncio, os
+import asyncio, os, sys
 from areal_lab.rewards.service import RewardService
 
 def score(completion, example):
@@ -259,18 +259,21 @@ async def main():
     async with RewardService(score, timeout_s=1000) as service:
         (outcome,) = await service.score(["pid"], {})
         print(int(outcome.reward), flush=True)
-        await service.score(["hang"], {})
+        if "busy" in sys.argv:
+            await service.score(["hang"], {})
+        await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_busy_worker_dies_with_its_parent_however_that_dies(
-    how: signal.Signals, tmp_path: Path
+@pytest.mark.parametrize("doing", ["busy", "idle"])
+def test_a_worker_dies_with_its_parent_however_that_dies(
+    how: signal.Signals, doing: str, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
+        [sys.executable, "-c", PARENT, doing],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
