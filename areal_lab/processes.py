@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import sys
@@ -190,14 +191,21 @@ def on_parent_death(clean_up: Callable[[], None]) -> None:
     _last_wishes.append(clean_up)
 
 
-def peak_rss_bytes(pid: int) -> int:
-    """Largest resident memory a process ever had, or 0 if it is gone (Linux)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0")
-    return int(line.split()[1]) * 1024
+def peak_rss_bytes(group: int) -> int:
+    """Largest resident memory that each process of a process group has had, summed (Linux).
+
+    An upper bound of what they held together: pages that they share count once for each, and they
+    may have had their most at different times. Those that have ended count nothing.
+    """
+    total_kib = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(place.name)) == group:
+                status = (place / "status").read_text()
+                total_kib += sum(map(int, re.findall(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)))
+        except OSError:
+            continue  # it ended just now
+    return total_kib * 1024
 
 
 def last_lines(path: Path, count: int = 20, width: int = 300) -> str:

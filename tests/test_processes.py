@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab import processes
-from areal_lab.processes import Child, ChildDied, last_lines, start_child
+from areal_lab.processes import Child, ChildDied, last_lines, peak_rss_bytes, start_child
 
 BOUND_MS = 20_000
 """How long a killed process may take to be gone, on a busy machine."""
@@ -35,6 +35,12 @@ CHILDREN = {
     "has_a_child": "import os, signal, subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     "os.write(int(sys.argv[1]), b'%d' % child.pid)\n"
+    "signal.pause()\n",
+    "holds_memory": "import os, signal, subprocess, sys\n"
+    "mine, theirs = bytearray(b'x') * (48 << 20), 'bytearray(b\"x\") * (64 << 20)'\n"
+    "source = f'import os, signal; block = {theirs}; os.write(1, b\"%d\" % os.getpid())'\n"
+    "source += '; signal.pause()'\n"
+    "child = subprocess.Popen([sys.executable, '-c', source], stdout=int(sys.argv[1]))\n"
     "signal.pause()\n",
 }
 
@@ -170,6 +176,20 @@ def test_a_program_started_by_hand_watches_nobody() -> None:
         [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, check=True
     )
     assert run.stdout == "fine\n"
+
+
+def test_the_memory_of_a_child_is_that_of_its_descendants_too(modules: Path) -> None:
+    async def scenario() -> tuple[int, int]:
+        child, grandchild = await start_and_hear("holds_memory", modules / "a.log")
+        pidfd = os.pidfd_open(grandchild)
+        running = peak_rss_bytes(child.pid)
+        await child.stop()
+        assert ended(pidfd)
+        return running, peak_rss_bytes(child.pid)
+
+    running, stopped = asyncio.run(scenario())
+    assert 48 + 64 < running / (1 << 20) < 48 + 64 + 2 * 40  # 40: an interpreter with its libraries
+    assert stopped == 0
 
 
 def test_last_lines_of_what_is_not_there(tmp_path: Path) -> None:

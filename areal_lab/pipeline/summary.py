@@ -21,7 +21,8 @@ from areal_lab.control.incidents import incidents
 from areal_lab.control.lags import TrainedBatch, mean_lag, total, trained_batches
 
 PEAK_MEMORY = "peak_rss_bytes"
-"""The metric under which processes report their largest resident memory."""
+"""The metric under which the largest resident memory of a process and its descendants is noted, an
+upper bound of what they held at one time (`processes.peak_rss_bytes`)."""
 
 _T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
@@ -83,7 +84,7 @@ def build_summary(
         reward_before: mean reward of each held-out problem before training; None if not measured.
         reward_after: the same after training.
         wall_s: of everything, from the command to the end.
-        peak_bytes: largest resident memory by process, beside what the log has.
+        peak_bytes: largest memory by process with its descendants, beside what the log has.
         more: fields to add, such as seed and model.
     """
     batches = list(trained_batches(log))
