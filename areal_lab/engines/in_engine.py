@@ -24,10 +24,12 @@ def main() -> None:
     processes = _load(engines.parent / "processes.py")
     leftovers = _load(engines / "leftovers.py")
     scratch = os.environ.get("AREAL_LAB_SCRATCH")
+    segments = leftovers.Segments()
 
     def clean_up() -> None:
         group = os.getpgid(0)
-        leftovers.remove_segments(leftovers.shared_segments(group), group)
+        segments.look(group)
+        leftovers.remove_segments(segments.found, group)
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
 

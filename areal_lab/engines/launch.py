@@ -29,7 +29,7 @@ from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.environments import engine_version, environment, python_of
-from areal_lab.engines.leftovers import group_lives, remove_segments, shared_segments
+from areal_lab.engines.leftovers import Segments, group_lives, remove_segments
 from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
 from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.protocol import WeightsFolder
@@ -65,22 +65,31 @@ class EngineProcess:
     version: str = ""
     """Of the engine's package."""
     _scratch: Path | None = field(default=None, repr=False)
-    _segments: frozenset[Path] = field(default=frozenset(), repr=False)
-    """Shared memory that the server had when it became ready."""
+    _segments: Segments = field(default_factory=Segments, repr=False)
+    """Its shared memory."""
 
-    async def stop(self) -> None:
-        """Close the connection, end the process, remove what it leaves behind. Idempotent."""
-        await self.client.close()
-        if self._scratch is None:
-            await self.child.stop()
-            return
-        segments = self._segments | shared_segments(self.child.pid)
-        # SGLang looks for SIGTERM every five seconds and then waits for its requests, whose
-        # clients are gone; nothing that it holds is worth the wait.
-        await self.child.stop(at_once=True)
-        await _until_gone(self.child.pid)
-        remove_segments(segments, self.child.pid)
-        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+    def look(self) -> None:
+        """Note what it maps now, so that it is removed even if the server is dead by then."""
+        if self._scratch is not None:
+            self._segments.look(self.child.pid)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Close the connection, end the process, remove what it leaves behind. Idempotent.
+
+        Args:
+            at_once: do not ask it politely, as it is dead or hung.
+        """
+        try:
+            await self.client.close()
+        finally:
+            self.look()
+            # SGLang looks for SIGTERM every five seconds and then waits for its requests, whose
+            # clients are gone; nothing that it holds is worth the wait.
+            await self.child.stop(at_once=at_once or self._scratch is not None)
+        if self._scratch is not None:
+            await _until_gone(self.child.pid)
+            remove_segments(self._segments.found, self.child.pid)
+            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
 
 async def launch_engine(
@@ -230,6 +239,7 @@ async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
 async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
     name = f"engine {start.index}"
     logged = start.log_path.stat().st_size if start.log_path.exists() else 0
+    segments = Segments()
     with bind(options.port, options.host) as reservation, _scratch_folder(start.backend) as scratch:
         options = replace(options, port=reservation.getsockname()[1])
         hand_over = start.backend is EMBEDDED
@@ -255,6 +265,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             backend=start.backend.name,
             version=start.version,
             _scratch=scratch,
+            _segments=segments,
         )
         try:
             async with asyncio.timeout(start.ready_timeout_s):
@@ -270,9 +281,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 raise _taken(name, options.port) from error
             raise
     engine.client.serves(options.model)
-    if scratch is None:
-        return engine
-    return replace(engine, _segments=shared_segments(child.pid))
+    return engine
 
 
 def server_command(backend: Backend, python: Path, options: ServerOptions) -> list[str]:
@@ -343,7 +352,9 @@ async def _answers(
     Raises:
         PortTaken: if it is another process that listens.
     """
-    match who_listens(options.port, engine.child.pid):
+    who = who_listens(options.port, engine.child.pid)
+    engine.look()
+    match who:
         case Listener.NOBODY:
             return False
         case Listener.OTHER:

@@ -1,17 +1,36 @@
 """Shared memory that a killed server would leave behind. Linux; loads the standard library only.
 
 A server that is killed removes none of its segments and semaphores in /dev/shm. Which are its own
-is told by what its processes map, so this looks while they live.
+is told by what its processes map, so this looks while they live. Files are told by their inodes:
+a semaphore is mapped under a first name that is gone by the time others can open it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
 _SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What one server has been seen to map, less what was there before it.
+
+    Made before the server is started.
+    """
+
+    found: set[Path] = field(default_factory=set)
+    _before: frozenset[Path] = field(default_factory=lambda: frozenset(_files().values()))
+
+    def look(self, group: int) -> None:
+        """Add what is new; costs next to nothing if nothing is."""
+        new = set(_files().values()) - self._before - self.found
+        if new:
+            self.found.update(new & shared_segments(group))
 
 
 def shared_segments(group: int) -> frozenset[Path]:
@@ -20,18 +39,20 @@ def shared_segments(group: int) -> frozenset[Path]:
     Folders there are left alone: weights travel in them, and engines map those too.
     """
     found: set[Path] = set()
-    for process in _processes():
+    files = _files()
+    for process in _processes() if files else ():
         if _group(process) == group:
-            found |= _segments(process)
+            found |= _segments(process, files)
     return frozenset(found)
 
 
 def remove_segments(segments: Collection[Path], group: int) -> None:
     """Remove those that no process outside the group maps. Idempotent."""
     left = set(segments)
-    for process in _processes() if left else ():
+    files = {inode: file for inode, file in _files().items() if file in left}
+    for process in _processes() if files else ():
         if _group(process) != group:
-            left -= _segments(process)
+            left -= _segments(process, files)
     for segment in left:
         segment.unlink(missing_ok=True)
 
@@ -61,12 +82,20 @@ def _group(process: int) -> int | None:
         return None
 
 
-def _segments(process: int) -> set[Path]:
-    """Empty if the process is gone or another user's."""
+def _files() -> dict[int, Path]:
+    """Files, not folders, directly in shared memory, by inode."""
+    if not _SHARED_MEMORY.is_dir():
+        return {}
+    with os.scandir(_SHARED_MEMORY) as entries:
+        return {e.inode(): Path(e.path) for e in entries if e.is_file(follow_symlinks=False)}
+
+
+def _segments(process: int, files: dict[int, Path]) -> set[Path]:
+    """Those of the files that a process maps; none if it is gone or another user's."""
     try:
         maps = (_PROC / str(process) / "maps").read_text(errors="replace")
     except OSError:
         return set()
-    # address permissions offset device inode path; a path that was unlinked ends with (deleted)
-    paths = {Path(parts[5]) for line in maps.splitlines() if len(parts := line.split(None, 5)) == 6}
-    return {path for path in paths if path.parent == _SHARED_MEMORY and " " not in path.name}
+    # address permissions offset device inode path
+    lines = (line.split() for line in maps.splitlines() if f" {_SHARED_MEMORY}/" in line)
+    return {files[inode] for line in lines if (inode := int(line[4])) in files}

@@ -134,10 +134,7 @@ class Server:
         """End the connection, and the process if it is ours. Idempotent."""
         self.lost.set()
         if self.process is not None:
-            if self.last_words is not None:
-                # Dead, or hung: it would not heed a polite word.
-                await self.process.child.stop(at_once=True)
-            await self.process.stop()
+            await self.process.stop(at_once=self.last_words is not None)
         else:
             await self.client.close()
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from areal_lab.engines import launch
@@ -28,7 +29,7 @@ from areal_lab.processes import ChildDied
 
 BOUND_S = 20.0
 SERVER = """
-import http.server, json, mmap, os, pathlib, signal, sys, threading
+import http.server, json, mmap, multiprocessing, os, pathlib, signal, sys, threading
 folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 attempt = len(list(folder.glob("attempt-*")))
 (folder / f"attempt-{attempt}").write_text(str(port))
@@ -41,16 +42,25 @@ if behavior == "broken":
     sys.exit("the model is not a model")
 if behavior == "waits":
     signal.pause()
-shared = open(f"/dev/shm/areal_lab_test-{os.getpid()}", "wb+")
-shared.truncate(4096)
-kept = mmap.mmap(shared.fileno(), 4096)
-(folder / "shared").write_text(shared.name)
+def share(name):
+    shared = open(f"/dev/shm/areal_lab_test-{os.getpid()}-{name}", "wb+")
+    shared.truncate(4096)
+    kept.append(mmap.mmap(shared.fileno(), 4096))
+    (folder / name).write_text(shared.name)
+kept = []
+share("shared")
+lock = multiprocessing.get_context("spawn").Lock()
+(folder / "semaphore").write_text(f"/dev/shm/sem.{lock._semlock.name.lstrip('/')}")
 if "AREAL_LAB_SCRATCH" in os.environ:
     (folder / "scratch").write_text(os.environ["AREAL_LAB_SCRATCH"])
     (pathlib.Path(os.environ["TMPDIR"]) / "socket").touch()
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if behavior == "dies":
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+        if self.path == "/more":
+            share("more")
         self.answer()
     def do_POST(self):
         told = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -109,6 +119,13 @@ def attempts(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in sorted(folder.glob("attempt-*"))]
 
 
+def left_behind(folder: Path) -> list[Path]:
+    """What there still is of the server's shared memory and temporary folder."""
+    names = ("shared", "semaphore", "more", "scratch")
+    told = [Path((folder / name).read_text()) for name in names if (folder / name).exists()]
+    return [path for path in told if path.exists()]
+
+
 async def until_written(file: Path) -> str:
     async with asyncio.timeout(BOUND_S):
         while not file.exists() or not file.read_text():
@@ -122,16 +139,47 @@ def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
         assert group_lives(engine.child.pid)
         assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[0]}"
         assert engine.version == "1.0"
-        shared, scratch = (Path((folder / name).read_text()) for name in ("shared", "scratch"))
-        assert shared.exists()
+        shared, semaphore, scratch = left_behind(folder)
+        assert (shared.parent, semaphore.parent) == (Path("/dev/shm"),) * 2
         assert (scratch / "socket").exists()
         await engine.stop()
         assert not group_lives(engine.child.pid)
-        assert not shared.exists()
-        assert not scratch.exists()
+        assert left_behind(folder) == []
         await engine.stop()
 
     asyncio.run(scenario())
+
+
+def test_nor_does_one_that_is_ended_at_once(folder: Path) -> None:
+    async def scenario() -> None:
+        engine = await start(folder)
+        async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+            await http.get("/more")
+        assert len(left_behind(folder)) == 4
+        await engine.stop(at_once=True)
+        assert left_behind(folder) == []
+
+    asyncio.run(scenario())
+
+
+def test_nor_one_that_is_killed(folder: Path) -> None:
+    async def scenario() -> None:
+        engine = await start(folder)
+        os.killpg(engine.child.pid, signal.SIGKILL)
+        await engine.child.died()
+        assert len(left_behind(folder)) == 3
+        await engine.stop()
+        assert left_behind(folder) == []
+
+    asyncio.run(scenario())
+
+
+def test_nor_one_that_dies_before_it_is_ready(folder: Path) -> None:
+    behaves(folder, "dies")
+    with pytest.raises(ChildDied, match="SIGKILL"):
+        asyncio.run(start(folder))
+    assert (folder / "semaphore").exists()
+    assert left_behind(folder) == []
 
 
 def test_a_segment_that_somebody_else_uses_stays(folder: Path) -> None:
@@ -285,8 +333,7 @@ def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(BOUND_S * 1000)
     os.close(pidfd)
-    assert not Path((folder / "shared").read_text()).exists()
-    assert not Path((folder / "scratch").read_text()).exists()
+    assert left_behind(folder) == []
 
 
 def test_an_engine_that_is_not_installed_names_the_command(
