@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.control.microbatch import balanced_parts, dynamic_batches
+from areal_lab.control.microbatch import dynamic_batches
+from simulator.packing import FEWEST_LANES, balanced_ranks, lane_batches
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -102,10 +103,12 @@ def cut_within_budget(
     # One that fills the budget but for less than a unit takes it all.
     rounded = np.minimum(-(-sizes // unit), budget)
     dealt, per_lane = _dealt(rounded, ranks, minibatches)
-    ordered = rounded[dealt].tolist()
+    ordered = rounded[dealt]
+    if len(per_lane) >= FEWEST_LANES:
+        return _many_lanes(dealt, ordered, np.array(per_lane), budget, least)
     bounds = [0, *accumulate(per_lane)]
     lanes = [
-        dynamic_batches(ordered[start:end], max_tokens=budget, min_batches=least)
+        dynamic_batches(ordered[start:end].tolist(), max_tokens=budget, min_batches=least)
         for start, end in pairwise(bounds)
     ]
     return _lanes(dealt, per_lane, lanes)
@@ -165,8 +168,7 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
 def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
     """Sequences of each minibatch and rank, longest first, and how many each lane has.
 
-    Of one minibatch all ranks, then of the next. What comes sorted is soon sorted again: `control`
-    needs little time for that.
+    Of one minibatch all ranks, then of the next.
     """
     bounds = minibatch_bounds(len(sizes), minibatches)
     if bounds[1] < ranks:
@@ -178,9 +180,9 @@ def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[
     per_lane: list[int] = []
     for start, end in pairwise(bounds):
         longest_first = np.argsort(-sizes[start:end], kind="stable") + start
-        parts = balanced_parts(sizes[longest_first].tolist(), ranks)
-        dealt.append(longest_first[_joined(parts)])
-        per_lane += map(len, parts)
+        rank_of_each = balanced_ranks(sizes[longest_first], ranks)
+        dealt.append(longest_first[np.argsort(rank_of_each, kind="stable")])
+        per_lane += np.bincount(rank_of_each, minlength=ranks).tolist()
     return np.concatenate(dealt), per_lane
 
 
@@ -193,6 +195,24 @@ def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> L
         order=dealt[places],
         sequences=np.fromiter(map(len, batches), np.int64, len(batches)),
         micro_batches=np.fromiter(map(len, lanes), np.int64, len(lanes)),
+    )
+
+
+def _many_lanes(
+    dealt: Numbers, ordered: Numbers, per_lane: Numbers, budget: int, least: int
+) -> Lanes:
+    """Within a budget, all lanes at a time; `ordered` are the lengths of `dealt`."""
+    present = np.arange(per_lane.max()) < per_lane[:, None]
+    lengths = np.zeros(present.shape, np.int64)
+    lengths[present] = ordered
+    batches = lane_batches(lengths.T.copy(), max_tokens=budget, min_batches=least).T
+    micro_batches = np.where(present, batches, -1).max(axis=1) + 1
+    before = np.cumsum(micro_batches) - micro_batches
+    batch_of_each = (batches + before[:, None])[present]
+    return Lanes(
+        order=dealt[np.argsort(batch_of_each, kind="stable")],
+        sequences=np.bincount(batch_of_each),
+        micro_batches=micro_batches,
     )
 
 

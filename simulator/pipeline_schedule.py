@@ -38,40 +38,33 @@ def one_forward_one_backward_s(
         stages: of the pipeline; 1 has no bubble.
         hop_s: to send a micro-batch to the next stage, or its gradient back, [R, M].
     """
-    present_last = present.T
-    work = np.where(present_last, forward_s.T, 0.0), np.where(present_last, backward_s.T, 0.0)
+    there = present.T
+    forward, backward = (np.where(there, one.T, 0.0) for one in (forward_s, backward_s))
     if stages == 1:
-        return np.asarray((work[0] + work[1]).sum(axis=0))
-    pipelines, count = present.shape
+        return np.asarray((forward + backward).sum(axis=0))
+    count, pipelines = there.shape
+    slot, stage = np.ogrid[: 2 * count + 2 * stages - 2, :stages]
+    is_forward = (slot - stage) % 2 == 0
+    batch = np.where(is_forward, slot - stage, slot + stage + 1 - 2 * stages) // 2
     # Passes of micro-batches that are not there take no time and reach nobody.
-    forward, backward = (np.pad(one, ((stages, stages), (0, 0))) for one in work)
-    hop = np.pad(
-        np.where(present_last, hop_s.T, _NEVER),
-        ((stages, stages), (0, 0)),
-        constant_values=_NEVER,
-    )
+    batch = np.where((batch >= 0) & (batch < count), batch, count)
+    nobody = np.zeros((1, pipelines))
+    hop = np.concatenate([np.where(there, hop_s.T, _NEVER), nobody + _NEVER])[batch]
+    work = np.concatenate([forward, nobody, backward, nobody])
+    work = work[np.where(is_forward, batch, batch + count + 1)]
     free = np.zeros((stages, pipelines))
-    # When a stage's next micro-batch reaches it: row s + 1 is of stage s, from the one before for
-    # forward passes and from the one behind for backward passes.
-    ahead = np.full((stages + 2, pipelines), _NEVER)
-    behind = np.full((stages + 2, pipelines), _NEVER)
-    for slot in range(2 * count + 2 * stages - 2):
-        first = slot % 2  # stages first, first + 2, ... pass forward, the others back
-        chosen = (stages - first + 1) // 2
-        top = (slot - first) // 2 + stages
-        rows = slice(top, top - chosen, -1)
-        done = np.maximum(free[first::2], ahead[first + 1 : -1 : 2])
-        done += forward[rows]
-        free[first::2] = done
-        ahead[first + 2 :: 2] = done + hop[rows]
-        first = 1 - first
-        chosen = (stages - first + 1) // 2
-        top = (slot + first + 1) // 2
-        rows = slice(top, top + chosen)
-        done = np.maximum(free[first::2], behind[first + 1 : -1 : 2])
-        done += backward[rows]
-        free[first::2] = done
-        behind[first : first + 2 * chosen : 2] = done + hop[rows]
+    # When what a stage has done reaches its neighbors: row s + 1 is of stage s. Each is awaited in
+    # the very next slot: by the stage behind if it was a forward pass, else by the one before.
+    reached = np.full((stages + 2, pipelines), _NEVER)
+    neighbors = [
+        ((free[one::2], reached[one:stages:2]), (free[1 - one :: 2], reached[3 - one :: 2]))
+        for one in (0, 1)
+    ]
+    for number in range(len(work)):
+        for waits, message in neighbors[number % 2]:
+            np.maximum(waits, message, out=waits)
+        free += work[number]
+        np.add(free, hop[number], out=reached[1:-1])
     return np.asarray(free.max(axis=0))
 
 
