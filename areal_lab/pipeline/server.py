@@ -116,6 +116,10 @@ class Server:
                 VersionMismatch(f"{self.name} holds version {found}, but was given {expected}")
             )
 
+    async def engine_version(self) -> str:
+        """Version of its package."""
+        return await self._call(self.client.engine_version())
+
     async def spans(self, since: int) -> tuple[list[dict[str, Any]], int]:
         """What it did."""
         return await self._call(self.client.spans(since))

@@ -27,7 +27,7 @@ from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.pipeline.courier import Courier, Weights
 from areal_lab.pipeline.server import Server
-from areal_lab.pipeline.watch import Health, cause, watch
+from areal_lab.pipeline.watch import Health, cause, watch, while_it_answers
 
 MEND_PAUSE_S = 1.0
 """Before a server that could not be mended is tried again: what was in its way may be gone."""
@@ -100,10 +100,13 @@ class Servers:
         async def first(number: EngineId) -> None:
             server = self._server(number, await self.places[number].open())
             try:
-                if server.process is None:
-                    await self._bring_one(server)
-                else:
-                    await server.check_version(self.weights.version)
+                await while_it_answers(
+                    server,
+                    self.health,
+                    self._bring_one(server)
+                    if server.process is None
+                    else server.check_version(self.weights.version),
+                )
             except BaseException:
                 await server.close()
                 raise
@@ -117,10 +120,10 @@ class Servers:
             await self.close()
             raise
         self.alive = dict(sorted(self.alive.items()))
-        with suppress(EngineError):  # a server that says nothing about itself
-            self.engine_version = await next(iter(self.alive.values())).client.engine_version()
         for server in self.alive.values():
             self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
+        with suppress(EngineError):  # a server that says nothing about itself
+            self.engine_version = await next(iter(self.alive.values())).engine_version()
 
     async def close(self) -> None:
         """End what is ours."""
@@ -293,7 +296,7 @@ class Servers:
         try:
             async with self._weights_lock:
                 # Compares the version and the checksum that the server then reports.
-                await self._bring_one(server)
+                await while_it_answers(server, self.health, self._bring_one(server))
                 self._mending.discard(number)
                 self._awaited.discard(number)
                 self.alive[number] = server

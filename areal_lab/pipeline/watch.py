@@ -16,9 +16,10 @@ only silence for the whole of `timeout_s` counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
@@ -51,7 +52,7 @@ async def watch(
     """
     looks = (
         _until_dead(server),
-        _until_silent(server, health),
+        _until_lost_to_silence(server, health),
         _until_other_weights(server, health, check_weights),
     )
     try:
@@ -65,16 +66,23 @@ async def watch(
             raise  # else it is of a connection that was cut off
 
 
-async def until_silent(ready: Callable[[], Awaitable[bool]], health: Health) -> str:
-    """Ask again and again; return what is wrong once the server does not answer any more."""
-    while True:
-        await asyncio.sleep(health.interval_s)
-        try:
-            async with asyncio.timeout(health.timeout_s):
-                while not await ready():
-                    await asyncio.sleep(RETRY_S)
-        except TimeoutError:
-            return f"did not answer GET /ready for {health.timeout_s:g} s"
+async def while_it_answers(server: Server, health: Health, work: Coroutine[Any, Any, None]) -> None:
+    """`work` with a server that is not watched yet.
+
+    Raises:
+        EngineUnreachable: if it falls silent meanwhile.
+    """
+    working = asyncio.create_task(work)
+    listening = asyncio.create_task(_until_silent(server, health))
+    try:
+        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise listening.result()
+        working.result()
+    finally:
+        for task in (working, listening):
+            task.cancel()
+        await asyncio.gather(working, listening, return_exceptions=True)
 
 
 async def cause(server: Server, error: Exception) -> Exception:
@@ -92,9 +100,23 @@ async def _until_dead(server: Server) -> None:
         server.report_loss(server, await server.child.died())
 
 
-async def _until_silent(server: Server, health: Health) -> None:
-    what = await until_silent(server.client.ready, health)
-    server.report_loss(server, EngineUnreachable(f"{server.name} {what}"))
+async def _until_lost_to_silence(server: Server, health: Health) -> None:
+    server.report_loss(server, await _until_silent(server, health))
+
+
+async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
+    """Ask again and again; return what is wrong once the server does not answer any more."""
+    while True:
+        await asyncio.sleep(health.interval_s)
+        try:
+            async with asyncio.timeout(health.timeout_s):
+                while not await server.client.ready():
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            return EngineUnreachable(
+                f"{server.name} did not answer GET {server.client.api.ready.path} for "
+                f"{health.timeout_s:g} s (rollout.health_timeout_s)"
+            )
 
 
 async def _until_other_weights(

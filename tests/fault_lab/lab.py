@@ -4,7 +4,7 @@
     engine 1   the victim, of the backend that is tested; somebody else runs it, too (the lab),
                unless a case borrows it as if the run had started it
 
-In a `case` the trainer is a stand-in (`stand_in`); `whole_run` is the real thing, trainer and all.
+In a `case` the trainer is a stand-in (`stand_in`); `faults.hung_in_a_whole_run` has a real one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Patience:
 
 
 QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3), hangs_s=2.5)
-"""For the suite that is run all the time."""
+"""For an engine that computes little else and answers at once."""
 AS_SHIPPED = Patience(
     health=Health(
         interval_s=RolloutConfig.health_interval_s, timeout_s=RolloutConfig.health_timeout_s
@@ -193,8 +193,7 @@ class FaultLab:
         """What its owner does: see it dead, and start it again on its port, as the first time."""
         assert self.victim is not None, "it was borrowed and is gone"
         port = _port(self.victim)
-        await self.victim.child.stop(at_once=True)
-        await self.victim.stop()
+        await self.victim.stop(at_once=True)
         self.victim = await self.launch(VICTIM, self.backend, port)
         self._victim_pid = self.victim.child.pid
 

@@ -1,0 +1,92 @@
+"""The servers of a run, without a run: those that fall silent before anybody watches them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.pipeline.servers import Place, Servers
+from areal_lab.pipeline.watch import Health
+
+WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
+
+
+def servers(
+    answer: Callable[[], Awaitable[httpx.Response]],
+    bring: Callable[[], Awaitable[object]],
+    silent_s: float = 20.0,
+) -> Servers:
+    """One attached server, whose answers to every request and loading of weights are given."""
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        return await answer()
+
+    async def attached() -> EngineClient:
+        return EngineClient("http://engine", transport=httpx.MockTransport(handle))
+
+    async def load(_: EngineClient) -> Any:
+        return await bring()
+
+    return Servers(
+        places={0: Place(open=attached)},
+        health=Health(interval_s=0.01, timeout_s=silent_s),
+        max_restarts=0,
+        pause_mode=PauseMode.RETRACT,
+        weights=WEIGHTS,
+        courier=lambda *_: load,
+        note=print,
+    )
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_a_server_that_hangs_over_its_first_weights_is_not_waited_for() -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(servers(never, never, silent_s=0.02).start())
+    (error,) = raised.value.exceptions
+    assert isinstance(error, EngineUnreachable)
+    assert str(error) == (
+        "engine 0 (http://engine) did not answer GET /ready for 0.02 s (rollout.health_timeout_s)"
+    )
+
+
+def test_one_that_says_that_it_is_there_may_take_long() -> None:
+    async def scenario() -> None:
+        asked = 0
+        often = asyncio.Event()
+
+        async def answer() -> httpx.Response:
+            nonlocal asked
+            asked += 1
+            if asked == 5:
+                often.set()
+            return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+
+        one = servers(answer, often.wait)
+        await one.start()
+        assert list(one.alive) == [0]
+        assert one.engine_version == "1.2"
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
+    async def answer() -> httpx.Response:
+        return httpx.Response(200)
+
+    async def refuse() -> None:
+        raise EngineError("no room")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(servers(answer, refuse).start())
+    assert [str(error) for error in raised.value.exceptions] == ["no room"]
