@@ -22,7 +22,7 @@ from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.addresses import CannotAttach, check_addresses
-from areal_lab.engines.backends import backend_of
+from areal_lab.engines.backends import backend_of, transfer_refusal
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
@@ -166,13 +166,8 @@ def check_engines(config: TrainConfig) -> None:
 def check_transfer(config: TrainConfig) -> None:
     """The engines take weights the way they are to be sent."""
     backend = backend_of(engine_plan(config).backend)
-    transfer = config.rollout.transfer
-    if transfer not in backend.transfers:
-        why = f": {backend.transfers_why}" if backend.transfers_why else ""
-        raise ConfigError(
-            f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
-            f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
-        )
+    if (refusal := transfer_refusal(backend, config.rollout.transfer)) is not None:
+        raise ConfigError(refusal)
 
 
 def check_servers(config: TrainConfig) -> None:

@@ -236,6 +236,17 @@ INSTALLABLE: Final = tuple(name for name, backend in BACKENDS.items() if backend
 """Those that `areal-lab engine install` knows."""
 
 
+def transfer_refusal(backend: Backend, transfer: str) -> str | None:
+    """Why weights do not get into this server in this way, and what to set; None if they do."""
+    if transfer in backend.transfers:
+        return None
+    why = f": {backend.transfers_why}" if backend.transfers_why else ""
+    return (
+        f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
+        f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+    )
+
+
 def backend_of(name: str) -> Backend:
     """The backend of this name.
 

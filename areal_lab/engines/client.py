@@ -191,6 +191,10 @@ class EngineClient:
         # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
         return status == httpx.codes.OK or (status is not None and self._paused is not None)
 
+    async def engine_name(self) -> str:
+        """Which of `backends.BACKENDS` the server is."""
+        return self.api.engine_name(await self._connection.call(self.api.info))
+
     async def engine_version(self) -> str:
         """Version of the server's package."""
         return self.api.engine_version(await self._connection.call(self.api.info))

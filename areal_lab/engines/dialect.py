@@ -100,8 +100,10 @@ class Dialect:
     """Ask for a digest of the weights."""
     read_digest: Callable[[Answer], Digest | None]
     info: Call
+    engine_name: Callable[[Answer], str]
+    """Which of `backends.BACKENDS` the server is, from the answer to `info`."""
     engine_version: Callable[[Answer], str]
-    """Version of the server's package, from the answer to `info`."""
+    """Version of its package, from the same answer."""
     tells_interruptions: bool
     """Whether every message says which version it is from and how often the sample lost its
     cache."""

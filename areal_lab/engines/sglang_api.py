@@ -158,6 +158,7 @@ SGLANG: Final = Dialect(
     digest=post("/weights_checker", {"action": "checksum"}),
     read_digest=_read_digest,
     info=get("/server_info"),
+    engine_name=lambda answer: str(answer.get("engine", "sglang")),
     engine_version=lambda answer: str(answer.get("version", "")),
     tells_interruptions=True,
     ready=get("/ready"),

@@ -133,6 +133,7 @@ VLLM: Final = Dialect(
     digest=post("/weight_checker", {"action": "checksum"}),
     read_digest=_read_digest,
     info=get("/version"),
+    engine_name=lambda _: "vllm",
     engine_version=lambda answer: str(answer.get("version", "")),
     tells_interruptions=False,
     ready=get("/health"),

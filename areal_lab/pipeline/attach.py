@@ -1,6 +1,6 @@
 """Servers that somebody else runs: looked at first, given our weights, never stopped.
 
-    address --ready?--> speaks which dialect? --> serves a model like ours? --> EngineClient
+    address --ready?--> which dialect? a model like ours? weights this way? --> EngineClient
 
 Every error is one line that names the address and what to do.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.engines.addresses import CannotAttach
+from areal_lab.engines.backends import BACKENDS, transfer_refusal
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.probe import dialect_at
@@ -28,12 +29,21 @@ config.json."""
 
 
 async def attach(
-    address: str, model_path: Path, *, request_timeout_s: float, ready_timeout_s: float
+    address: str,
+    model_path: Path,
+    *,
+    request_timeout_s: float,
+    ready_timeout_s: float,
+    transfer: str = "folder",
 ) -> EngineClient:
     """A client of the server at `address`, when that is ready and serves a model like ours.
 
+    Args:
+        transfer: how it is to be given weights.
+
     Raises:
-        CannotAttach: in one line, if it is not ready in time or serves another model.
+        CannotAttach: in one line, if it is not ready in time, serves another model or does not take
+            weights in this way.
     """
     try:
         async with asyncio.timeout(ready_timeout_s):
@@ -48,6 +58,9 @@ async def attach(
     if (difference := model_difference(told, model_path)) is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} serves another model: {difference}")
+    if (refusal := transfer_refusal(BACKENDS[client.api.name], transfer)) is not None:
+        await client.close()
+        raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
     client.serves(model_path)
     return client
 

@@ -61,6 +61,7 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
         model_path,
         request_timeout_s=config.rollout.request_timeout_s,
         ready_timeout_s=config.rollout.ready_timeout_s,
+        transfer=config.rollout.transfer,
     )
 
 

@@ -183,7 +183,7 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         reward_before=before.problem_means if before else None,
         reward_after=after.problem_means if after else None,
         wall_s=time.time() - began_s,
-        backend=engine_plan(config).backend,
+        backend=live.servers.backend or engine_plan(config).backend,
         more={
             "engine_version": live.servers.engine_version,
             "seed": config.seed,

@@ -116,9 +116,10 @@ class Server:
                 VersionMismatch(f"{self.name} holds version {found}, but was given {expected}")
             )
 
-    async def engine_version(self) -> str:
-        """Version of its package."""
-        return await self._call(self.client.engine_version())
+    async def engine(self) -> tuple[str, str]:
+        """Which of `backends.BACKENDS` it is, and the version of its package."""
+        name = await self._call(self.client.engine_name())
+        return name, await self._call(self.client.engine_version())
 
     async def spans(self, since: int) -> tuple[list[dict[str, Any]], int]:
         """What it did."""

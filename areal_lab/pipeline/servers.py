@@ -65,8 +65,10 @@ class Servers:
     """Why that is so; before, why the last server was lost."""
     counts: Counter[str] = field(default_factory=Counter)
     """`engine_losses`, `engine_restarts`, `version_mismatches`."""
+    backend: str = ""
+    """What serves, as the first engine tells it: nobody need say it of servers that others run."""
     engine_version: str = ""
-    """Of the package that serves, as the first engine tells it."""
+    """Of its package."""
     _newest: Version = 0
     _mended: Counter[EngineId] = field(default_factory=Counter)
     _mending: set[EngineId] = field(default_factory=set)
@@ -123,7 +125,7 @@ class Servers:
         for server in self.alive.values():
             self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         with suppress(EngineError):  # a server that says nothing about itself
-            self.engine_version = await next(iter(self.alive.values())).engine_version()
+            self.backend, self.engine_version = await next(iter(self.alive.values())).engine()
 
     async def close(self) -> None:
         """End what is ours."""

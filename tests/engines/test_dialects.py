@@ -215,6 +215,8 @@ def test_versions_and_digests() -> None:
         with pytest.raises(VersionMismatch, match="'default'"):
             dialect.held_version({"weight_version": "default"})
         assert dialect.engine_version({"version": "1.2"}) == "1.2"
+        assert dialect.engine_name({"version": "1.2"}) == dialect.name
+    assert SGLANG.engine_name({"engine": "embedded"}) == "embedded"
     assert SGLANG.read_digest({"checksum": "xxh3_128:aa"}) == Digest("xxh3_128:aa")
     ranks = [{"per_gpu_checksum": "b", "checksums": {}}, {"per_gpu_checksum": "a"}]
     assert SGLANG.read_digest({"success": True, "ranks": ranks}) == Digest("a b")

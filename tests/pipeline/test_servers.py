@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from areal_lab.engines.addresses import CannotAttach
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.vllm_api import VLLM
+from areal_lab.pipeline import attach
 from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.watch import Health
 
@@ -74,7 +77,7 @@ def test_one_that_says_that_it_is_there_may_take_long() -> None:
         one = servers(answer, often.wait)
         await one.start()
         assert list(one.alive) == [0]
-        assert one.engine_version == "1.2"
+        assert (one.backend, one.engine_version) == ("sglang", "1.2")
         await one.close()
 
     asyncio.run(scenario())
@@ -90,3 +93,23 @@ def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(servers(answer, refuse).start())
     assert [str(error) for error in raised.value.exceptions] == ["no room"]
+
+
+def test_a_server_that_does_not_take_weights_that_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody need say what serves at an address, so it is known only then."""
+
+    async def found(*_: object) -> tuple[EngineClient, dict[str, Any]]:
+        return EngineClient("http://engine", api=VLLM), {}
+
+    monkeypatch.setattr(attach, "_when_ready", found)
+    attaching = attach.attach(
+        "http://engine",
+        tmp_path,
+        request_timeout_s=1,
+        ready_timeout_s=1,
+        transfer="distributed",
+    )
+    with pytest.raises(CannotAttach, match=r"vllm takes weights by folder only.*; set rollout\."):
+        asyncio.run(attaching)

@@ -193,6 +193,7 @@ def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab
 def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> None:
     async def scenario() -> None:
         assert await dialect_at(lab.engine.base_url) is lab.client.api
+        assert await lab.client.engine_name() == lab.engine.backend
         assert await lab.client.engine_version() == lab.engine.version
 
     lab.run(scenario())

@@ -25,6 +25,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from areal_lab.engines.backends import EMBEDDED
 from areal_lab.engines.embedded import wire
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
 from areal_lab.engines.embedded.received import add_transfer_routes
@@ -192,6 +193,7 @@ async def _until_done_or_gone(
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:
     return {
+        "engine": EMBEDDED.name,  # the others that speak this dialect do not say
         "version": version("areal_lab"),
         "weight_version": batcher.version,
         "running_requests": len(batcher.running),
