@@ -25,7 +25,7 @@ from areal_lab.control.activity import (
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.system import System, Timing
-from simulator.versions import Tally
+from simulator.versions import Decoded, tally
 
 if TYPE_CHECKING:
     from simulator.drive import Slot
@@ -198,19 +198,11 @@ class Book:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def batch(self, now_s: float, version: Version, groups: Iterable[Tally]) -> None:
-        """The trainer of `version` begins with these groups; their tokens have their lags now."""
+    def batch(self, now_s: float, version: Version, answers: Iterable[Decoded]) -> None:
+        """The trainer of `version` begins with these answers; their tokens have their lags now."""
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
-        heads: dict[Version, int] = {}
-        tails: dict[Version, int] = {}
-        tokens: dict[Version, int] = {}
-        several = 0
-        for group in groups:
-            _count(heads, group.heads)
-            _count(tails, group.tails)
-            _count(tokens, group.tokens)
-            several += group.several
+        heads, tails, tokens, several = tally(answers)
         samples = sum(heads.values())
         head_lags, tail_lags, token_lags = (
             {version - of: count for of, count in counts.items()}
@@ -282,11 +274,6 @@ def add_up(total: dict[str, float], more: Mapping[str, float]) -> None:
     """Add `more` to `total`, name by name."""
     for name, value in more.items():
         total[name] = total.get(name, 0.0) + value
-
-
-def _count(total: dict[Version, int], more: Mapping[Version, int]) -> None:
-    for version, count in more.items():
-        total[version] = total.get(version, 0) + count
 
 
 def _mean(lags: Mapping[int, int]) -> float:

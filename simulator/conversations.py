@@ -17,7 +17,7 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import GroupId, Version
 from simulator.system import Engine
-from simulator.versions import Tally, tally_of
+from simulator.versions import Decoded, decoded_alone
 
 
 class _Ended(NamedTuple):
@@ -25,9 +25,9 @@ class _Ended(NamedTuple):
     segments: tuple[Segments, ...]
 
     @property
-    def tally(self) -> Tally:
-        """Sums of the segments."""
-        return tally_of(self.segments)
+    def decoded(self) -> list[Decoded]:
+        """Each sample alone."""
+        return decoded_alone(self.segments)
 
 
 class _Sample:

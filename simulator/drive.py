@@ -17,6 +17,7 @@ goes on, so that an `Interrupt` that comes with a push is performed when the eng
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import assert_never
 
 import simpy
@@ -57,7 +58,7 @@ from simulator.pools import LOAD
 from simulator.recorder import Recorder, Write
 from simulator.system import Done, Engine, Process, System
 from simulator.trainer import Trainer
-from simulator.versions import Tally
+from simulator.versions import Decoded
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""
@@ -68,7 +69,7 @@ _CLOCK_ROUNDING = 1e-12
 class Flight:
     """A group from its start until it is trained on."""
 
-    __slots__ = ("begun_s", "done", "draws", "generated_s", "group", "slot", "tally")
+    __slots__ = ("begun_s", "decoded", "done", "draws", "generated_s", "group", "slot")
 
     def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
         self.group = group
@@ -77,7 +78,7 @@ class Flight:
         self.draws = draws
         self.generated_s = math.nan
         self.done: Done
-        self.tally: Tally
+        self.decoded: Sequence[Decoded]
 
 
 class Slot:
@@ -280,8 +281,10 @@ class Drive:
             times_s = (flight.begun_s, flight.generated_s, self.env.now)
             lengths = flight.draws.lengths
             self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
-        flight.tally = tally = done.tally
-        self.tell(GroupFinished(group, min(tally.heads), max(tally.tails)))
+        flight.decoded = decoded = done.decoded
+        heads = [one.stretches[0][0] for one in decoded]
+        tails = [one.stretches[-1][0] for one in decoded]
+        self.tell(GroupFinished(group, min(heads), max(tails)))
 
     def _drop(self, now_s: float, drop: Drop) -> None:
         group = drop.group

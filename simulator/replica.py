@@ -35,7 +35,7 @@ from simulator.decode_batch import DecodeBatch, StepCost
 from simulator.prefill_cost import causal_pairs
 from simulator.sequences import Cohort, Group, Queued
 from simulator.timesheet import RecordSpan, Timesheet
-from simulator.versions import Ended, Epoch, Segments, Tally, segments, tally
+from simulator.versions import Decoded, Ended, Epoch, Segments, decoded, segments
 
 IDLE = "idle"
 DECODE = "decode"
@@ -81,9 +81,9 @@ class GroupDone(NamedTuple):
         return segments(self.ended, self.lengths)
 
     @property
-    def tally(self) -> Tally:
-        """What a training batch needs to know of the segments."""
-        return tally(self.ended, self.lengths)
+    def decoded(self) -> list[Decoded]:
+        """The same, of answers that decoded together at once."""
+        return decoded(self.ended, self.lengths)
 
 
 class Replica:

@@ -22,7 +22,7 @@ from areal_lab.control.limits import Limits
 from simulator.gpu import GPU
 from simulator.timesheet import RecordSpan
 from simulator.training_timing import Sizes
-from simulator.versions import Tally
+from simulator.versions import Decoded
 
 
 class Done(Protocol):
@@ -39,8 +39,8 @@ class Done(Protocol):
         ...
 
     @property
-    def tally(self) -> Tally:
-        """Sums of these (`simulator.versions.tally_of`)."""
+    def decoded(self) -> Sequence[Decoded]:
+        """The same, of all samples that decoded together at once."""
         ...
 
 

@@ -6,6 +6,7 @@ Train --> (engines loaded) --> switch --> work --> (engines loaded) --> export -
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,8 @@ class Trainer:
         drive, env, system = self._drive, self._env, self._drive.system
         flights = [drive.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
-        drive.book.batch(env.now, train.version, [flight.tally for flight in flights])
+        answers = chain.from_iterable([flight.decoded for flight in flights])
+        drive.book.batch(env.now, train.version, answers)
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()

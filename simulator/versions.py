@@ -10,14 +10,19 @@ the next one and nobody knows the first, so those that no answer needs any more 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from areal_lab.control.events import Version
 
 Segments: TypeAlias = tuple[tuple[Version, int], ...]
 """(version, tokens generated under it), in order; neighbors have different versions."""
+Stretch: TypeAlias = tuple[Version, int, int]
+"""Version; the tokens that an answer has when it begins, and when the next one does."""
 
 
 class Epoch:
@@ -38,8 +43,16 @@ class Epoch:
         return self.following
 
 
+class Decoded(NamedTuple):
+    """Answers that decoded together, or one alone: how far which version brought them."""
+
+    lengths: Sequence[int]
+    stretches: Sequence[Stretch]
+    """The last one ends at the longest of the lengths, or later."""
+
+
 class Tally(NamedTuple):
-    """Answers of one group by version: all that a training batch needs to know of them."""
+    """Answers by version: all that is known of a training batch."""
 
     heads: Mapping[Version, int]
     """Answers by the version of their first token."""
@@ -72,7 +85,7 @@ def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, 
     """
     answers: dict[int, Segments] = {}
     for epoch, start_step, past, members in ended:
-        stretches = _stretches(epoch, start_step, past)
+        stretches = _stretches(epoch, start_step, past, max([lengths[one] for one in members]))
         for member in members:
             length = lengths[member]
             answers[member] = tuple(
@@ -85,69 +98,85 @@ def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, 
     return tuple([answers[member] for member in range(len(lengths))])
 
 
-def tally(ended: Iterable[Ended], lengths: Sequence[int]) -> Tally:
-    """The sums of `segments`, of the same arguments, in much less time."""
-    heads: dict[Version, int] = {}
-    tails: dict[Version, int] = {}
-    tokens: dict[Version, int] = {}
-    several = 0
+def decoded(ended: Iterable[Ended], lengths: Sequence[int]) -> list[Decoded]:
+    """The answers of one group, of the same arguments; quicker than their segments."""
+    found = []
     for epoch, start_step, past, members in ended:
-        count = len(members)
-        left = lengths if count == len(lengths) else [lengths[member] for member in members]
-        total = sum(left)
+        mine = lengths
+        if len(members) < len(lengths):
+            mine = [lengths[member] for member in members]
         if epoch.following is None and not past:
-            version = epoch.version
-            heads[version] = heads.get(version, 0) + count
-            tails[version] = tails.get(version, 0) + count
-            tokens[version] = tokens.get(version, 0) + total
-            continue
-        stretches = _stretches(epoch, start_step, past)
-        version = stretches[0][0]
-        heads[version] = heads.get(version, 0) + count
-        first_end = stretches[0][2]
-        for version, before, end in stretches:
-            left = [length for length in left if length > end]
-            longer, longer_total = len(left), sum(left)
-            inside = total - longer_total - (count - longer) * before + longer * (end - before)
-            tokens[version] = tokens.get(version, 0) + inside
-            if longer < count:
-                tails[version] = tails.get(version, 0) + count - longer
-            if end == first_end:
-                several += longer
-            if not longer:
-                break
-            count, total = longer, longer_total
-    return Tally(heads, tails, tokens, several)
+            found.append(Decoded(mine, ((epoch.version, 0, _NO_END),)))
+        else:
+            found.append(Decoded(mine, _stretches(epoch, start_step, past, max(mine))))
+    return found
 
 
-def tally_of(answers: Iterable[Segments]) -> Tally:
-    """The tally of answers whose segments are known."""
-    heads: Counter[Version] = Counter()
-    tails: Counter[Version] = Counter()
-    tokens: Counter[Version] = Counter()
-    several = 0
+def decoded_alone(answers: Iterable[Segments]) -> list[Decoded]:
+    """Answers whose segments are known."""
+    found = []
     for answer in answers:
-        heads[answer[0][0]] += 1
-        tails[answer[-1][0]] += 1
-        several += len(answer) > 1
-        for version, count in answer:
-            tokens[version] += count
-    return Tally(heads, tails, tokens, several)
+        ends = [*accumulate([tokens for _, tokens in answer])]
+        stretches = [
+            (version, end - tokens, end)
+            for (version, tokens), end in zip(answer, ends, strict=True)
+        ]
+        found.append(Decoded(ends[-1:], stretches))
+    return found
+
+
+def tally(batch: Iterable[Decoded]) -> Tally:
+    """The answers of a training batch by version; all at a time, as there are thousands."""
+    lengths_of, stretches_of = zip(*batch, strict=True)
+    answers = np.fromiter(map(len, lengths_of), np.int64, len(lengths_of))
+    count = np.fromiter(map(len, stretches_of), np.int64, len(stretches_of))
+    lengths = np.fromiter(chain.from_iterable(lengths_of), np.int64, int(answers.sum()))
+    stretches = np.fromiter(
+        chain.from_iterable(chain.from_iterable(stretches_of)), np.int64, 3 * int(count.sum())
+    )
+    version, end = stretches[::3], stretches[2::3]
+    # One row for each stretch, of all answers that may have tokens in it.
+    width = np.repeat(answers, count)
+    starts = np.cumsum(width) - width
+    offset = np.repeat(np.cumsum(answers) - answers, count) - starts
+    length = lengths[np.arange(int(width.sum())) + np.repeat(offset, width)]
+    end = np.repeat(end, width)
+    until = np.add.reduceat(np.minimum(length, end), starts)
+    longer = np.add.reduceat(length > end, starts, dtype=np.int64)
+    # A stretch begins where the one before has ended.
+    first = np.cumsum(count) - count
+    before, reached = np.roll(until, 1), np.roll(longer, 1)
+    before[first], reached[first] = 0, answers
+    heads = np.zeros_like(width)
+    heads[first] = answers
+    return Tally(
+        heads=_by_version(version, heads),
+        tails=_by_version(version, reached - longer),
+        tokens=_by_version(version, until - before),
+        several=int(longer[first].sum()),
+    )
+
+
+def _by_version(versions: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[Version, int]:
+    oldest = int(versions.min())
+    sums = np.zeros(int(versions.max()) - oldest + 1, np.int64)
+    np.add.at(sums, versions - oldest, counts)
+    return {oldest + place: count for place, count in enumerate(sums.tolist()) if count}
 
 
 _NO_END = 1 << 62
 """Tokens at which the newest weights end."""
 
 
-def _stretches(epoch: Epoch, start_step: int, past: Segments) -> list[tuple[Version, int, int]]:
-    """Version, and the tokens that an answer has when it begins and when the next one does."""
-    stretches: list[tuple[Version, int, int]] = []
+def _stretches(epoch: Epoch, start_step: int, past: Segments, longest: int) -> list[Stretch]:
+    """Of answers of at most so many tokens."""
+    stretches: list[Stretch] = []
     done = 0
     for version, tokens in past:
         stretches.append((version, done, done + tokens))
         done += tokens
     this: Epoch | None = epoch
-    while this is not None:
+    while this is not None and done < longest:
         version, this = this.version, this.following
         until = _NO_END if this is None else this.first_step - start_step
         if until > done:

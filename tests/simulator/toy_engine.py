@@ -15,7 +15,7 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from simulator.system import MakeEngine
 from simulator.timesheet import RecordSpan
-from simulator.versions import Tally, tally_of
+from simulator.versions import Decoded, decoded_alone
 
 
 class GroupDone(NamedTuple):
@@ -24,8 +24,8 @@ class GroupDone(NamedTuple):
     segments: tuple[Segments, ...]
 
     @property
-    def tally(self) -> Tally:
-        return tally_of(self.segments)
+    def decoded(self) -> list[Decoded]:
+        return decoded_alone(self.segments)
 
 
 @dataclass(eq=False)
