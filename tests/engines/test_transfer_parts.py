@@ -9,8 +9,10 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from areal_lab.engines.transfer.checks import difference, sglang_checksums
 from areal_lab.engines.transfer.push import Pusher
+from areal_lab.engines.transfer.records import EngineTarget
 from areal_lab.engines.transfer.serialize import (
     UnsafePayload,
     chunks,
@@ -187,3 +190,49 @@ def test_two_versions_are_held_where_an_engine_may_return() -> None:
     assert {v: e.tensors["a"][0].item() for v, e in pusher._held.items()} == {2: 2.0, 3: 3.0}
     pusher.push(2, [], flush_cache=True)
     pusher.close()
+
+
+# --- to whom ---
+
+
+class Divided(BaseHTTPRequestHandler):
+    """A server of two ranks that somebody else runs; it notes what it is sent."""
+
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:
+        self.answer({"weight_version": "3", "tp_size": 2, "device": "cuda"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/update_weights_from_tensor":
+            self.bodies.append(json.loads(body))
+        self.answer({"success": True, "ranks": []})
+
+    def answer(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_each_rank_of_a_server_gets_the_tensors_however_it_is_divided() -> None:
+    """SGLang's ranks take theirs by number, and a server with one too few ends."""
+    pusher = Pusher(TensorSender(), timeout_s=20)
+    pusher.hold({"a": torch.ones(3)}, 3, dtype=torch.float32)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Divided) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        target = EngineTarget(f"http://127.0.0.1:{server.server_port}")
+        outcome = pusher.push(3, [target], flush_cache=True)
+        server.shutdown()
+        thread.join()
+    assert outcome.failures == ()
+    (body,) = Divided.bodies
+    first, second = body["serialized_named_tensors"]
+    assert first == second
+    assert torch.equal(decode(first)["a"], torch.ones(3))

@@ -52,11 +52,14 @@ class EngineLink:
         """
         self.base_url = target.base_url
         self.ranks = target.ranks
+        """As the engine says, if it does, once the update is open."""
         self.timeout_s = timeout_s
         self.version_before = ""
         """What the engine said it held when the update was opened."""
         self._version = version
         self._has_sessions = True
+        self._computes_on_a_cpu = False
+        """Whether its checksums are those of `checks`; a GPU has a hash of its own."""
         self._http = httpx.Client(
             base_url=target.base_url,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
@@ -79,6 +82,10 @@ class EngineLink:
     def open_update(self) -> None:
         """Begin an update; one that a failed transfer left open is ended first."""
         self.version_before = self._version_told(Phase.OPEN)
+        # A server that somebody else runs may be divided in any way, and dies of a part too few.
+        told = self._object(Phase.OPEN, "GET", "/server_info", None)
+        self.ranks = int(told.get("tp_size") or self.ranks)
+        self._computes_on_a_cpu = told.get("device") == "cpu"
         answer = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
         if answer.status_code == httpx.codes.NOT_FOUND:
             self._has_sessions = False  # SGLang before 0.5.21
@@ -114,7 +121,7 @@ class EngineLink:
         if "checksum" in answer:
             if answer["checksum"] != expected.checksum:
                 wrong = f"sent checksum {expected.checksum}, it holds {answer['checksum']}"
-        elif self._computes_on_a_cpu():
+        elif self._computes_on_a_cpu:
             wrong = difference(expected.sglang_checksums, answer)
         if wrong is not None:
             raise self.failure(Phase.VERIFY, "mismatch", wrong)
@@ -127,10 +134,6 @@ class EngineLink:
 
     def _version_told(self, phase: Phase) -> str:
         return str(self._object(phase, "GET", "/model_info", None).get("weight_version"))
-
-    def _computes_on_a_cpu(self) -> bool:
-        """Whether its checksums are those of `checks`; a GPU has a hash of its own."""
-        return self._object(Phase.VERIFY, "GET", "/server_info", None).get("device") == "cpu"
 
     def _object(
         self, phase: Phase, method: str, path: str, content: bytes | None
