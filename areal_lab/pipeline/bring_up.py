@@ -8,6 +8,7 @@ One after the other, each named while it is waited for.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
@@ -88,20 +89,24 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
         ),
         log_path=folder.log("trainer"),
     )
-    weights = trainer.ready.weights
+    folder_of_first = trainer.ready.weights
+    weights = trainer.ready.in_memory or folder_of_first
+    live: LiveRun | None = None
     display.phase(
         f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
         f"{trainer.ready.compute_dtype}; waiting for {count_engines(config)} engine(s)"
     )
 
     def on_push(push: Pushed) -> None:
+        if live is None:
+            return  # the first weights, into servers that were running
         span = push.span
         live.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
     courier = courier_from(trainer, ranks=ranks, pushed=on_push)
     servers = Servers(
-        places=engine_places(config, folder, weights, model_path, threads.engine),
+        places=engine_places(config, folder, folder_of_first, model_path, threads.engine),
         health=Health(
             interval_s=config.rollout.health_interval_s, timeout_s=config.rollout.health_timeout_s
         ),
@@ -114,6 +119,8 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
+    if weights is not folder_of_first:
+        await to_thread(shutil.rmtree, folder_of_first.path, ignore_errors=True)
     rewards = await fleet.stack.enter_async_context(
         RewardService(
             task.reward_fn,

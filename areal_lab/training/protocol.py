@@ -36,6 +36,9 @@ class TrainerReady:
     """The model is loaded; `weights` is version 0 (or the recovered one), exported for engines."""
 
     weights: WeightsFolder
+    """What engines are started with."""
+    in_memory: WeightsInMemory | None
+    """The same, to be sent to engines that others have started; None if those read folders."""
     parameters: int
     compute_dtype: str
     device: str

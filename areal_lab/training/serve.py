@@ -62,6 +62,7 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
         start_pushing(push_pipe, pusher)
     ready = TrainerReady(
         weights=write_folder(learner, version),
+        in_memory=None if pusher is None else hold(learner, version, pusher),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
         device=settings.device,
@@ -118,8 +119,11 @@ def export(
     learner: Learner, version: Version, pusher: Pusher | None
 ) -> WeightsFolder | WeightsInMemory:
     """The weights where the run's way of transfer takes them from."""
-    if pusher is None:
-        return write_folder(learner, version)
+    return write_folder(learner, version) if pusher is None else hold(learner, version, pusher)
+
+
+def hold(learner: Learner, version: Version, pusher: Pusher) -> WeightsInMemory:
+    """The weights in this process's memory, in the engines' compute type."""
     tensors = tied_once(learner.model)
     return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
 
