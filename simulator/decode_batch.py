@@ -26,9 +26,9 @@ from typing import Protocol, TypeAlias
 from simulator.sequences import NO_START, Cohort, Group
 from simulator.versions import Epoch, Segments
 
-_MOST_STEPS = 1 << 17
+_MOST_STEPS = 1 << 19
 """Before steps are counted anew. Python is half as fast with integers of 2**30 and more; times the
-sequences of a batch, and in front of a slot, this stays below.
+256 sequences of a large batch, and in front of a slot of it, this stays below.
 """
 _ROUNDING = 1e-6
 """Share of a step by which a moment may miss the end of a step and still be it: times are sums of

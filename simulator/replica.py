@@ -153,6 +153,7 @@ class Replica:
         self._read_tokens = 0
         self._read_pairs = 0
         self._read_again = 0  # tokens, for sequences that were preempted
+        self._last_read, self._last_read_s = (0, 0), 0.0  # tokens and pairs of the last prefill
         self._paused = False
         self._stopped: tuple[str, float] | None = None  # what is left of a prefill, while paused
 
@@ -478,7 +479,10 @@ class Replica:
         if self._read_tokens:
             again = self._read_again == self._read_tokens
             self._timesheet.begin(RECOMPUTE if again else PREFILL, time_s)
-            batch.time_s = time_s + self._cost.seconds(self._read_tokens, self._read_pairs)
+            read = (self._read_tokens, self._read_pairs)
+            if read != self._last_read:  # most often one prompt, and all are of one length
+                self._last_read, self._last_read_s = read, self._cost.seconds(*read)
+            batch.time_s = time_s + self._last_read_s
             self._reading = True
         elif self._timesheet.activity != DECODE:
             self._timesheet.begin(DECODE, time_s)

@@ -169,7 +169,7 @@ def obey(engine: Replica, command: Command) -> list[Any]:
 LOOKS = st.sampled_from(["commands", "changes", "everything"])
 
 
-@given(COSTS, SIZES, commands(), LOOKS, st.sampled_from([5, 1 << 17]))
+@given(COSTS, SIZES, commands(), LOOKS, st.sampled_from([5, 1 << 19]))
 @settings(max_examples=300, deadline=None)
 def test_the_replica_equals_its_slow_twin(
     costs: Costs, sizes: dict[str, Any], wanted: list[Command], looks: str, most_steps: int
