@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,10 +27,12 @@ from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.environments import engine_version, environment, python_of
-from areal_lab.engines.leftovers import Segments, group_lives, remove_segments
+from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
+from areal_lab.engines.owned_folders import remove_owned_folder
 from areal_lab.engines.probe import DIALECTS
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.scratch import Scratch
 from areal_lab.model_facts import cache_room
 from areal_lab.processes import Child, ChildDied, last_lines, start_command
 from areal_lab.processor import native_bfloat16
@@ -64,14 +64,12 @@ class EngineProcess:
     backend: str = "embedded"
     version: str = ""
     """Of the engine's package."""
-    _scratch: Path | None = field(default=None, repr=False)
-    _segments: Segments = field(default_factory=Segments, repr=False)
-    """Its shared memory."""
+    _scratch: Scratch | None = field(default=None, repr=False)
 
     def look(self) -> None:
         """Note what it maps now, so that it is removed even if the server is dead by then."""
         if self._scratch is not None:
-            self._segments.look(self.child.pid)
+            self._scratch.look(self.child.pid)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Close the connection, end the process, remove what it leaves behind. Idempotent.
@@ -88,8 +86,7 @@ class EngineProcess:
             await self.child.stop(at_once=at_once or self._scratch is not None)
         if self._scratch is not None:
             await _until_gone(self.child.pid)
-            remove_segments(self._segments.found, self.child.pid)
-            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+            await asyncio.to_thread(self._scratch.remove, self.child.pid)
 
 
 async def launch_engine(
@@ -239,8 +236,7 @@ async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
 async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
     name = f"engine {start.index}"
     logged = start.log_path.stat().st_size if start.log_path.exists() else 0
-    segments = Segments()
-    with bind(options.port, options.host) as reservation, _scratch_folder(start.backend) as scratch:
+    with bind(options.port, options.host) as reservation, _scratch_of(start.backend) as scratch:
         options = replace(options, port=reservation.getsockname()[1])
         hand_over = start.backend is EMBEDDED
         child = await start_command(
@@ -249,7 +245,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             + (["--socket-fd", str(reservation.fileno())] if hand_over else []),
             log_path=start.log_path,
             environment=server_environment(start.backend, start.python, options, start.index)
-            | ({} if scratch is None else {"TMPDIR": str(scratch), SCRATCH: str(scratch)}),
+            | ({} if scratch is None else dict.fromkeys(("TMPDIR", SCRATCH), str(scratch.folder))),
             pass_fds=(reservation.fileno(),) if hand_over else (),
         )
         # 0.0.0.0 is every address of this machine, and none to call.
@@ -265,7 +261,6 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             backend=start.backend.name,
             version=start.version,
             _scratch=scratch,
-            _segments=segments,
         )
         try:
             async with asyncio.timeout(start.ready_timeout_s):
@@ -391,16 +386,16 @@ def _says_in_use(log_path: Path, since: int) -> bool:
 
 
 @contextmanager
-def _scratch_folder(backend: Backend) -> Iterator[Path | None]:
-    """A folder for what a server leaves in the temporary folder; removed here only on an error."""
+def _scratch_of(backend: Backend) -> Iterator[Scratch | None]:
+    """For what a server would leave behind; removed here only on an error."""
     if not backend.own_environment:
         yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="areal_lab-"))
+    scratch = Scratch.make()
     try:
-        yield folder
+        yield scratch
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_owned_folder(scratch.folder)
         raise
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class Segments:
     found: set[Path] = field(default_factory=set)
     _before: frozenset[Path] = field(default_factory=lambda: frozenset(_files().values()))
 
-    def look(self, group: int) -> None:
-        """Add what is new; costs next to nothing if nothing is."""
+    def look(self, group: int) -> bool:
+        """Add what is new, and say whether anything is; costs next to nothing if nothing is."""
         new = set(_files().values()) - self._before - self.found
-        if new:
-            self.found.update(new & shared_segments(group))
+        its_own = new & shared_segments(group) if new else new
+        self.found.update(its_own)
+        return bool(its_own)
 
 
 def shared_segments(group: int) -> frozenset[Path]:
@@ -84,9 +85,9 @@ def _group(process: int) -> int | None:
 
 def _files() -> dict[int, Path]:
     """Files, not folders, directly in shared memory, by inode."""
-    if not _SHARED_MEMORY.is_dir():
+    if not SHARED_MEMORY.is_dir():
         return {}
-    with os.scandir(_SHARED_MEMORY) as entries:
+    with os.scandir(SHARED_MEMORY) as entries:
         return {e.inode(): Path(e.path) for e in entries if e.is_file(follow_symlinks=False)}
 
 
@@ -97,5 +98,5 @@ def _segments(process: int, files: dict[int, Path]) -> set[Path]:
     except OSError:
         return set()
     # address permissions offset device inode path
-    lines = (line.split() for line in maps.splitlines() if f" {_SHARED_MEMORY}/" in line)
+    lines = (line.split() for line in maps.splitlines() if f" {SHARED_MEMORY}/" in line)
     return {files[inode] for line in lines if (inode := int(line[4])) in files}

@@ -25,6 +25,7 @@ from areal_lab.engines.backends import EMBEDDED, SGLANG, Backend, ServerOptions
 from areal_lab.engines.launch import EngineProcess, PortTaken, Start, bind, start_server
 from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, who_listens
+from areal_lab.engines.scratch import Scratch
 from areal_lab.processes import ChildDied
 
 BOUND_S = 20.0
@@ -334,6 +335,18 @@ def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
     assert poll.poll(BOUND_S * 1000)
     os.close(pidfd)
     assert left_behind(folder) == []
+
+
+def test_what_both_leave_that_are_killed_at_once_goes_with_the_next_start(folder: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(folder), str(Path.cwd())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        os.killpg(int(parent.stdout.readline()), signal.SIGKILL)  # the parent waits for a signal
+        parent.kill()
+    assert len(left_behind(folder)) == 3
+    next_one = Scratch.make()
+    assert left_behind(folder) == []
+    next_one.remove(group=0)
 
 
 def test_an_engine_that_is_not_installed_names_the_command(

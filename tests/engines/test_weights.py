@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from areal_lab.engines import weights as weights_module
 from areal_lab.engines import weights_root
+from areal_lab.engines.owned_folders import remove_abandoned_folders
 from areal_lab.engines.weights import (
     CorruptWeights,
     checksum,
@@ -26,7 +27,6 @@ from areal_lab.engines.weights import (
 )
 from areal_lab.engines.weights_root import (
     choose_weights_root,
-    remove_abandoned_roots,
     remove_weights_root,
 )
 from tests.engines.tiny import tiny_model
@@ -188,7 +188,7 @@ def test_roots_of_the_dead_go_and_those_of_the_living_stay(memory: Path) -> None
     assert not (memory / other("ends normally")).exists()
     dead = memory / other("killed")
     assert (dead / "weights").exists()
-    remove_abandoned_roots(memory)
+    remove_abandoned_folders(memory)
     assert not dead.exists()
     assert mine.exists()
     remove_weights_root(mine)

@@ -1,0 +1,55 @@
+"""The temporary folder of a server, with a list of the shared memory that is to go with it.
+
+start --> folder, and whatever the server maps is listed in it --> stop: both go
+this process is killed     the server removes both (`in_engine`)
+both are killed at once    the next start of a server does
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from areal_lab.engines.leftovers import SHARED_MEMORY, Segments, remove_segments
+from areal_lab.engines.owned_folders import (
+    make_owned_folder,
+    remove_abandoned_folders,
+    remove_owned_folder,
+)
+
+_LIST = "shared_memory"
+_NO_GROUP = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What is to be removed after a server."""
+
+    folder: Path
+    _segments: Segments = field(default_factory=Segments)
+
+    @staticmethod
+    def make() -> Scratch:
+        """Before a server is started."""
+        place = Path(tempfile.gettempdir())
+        remove_abandoned_folders(place, _remove_listed)
+        return Scratch(make_owned_folder(place, mode=0o700))
+
+    def look(self, group: int) -> None:
+        """Note what the processes of the server map now: once they are dead nobody can tell."""
+        if self._segments.look(group):
+            (self.folder / _LIST).write_text("\n".join(map(str, self._segments.found)))
+
+    def remove(self, group: int) -> None:
+        """When the processes of the server have ended. Idempotent."""
+        remove_segments(self._segments.found, group)
+        remove_owned_folder(self.folder)
+
+
+def _remove_listed(folder: Path) -> None:
+    try:
+        listed = map(Path, (folder / _LIST).read_text().splitlines())
+    except OSError:
+        return  # its server had none
+    remove_segments([one for one in listed if one.parent == SHARED_MEMORY], _NO_GROUP)
