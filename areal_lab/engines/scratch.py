@@ -7,6 +7,7 @@ both are killed at once    the next start of a server does
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from areal_lab.engines.owned_folders import (
 
 _LIST = "shared_memory"
 _NO_GROUP = 0
+"""Whatever any process maps stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class Scratch:
         """Before a server is started."""
         place = Path(tempfile.gettempdir())
         remove_abandoned_folders(place, _remove_listed)
-        return Scratch(make_owned_folder(place, mode=0o700))
+        scratch = Scratch(make_owned_folder(place, mode=0o700))
+        # Of a server that was killed, and whose stop was cancelled before it came to this.
+        atexit.register(scratch.remove, _NO_GROUP)
+        return scratch
 
     def look(self, group: int) -> None:
         """Note what the processes of the server map now: once they are dead nobody can tell."""

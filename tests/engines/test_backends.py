@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of
-from areal_lab.engines.launch import server_command, server_environment
+from areal_lab.engines.options import server_command, server_environment
 from areal_lab.model_facts import CACHE_BYTES, cache_room
 
 OPTIONS = ServerOptions(
@@ -61,7 +61,7 @@ def test_each_server_is_told_the_same_in_its_words(name: str, flags: dict[str, s
 def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("areal_lab.engines.launch.visible_gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr("areal_lab.engines.options.visible_gpus", lambda: ("0", "1", "2"))
     on_cpu, on_gpu = OPTIONS, replace(OPTIONS, build="gpu", tensor_parallel=2)
     sglang = BACKENDS["sglang"]
     assert server_environment(sglang, PYTHON, on_cpu)["PYTHONPATH"] == str(SHIM)

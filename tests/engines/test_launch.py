@@ -21,10 +21,11 @@ import httpx
 import pytest
 
 from areal_lab.engines import launch
-from areal_lab.engines.backends import EMBEDDED, SGLANG, Backend, ServerOptions
+from areal_lab.engines.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
 from areal_lab.engines.launch import EngineProcess, PortTaken, Start, bind, start_server
 from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, who_listens
+from areal_lab.engines.options import server_command, server_options
 from areal_lab.engines.scratch import Scratch
 from areal_lab.processes import ChildDied
 
@@ -310,7 +311,7 @@ def test_a_reserved_port_is_nobody_elses_and_can_be_served() -> None:
 
 
 PARENT = """
-import asyncio, signal, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tests.engines.test_launch import start
@@ -318,14 +319,19 @@ from tests.engines.test_launch import start
 async def main():
     engine = await start(Path(sys.argv[1]))
     print(engine.child.pid, flush=True)
-    signal.pause()
+    if sys.argv[3] == "waits":
+        signal.pause()
+    os.killpg(engine.child.pid, signal.SIGKILL)
 
 asyncio.run(main())
 """
 
 
+COMMAND = [sys.executable, "-c", PARENT]
+
+
 def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
-    command = [sys.executable, "-c", PARENT, str(folder), str(Path.cwd())]
+    command = [*COMMAND, str(folder), str(Path.cwd()), "waits"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pidfd = os.pidfd_open(int(parent.stdout.readline()))
@@ -338,7 +344,7 @@ def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
 
 
 def test_what_both_leave_that_are_killed_at_once_goes_with_the_next_start(folder: Path) -> None:
-    command = [sys.executable, "-c", PARENT, str(folder), str(Path.cwd())]
+    command = [*COMMAND, str(folder), str(Path.cwd()), "waits"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         os.killpg(int(parent.stdout.readline()), signal.SIGKILL)  # the parent waits for a signal
@@ -349,13 +355,21 @@ def test_what_both_leave_that_are_killed_at_once_goes_with_the_next_start(folder
     next_one.remove(group=0)
 
 
+def test_nor_does_one_that_was_killed_by_a_parent_that_ended_before_it_was_stopped(
+    folder: Path,
+) -> None:
+    subprocess.run([*COMMAND, str(folder), str(Path.cwd()), "ends"], check=True)
+    assert (folder / "semaphore").exists()
+    assert left_behind(folder) == []
+
+
 def test_an_engine_that_is_not_installed_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
     with pytest.raises(ValueError, match=r"not installed .*; run: areal-lab engine install vllm"):
-        launch.server_options(
-            launch.backend_of("vllm"),
+        server_options(
+            VLLM,
             model=tmp_path,
             version="0",
             port=0,
@@ -368,5 +382,5 @@ def test_an_engine_that_is_not_installed_names_the_command(
 
 def test_the_embedded_engine_runs_in_our_own_python() -> None:
     options = ServerOptions(model=Path("/m"), port=1)
-    command = launch.server_command(EMBEDDED, Path("/bin/python"), options)
+    command = server_command(EMBEDDED, Path("/bin/python"), options)
     assert command[:3] == ["/bin/python", "-m", "areal_lab.engines.embedded.server"]

@@ -25,7 +25,7 @@ from areal_lab.control.events import (
     StartGroup,
 )
 from areal_lab.engines.client import EngineClient, EngineError, VersionMismatch
-from areal_lab.engines.launch import HOST
+from areal_lab.engines.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.reports import StepReport

@@ -1,0 +1,114 @@
+"""What a server is started with on this machine: its options, command line and variables.
+
+    a run's wishes --server_options--> ServerOptions --server_command, server_environment--> child
+
+What cannot be started here as it is asked for is refused in one line, with the mend.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+from areal_lab.devices import share_of, visible_gpus
+from areal_lab.engines.backends import Backend, ServerOptions
+from areal_lab.engines.environments import environment
+from areal_lab.model_facts import cache_room
+from areal_lab.processor import native_bfloat16
+
+HOST: Final = "127.0.0.1"
+_IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
+
+
+def server_options(
+    backend: Backend,
+    *,
+    model: Path,
+    version: str,
+    port: int,
+    threads: int,
+    dtype: str,
+    max_running_requests: int,
+    context_length: int | None,
+    tensor_parallel: int = 1,
+    host: str = HOST,
+    tokenizer: bool = False,
+    extra: tuple[str, ...] = (),
+) -> ServerOptions:
+    """The options of a server on this machine: type, cache and build are chosen here.
+
+    Raises:
+        ValueError: in one line, if the engine cannot be started here as it is asked for.
+    """
+    found = environment(backend.name)
+    if not found.condition.usable:
+        raise ValueError(
+            f"engine {backend.name} is {found.condition} (looked in {found.folder}); "
+            f"run: areal-lab engine install {backend.name}"
+        )
+    if found.build == "gpu" and not visible_gpus():
+        raise ValueError(
+            f"engine {backend.name} is installed for GPUs, but none is visible; "
+            f"run: areal-lab engine install {backend.name} --build cpu"
+        )
+    if tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
+        raise ValueError(
+            f"engine {backend.name} with tensor parallel {tensor_parallel} needs the GPU build of "
+            "an engine that has it (sglang, vllm); use 1"
+        )
+    room = cache_room(
+        model,
+        dtype=(resolved := _resolve(dtype, found.build)),
+        sequences=max_running_requests,
+        context_tokens=context_length,
+    )
+    return ServerOptions(
+        model=model,
+        version=version,
+        host=host,
+        port=port,
+        threads=threads,
+        dtype=resolved,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        cache_tokens=room.tokens,
+        cache_bytes=room.bytes,
+        tensor_parallel=tensor_parallel,
+        build=found.build,
+        tokenizer=tokenizer,
+        extra=extra,
+    )
+
+
+def server_command(backend: Backend, python: Path, options: ServerOptions) -> list[str]:
+    """The command line of a server that ends with its parent."""
+    arguments = backend.arguments(options)
+    if not backend.own_environment:
+        return [str(python), "-m", backend.module, *arguments]
+    return [str(python), "-P", str(_IN_ENGINE), backend.module, *arguments]
+
+
+def server_environment(
+    backend: Backend, python: Path, options: ServerOptions, index: int = 0
+) -> dict[str, str]:
+    """Variables on top of this process's own."""
+    variables = backend.environment(options)
+    if backend.own_environment:
+        # What our own environment puts on the module path is nothing to the engine's.
+        variables.setdefault("PYTHONPATH", "")
+        variables["PATH"] = os.pathsep.join((str(python.parent), os.environ.get("PATH", "")))
+    if options.build == "gpu":
+        share = share_of(index, options.tensor_parallel, visible_gpus())
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+    return variables
+
+
+def _resolve(dtype: str, build: str) -> Literal["float32", "bfloat16"]:
+    """`auto` is bfloat16 where the device computes in it, as for the trainer."""
+    match dtype:
+        case "float32" | "bfloat16":
+            return dtype
+        case "auto":
+            return "bfloat16" if build == "gpu" or native_bfloat16() else "float32"
+    raise ValueError(f"dtype is {dtype!r}, but must be auto, float32 or bfloat16")
