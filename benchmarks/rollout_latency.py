@@ -9,10 +9,11 @@ send them from there; here this process stands for the trainer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -162,16 +163,32 @@ async def first_token_s(
 
     ear.told = look
     try:
-        await under_way.wait()
+        await _unless_ended(running, under_way.wait())
         ear.expect(version, clock())
         await client.pause(mode)
         await bring()
         ear.brought()
         await client.resume()
-        await ear.arrived()
+        await _unless_ended(running, ear.arrived())
         await client.abort(names)
         await running
     finally:
         ear.told = lambda: None
         running.cancel()
     return ear.first_s[-1]
+
+
+async def _unless_ended(running: asyncio.Task[Any], waiting: Coroutine[Any, Any, object]) -> None:
+    """Wait for something that requests do while they run.
+
+    Raises:
+        RuntimeError: if they end before.
+    """
+    happening = asyncio.create_task(waiting)
+    try:
+        await asyncio.wait({running, happening}, return_when=asyncio.FIRST_COMPLETED)
+        if not happening.done():
+            running.result()
+            raise RuntimeError("the requests ended before the engine had new weights")
+    finally:
+        happening.cancel()

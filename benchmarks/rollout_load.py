@@ -179,9 +179,10 @@ async def generate_all(
     workers = [asyncio.create_task(work(), name="work") for _ in range(load.slots)]
     ending = asyncio.create_task(state.last_started.wait())
     try:
-        await asyncio.wait({ending, updating}, return_when=asyncio.FIRST_COMPLETED)
-        if updating.done():
-            updating.result()  # it ends by an error only
+        await asyncio.wait({ending, updating, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        for one in (updating, *workers):
+            if one.done():
+                one.result()  # before the last request is started it ends by an error only
         seconds = clock() - began_s
         tokens = state.ended_tokens + sum(map(engine.arrived_tokens, state.running))
         updates = len(update_s)

@@ -18,7 +18,7 @@ from areal_lab.engines.transfer.records import Transfer
 from benchmarks.harness import parse, report
 from benchmarks.rollout import figures_of
 from benchmarks.rollout_bench import Results
-from benchmarks.rollout_latency import Ear
+from benchmarks.rollout_latency import Ear, first_token_s
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
 from simulator.calibrate_fit import PartFit
@@ -113,6 +113,41 @@ def measured(load: Load, policy: Policy) -> tuple[Measured, SteadyEngine]:
         return await generate_all(engine, load, policy, engine.bring), engine
 
     return run_virtually(run())
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_an_engine_that_fails_is_not_waited_for(policy: Policy) -> None:
+    class Failing(SteadyEngine):
+        async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+            if requests[0].request_id == "2":
+                raise RuntimeError("no more")
+            return await super().generate(requests)
+
+    engine = Failing()
+    load = load_of(10, 10, 10, 10, 10, slots=2, every_s=0.2)
+    with pytest.raises(RuntimeError, match="no more"):
+        run_virtually(generate_all(engine, load, policy, engine.bring))
+
+
+@pytest.mark.parametrize(("answers", "error"), [(3, "ended before"), (0, "no more")])
+def test_nor_one_whose_requests_end_before_new_weights(answers: int, error: str) -> None:
+    class Short(SteadyEngine):
+        async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+            if not answers:
+                raise RuntimeError("no more")
+            return await super().generate(requests)
+
+    engine = Short()
+    timing = first_token_s(
+        engine,  # type: ignore[arg-type]
+        Ear(),
+        load_of(3, 3, slots=2).requests,
+        version=1,
+        bring=lambda: engine.bring(0.0),
+        mode=PauseMode.RETRACT,
+    )
+    with pytest.raises(RuntimeError, match=error):
+        run_virtually(timing)
 
 
 def test_throughput_is_counted_until_the_last_request_is_started() -> None:

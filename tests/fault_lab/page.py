@@ -1,6 +1,7 @@
 """Write the table of `docs/reliability.md` from what the tests of faults saw.
 
-python -m pytest -m "sglang or not sglang" tests/real_engines/test_faults.py --junitxml=faults.xml
+python -m pytest -m "sglang or not sglang" tests/real_engines/test_faults.py \\
+    -o junit_family=xunit1 --junitxml=faults.xml
 python -m tests.fault_lab.page faults.xml
 """
 
