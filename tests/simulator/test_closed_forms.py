@@ -15,8 +15,10 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from simulator.decode_cost import decode_cost
+from simulator.draws import Draws
 from simulator.hardware import find_gpu
 from simulator.judges import Judges
+from simulator.lengths import LogNormalLengths
 from simulator.measured_engine import MeasuredDecode
 from simulator.model_shape import find_model
 from simulator.prefill_cost import prefill_cost
@@ -129,6 +131,50 @@ def test_uniform_lengths_have_the_longest_that_order_statistics_say() -> None:
     assert run_system(system, 1).step_s == pytest.approx(10_000 * 9 / 10, rel=0.01)
 
 
+def mean_longest(answers: int, mu: float, sigma: float, cap: float) -> float:
+    r"""Order statistics of a capped log-normal: $E = \int_0^c (1 - F(x)^n) dx$."""
+    ln_tokens = np.linspace(mu - 12 * sigma, min(math.log(cap), mu + 12 * sigma), 4001)
+    below = [math.erfc((mu - one) / (sigma * math.sqrt(2))) / 2 for one in ln_tokens]
+    tokens = np.exp(ln_tokens)
+    return float(tokens[0] + np.trapezoid(1 - np.array(below) ** answers, tokens))
+
+
+NO_CAP = 10**9
+
+
+@pytest.mark.parametrize(
+    ("answers", "batches", "cap", "published"),
+    [
+        *[(128, 20_000, NO_CAP, 60_600), (512, 10_000, NO_CAP, 89_200)],
+        *[(2048, 6_000, NO_CAP, 126_400), (128, 2_000, 28_000, 28_000), (16, 5_000, 28_000, 0)],
+    ],
+)
+def test_lognormal_lengths_have_the_longest_that_order_statistics_say(
+    answers: int, batches: int, cap: int, published: int
+) -> None:
+    """Means of 7.7k (capped) and 8.1k tokens, while a batch waits for 23k to 126k."""
+    mu, sigma = 8.6, 0.9
+    lengths = LogNormalLengths(
+        wanted_mean_tokens=mean_longest(1, mu, sigma, cap), sigma=sigma, max_tokens=cap
+    )
+    assert lengths.mu == pytest.approx(mu, rel=1e-3)
+    longest = mean_longest(answers, mu, sigma, cap)
+    generator = np.random.default_rng(6)
+    drawn = [lengths.draw(generator, 500, answers).max(axis=1) for _ in range(batches // 500)]
+    assert np.mean(drawn) == pytest.approx(longest, rel=0.01)
+    assert not published or longest == pytest.approx(published, rel=0.01)
+
+
+def test_a_batch_of_lognormal_lengths_waits_for_its_longest() -> None:
+    lengths = LogNormalLengths(wanted_mean_tokens=8144, sigma=0.9, max_tokens=NO_CAP)
+    system = toy_system(synchronous(), batch=2, samples=64, steps=5, train_s=0.0, lengths=lengths)
+    draws = Draws(system, 1)
+    longest = [
+        max(*draws.of(2 * step).lengths, *draws.of(2 * step + 1).lengths) for step in range(5)
+    ]
+    assert run_system(system, 1).columns["step_s"] == pytest.approx(longest, rel=EXACT)
+
+
 @pytest.mark.parametrize("slots", [1, 3, 16])
 def test_fewer_slots_than_answers_keep_grahams_bound(slots: int) -> None:
     """List scheduling ends between total / slots and total / slots + longest."""
@@ -210,48 +256,66 @@ def test_littles_law_holds_for_the_slots_that_engines_are_said_to_use() -> None:
 # --- rewards as a queue --------------------------------------------------------------------------
 
 
-def mean_wait_s(
-    arrivals_per_s: float, service_s: np.ndarray, workers: int, generator: np.random.Generator
-) -> float:
+def waits_of_judges(gaps_s: np.ndarray, times_s: np.ndarray, workers: int) -> np.ndarray:
     judges = Judges(workers)
-    now_s = total_s = 0.0
-    gaps_s = generator.exponential(1 / arrivals_per_s, len(service_s))
-    for gap_s, work_s in zip(gaps_s.tolist(), service_s.tolist(), strict=True):
+    waits_s, now_s = [], 0.0
+    for gap_s, work_s in zip(gaps_s.tolist(), times_s.tolist(), strict=True):
         now_s += gap_s
-        total_s += judges.judged_s(now_s, [work_s]) - now_s - work_s
-    return total_s / len(service_s)
+        waits_s.append(judges.judged_s(now_s, [work_s]) - now_s - work_s)
+    return np.array(waits_s)
+
+
+def one_server_s(load: float, workers: int, second_moment: float) -> float:
+    """Pollaczek and Khinchine: lambda E[S^2] / (2 (1 - rho)), at the speed of all workers."""
+    return load * second_moment / workers**2 / (2 * (1 - load / workers))
+
+
+def erlang_s(load: float, workers: int) -> float:
+    """Erlang's C formula, for exponential times of mean 1."""
+    terms = [load**k / math.factorial(k) for k in range(workers)]
+    last = load**workers / math.factorial(workers) / (1 - load / workers)
+    return last / (sum(terms) + last) / (workers - load)
+
+
+def less_noisy_mean_s(
+    waits_s: np.ndarray, gaps_s: np.ndarray, times_s: np.ndarray, workers: int, known_s: float
+) -> float:
+    """Mean wait, by a control variate: the same customers at one server of all workers' speed.
+
+    How far its mean wait is off the `known_s` is chance, most of which the workers share.
+    """
+    left_s = np.cumsum(np.append(0.0, times_s[:-1] / workers - gaps_s[1:]))
+    twin_s = left_s - np.minimum.accumulate(left_s)  # Lindley
+    mine, twins = (waits.reshape(100, -1).mean(axis=1) for waits in (waits_s, twin_s))
+    slope = np.cov(mine, twins)[0, 1] / twins.var(ddof=1)
+    return float(waits_s.mean() - slope * (twin_s.mean() - known_s))
 
 
 def test_one_judge_with_a_constant_time_is_the_queue_m_d_1() -> None:
-    rho, n = 0.6, 100_000
-    wait_s = mean_wait_s(rho, np.ones(n), 1, np.random.default_rng(1))
-    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.03)
+    generator, rho, n = np.random.default_rng(1), 0.6, 400_000
+    waits_s = waits_of_judges(generator.exponential(1 / rho, n), np.ones(n), 1)
+    assert waits_s.mean() == pytest.approx(rho / (2 * (1 - rho)), rel=0.02)
 
 
 def test_one_judge_with_any_time_is_the_queue_m_g_1() -> None:
-    """Pollaczek and Khinchine: lambda E[S^2] / (2 (1 - rho))."""
-    generator, rho, n = np.random.default_rng(2), 0.5, 100_000
-    times_s = generator.uniform(0, 2, n)
-    wait_s = mean_wait_s(rho, times_s, 1, generator)
-    assert wait_s == pytest.approx(rho * (4 / 3) / (2 * (1 - rho)), rel=0.03)
+    generator, rho, n = np.random.default_rng(2), 0.5, 400_000
+    gaps_s, times_s = generator.exponential(1 / rho, n), generator.uniform(0, 2, n)
+    waits_s = waits_of_judges(gaps_s, times_s, 1)
+    assert waits_s.mean() == pytest.approx(one_server_s(rho, 1, 4 / 3), rel=0.02)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
-    """Erlang's C formula."""
-    generator, n = np.random.default_rng(3), 100_000
-    load = 0.7 * workers
-    wait_s = mean_wait_s(load, generator.exponential(1.0, n), workers, generator)
-    terms = [load**k / math.factorial(k) for k in range(workers)]
-    last = load**workers / math.factorial(workers) / (1 - 0.7)
-    waits = last / (sum(terms) + last)
-    assert wait_s == pytest.approx(waits / (workers - load), rel=0.05)
+    generator, load, n = np.random.default_rng(3), 0.7 * workers, 400_000
+    gaps_s, times_s = generator.exponential(1 / load, n), generator.exponential(1.0, n)
+    waits_s = waits_of_judges(gaps_s, times_s, workers)
+    known_s = one_server_s(load, workers, 2.0)
+    mean_s = less_noisy_mean_s(waits_s, gaps_s, times_s, workers, known_s)
+    assert mean_s == pytest.approx(erlang_s(load, workers), rel=0.02)
 
 
-def mean_queue_s(
-    arrivals_per_s: float, tokens: list[int], places: int, generator: np.random.Generator
-) -> float:
-    """Mean time from arrival to the first step, of answers that an engine generates.
+def waits_of_an_engine(gaps_s: np.ndarray, tokens: np.ndarray, places: int) -> np.ndarray:
+    """From arrival to the first step, of answers that an engine generates.
 
     A step takes 1/1000 s whoever takes part, so that an answer of n tokens takes n of them.
     """
@@ -264,36 +328,39 @@ def mean_queue_s(
         reserve_running_tokens=1,
         reserve_new_tokens=1,
     )
-    arrives_s = generator.exponential(1 / arrivals_per_s, len(tokens)).cumsum().tolist()
-    total_s = 0.0
+    arrives_s = gaps_s.cumsum()
+    ended_s = np.empty(len(tokens))
 
-    def until(now_s: float) -> float:
-        ended = []
-        while engine.next_s() <= now_s and engine.next_s() < math.inf:
-            ended += engine.advance(engine.next_s())
-        return sum(one.time_s - arrives_s[one.group] - tokens[one.group] / 1000 for one in ended)
+    def until(now_s: float) -> None:
+        while (next_s := engine.next_s()) <= now_s and next_s < math.inf:
+            for one in engine.advance(next_s):
+                ended_s[one.group] = one.time_s
 
-    for number, now_s in enumerate(arrives_s):
-        total_s += until(now_s)
-        engine.submit(now_s, number, 0, [tokens[number]], 0)
-    return (total_s + until(math.inf)) / len(tokens)
+    for number, (now_s, length) in enumerate(zip(arrives_s.tolist(), tokens.tolist(), strict=True)):
+        until(now_s)
+        engine.submit(now_s, number, 0, [length], 0)
+    until(math.inf)
+    return np.asarray(ended_s - arrives_s - tokens / 1000)
 
 
 def test_an_engine_with_one_place_is_the_queue_m_d_1() -> None:
-    rho, n = 0.5, 20_000
-    wait_s = mean_queue_s(rho, [1000] * n, 1, np.random.default_rng(4))
-    assert wait_s == pytest.approx(rho / (2 * (1 - rho)), rel=0.03)
+    generator, rho, n = np.random.default_rng(4), 0.5, 20_000
+    gaps_s, tokens = generator.exponential(1 / rho, n), np.full(n, 1000)
+    waits_s = waits_of_an_engine(gaps_s, tokens, 1)
+    known_s = one_server_s(rho, 1, 1.0)
+    mean_s = less_noisy_mean_s(waits_s, gaps_s, tokens / 1000, 1, known_s)
+    assert mean_s == pytest.approx(known_s, rel=0.02)
 
 
 def test_an_engine_with_several_places_is_the_queue_m_m_c() -> None:
-    """Erlang's C formula; a newcomer waits for the end of a step, half of one in the mean."""
-    generator, n, places, load = np.random.default_rng(5), 20_000, 3, 2.1
-    tokens = np.ceil(generator.exponential(1000, n)).astype(int).tolist()
-    wait_s = mean_queue_s(load, tokens, places, generator)
-    terms = [load**k / math.factorial(k) for k in range(places)]
-    last = load**places / math.factorial(places) / (1 - load / places)
-    waits = last / (sum(terms) + last)
-    assert wait_s == pytest.approx(waits / (places - load), rel=0.05)
+    """A newcomer waits for the end of a step as well, half of one in the mean."""
+    generator, n, places, load = np.random.default_rng(5), 60_000, 3, 2.1
+    gaps_s = generator.exponential(1 / load, n)
+    tokens = np.ceil(generator.exponential(1000, n)).astype(int)
+    waits_s = waits_of_an_engine(gaps_s, tokens, places)
+    known_s = one_server_s(load, places, 2.0)
+    mean_s = less_noisy_mean_s(waits_s, gaps_s, tokens / 1000, places, known_s)
+    assert mean_s == pytest.approx(erlang_s(load, places), rel=0.02)
 
 
 def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> None:
