@@ -197,7 +197,6 @@ class TrainingCost:
             micro_batches=int(cut.present.sum()),
             tokens=tokens,
             flops=forward_passes * float(forward_flops(tokens, own_pairs, self.model)),
-            gpus=self.gpus,
         )
 
     def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
@@ -311,9 +310,7 @@ def training_cost(
             the longest sequence does not fit in a micro-batch.
     """
     if config.step_s is not None:
-        return MeasuredTraining(
-            seconds=config.step_s, token_s=config.token_s, model=model, gpus=gpus
-        )
+        return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
     cost = TrainingCost(
         model=model,
         gpu=gpu,

@@ -41,16 +41,10 @@ class TrainTiming:
     flops: float
     """Of the model: forward and backward passes, and the forward passes of log-probs; without
     what is recomputed or padded."""
-    gpus: int
 
     def __post_init__(self) -> None:
         if self.seconds != sum(self.parts.values()):
             raise ValueError(f"parts {dict(self.parts)} do not sum to {self.seconds} seconds")
-
-    @property
-    def flops_per_s_per_gpu(self) -> float:
-        """Model FLOP/s; over the peak this is the utilization of the whole step."""
-        return self.flops / (self.seconds * self.gpus)
 
 
 class Training(Protocol):
@@ -69,7 +63,6 @@ class MeasuredTraining:
     token_s: float = 0.0
     """For each token of prompt and answer."""
     model: ModelShape
-    gpus: int
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds) or self.seconds <= 0:
@@ -88,5 +81,4 @@ class MeasuredTraining:
             micro_batches=minibatches,
             tokens=int(sizes.sum()),
             flops=3 * float(forward_flops(float(sizes.sum()), pairs, self.model)),
-            gpus=self.gpus,
         )
