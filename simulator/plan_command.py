@@ -16,6 +16,7 @@ from simulator.plan_config import load_plan
 from simulator.plan_report import plan_report
 from simulator.plan_tables import show_plan
 from simulator.plan_trial import Progress, workers
+from simulator.plan_words import nothing_possible
 from simulator.planner import find_plan
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def run_plan(wanted: WantedPlan) -> None:
     """Do it.
 
     Raises:
-        ValueError: if something about the settings is wrong; one line each.
+        ValueError: if something about the settings is wrong, one line each; or, after the report,
+            if they leave no candidate.
     """
     config = load_plan(wanted.file, wanted.overrides)
     notes = _console(sys.stderr)
@@ -59,6 +61,8 @@ def run_plan(wanted: WantedPlan) -> None:
         print(json.dumps(plan_report(plan), indent=2, allow_nan=False))
     else:
         show_plan(_console(sys.stdout), plan)
+    if not plan.space.possible:
+        raise ValueError(nothing_possible(plan))
     if wanted.plot is not None:
         from simulator.plan_plots import draw_plan
 

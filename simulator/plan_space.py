@@ -128,7 +128,7 @@ def expand(plan: PlanConfig) -> Space:
         seen.add(key)
         candidate = Candidate(number, found)
         if candidate.gpus > plan.limits.gpus:
-            over.append(Refusal(kind="limits.gpus", why=f"{candidate.gpus} GPUs"))
+            over.append(Refusal(kind="limits.gpus", why=_gpus(candidate.gpus)))
         elif candidate.eta > plan.limits.eta:
             over.append(Refusal(kind="limits.eta", why=f"eta {candidate.eta:g}"))
         elif lines := problems(found):
@@ -148,6 +148,10 @@ def effective_eta(config: SimulationConfig) -> float:
     return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(
         config.schedule.name, config.schedule.eta
     )
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def kind_of(line: str) -> str:
@@ -195,7 +199,7 @@ def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
             return Refusal(
                 kind="divisibility",
                 why=(
-                    f"{gpus} GPUs cannot be split into engines of {engine} and a trainer of "
+                    f"{_gpus(gpus)} cannot be split into engines of {engine} and a trainer of "
                     f"{trainer_tensor * trainer_pipeline} (tensor x pipeline parallel) GPUs or "
                     "multiples; take more GPUs or less parallelism"
                 ),

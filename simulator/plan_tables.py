@@ -34,7 +34,7 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print(line, highlight=False)
     for one in plan.comparisons:
         console.print(verdict(one), highlight=False)
-    if not plan.comparisons:
+    if plan.space.possible and not plan.comparisons:
         console.print(no_comparison(plan), highlight=False)
     if plan.sensitivity is not None:
         console.print()

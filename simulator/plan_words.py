@@ -39,7 +39,8 @@ def question_lines(plan: Plan) -> Iterator[str]:
     )
     space = plan.space
     yield (
-        f"{space.combinations:,} combinations: {space.merged:,} the same as another, "
+        f"{space.combinations:,} combination{'s' if space.combinations > 1 else ''}: "
+        f"{space.merged:,} the same as another, "
         f"{len(space.over_limits):,} over the limits, {len(space.impossible):,} impossible, "
         f"{len(space.possible):,} possible"
     )
@@ -91,6 +92,19 @@ def answer_lines(plan: Plan) -> Iterator[str]:
             f"{cheapest.candidate.schedule}) with {money(cheapest)}, {hours(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def nothing_possible(plan: Plan) -> str:
+    """In one line, which bounds left no candidate, those that leave out most first."""
+    limits, space = plan.config.limits, plan.space
+    reasons = [
+        (row["count"], f"{row['kind']} = {getattr(limits, row['kind'].split('.')[1]):g}", row)
+        for row in counted(space.over_limits)
+    ]
+    reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
+    reasons.sort(key=lambda reason: -reason[0])
+    told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
+    return f"no candidate is possible: {'; '.join(told)}; relax a bound, or change candidates"
 
 
 def verdict(one: Comparison) -> str:

@@ -138,6 +138,15 @@ def test_a_folder_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None
     assert result.stderr.startswith("error: ")
 
 
+def test_a_plan_without_a_possible_candidate_ends_with_2_and_says_which_bound_it_was() -> None:
+    file = str(Path(__file__).parents[2] / "configs" / "plan_example.yaml")
+    result = CliRunner().invoke(cli.app, ["plan", file, "limits.gpus=4", "--workers", "1"])
+    assert result.exit_code == 2
+    assert "over the limits, 0 impossible, 0 possible" in result.stdout
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("error: no candidate is possible: 576 by limits.gpus = 4 (as: 32 GPUs)")
+
+
 def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
     script = (
         "import sys, areal_lab.cli as cli\n"

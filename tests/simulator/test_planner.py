@@ -24,7 +24,7 @@ from simulator.plan_report import plan_report
 from simulator.plan_result import Comparison, Plan
 from simulator.plan_space import expand, nearest_split
 from simulator.plan_trial import Job, Trial, run_job, workers
-from simulator.plan_words import answer_lines, question_lines, verdict
+from simulator.plan_words import answer_lines, nothing_possible, question_lines, verdict
 from simulator.planner import find_plan
 from simulator.sensitivity import at_end
 
@@ -128,6 +128,17 @@ def test_an_impossible_space_says_why() -> None:
     assert list(answer_lines(found)) == ["no candidate is possible; the reasons are above"]
     assert any("engines of 16" in one.why for one in found.space.impossible)
     assert any("divisibility" in line for line in question_lines(found))
+    assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (as: ")
+
+
+def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
+    found = solved(
+        "limits.gpus=3", "limits.eta=4", "candidates.gpus=[4, 2, 1]", "candidates.eta=[8]"
+    )
+    told = nothing_possible(found)
+    assert "2 by limits.gpus = 3 (as: 4 GPUs)" in told
+    assert "1 by limits.eta = 4 (as: eta 8)" in told
+    assert "(as: 1 GPU cannot be split into engines of 1" in told
 
 
 def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
