@@ -479,13 +479,17 @@ class Replica:
         if self._read_tokens:
             again = self._read_again == self._read_tokens
             self._timesheet.begin(RECOMPUTE if again else PREFILL, time_s)
-            read = (self._read_tokens, self._read_pairs)
-            if read != self._last_read:  # most often one prompt, and all are of one length
-                self._last_read, self._last_read_s = read, self._cost.seconds(*read)
-            batch.time_s = time_s + self._last_read_s
+            batch.time_s = time_s + self._reading_s()
             self._reading = True
         elif self._timesheet.activity != DECODE:
             self._timesheet.begin(DECODE, time_s)
+
+    def _reading_s(self) -> float:
+        """Of those who joined: most often one prompt, and prompts of one length."""
+        read = (self._read_tokens, self._read_pairs)
+        if read != self._last_read:
+            self._last_read, self._last_read_s = read, self._cost.seconds(*read)
+        return self._last_read_s
 
     def _contexts(self) -> tuple[int, int]:
         """Tokens and pairs of attention of everything that runs."""
