@@ -271,8 +271,12 @@ class FaultLab:
         try:
             await servers.start()
             await self._drive(case, weights)
-        finally:
             await asyncio.gather(*case.tasks)
+        finally:
+            # Else one that waits for what will not happen any more outlasts every bound.
+            for task in case.tasks:
+                task.cancel()
+            await asyncio.gather(*case.tasks, return_exceptions=True)
             await servers.close()
         return case
 
