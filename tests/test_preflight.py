@@ -17,7 +17,7 @@ from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.load import load_config, settings
 from areal_lab.model_facts import read_model_facts
-from areal_lab.preflight import ConfigError, check, notes
+from areal_lab.preflight import ConfigError, check, check_transfer, notes
 from tests.model_folder import save_model_folder
 
 GIB = 1 << 30
@@ -290,3 +290,13 @@ def test_what_may_not_mean_what_the_user_thinks_is_told_once(
     notices = notes(configured(*overrides))
     assert len(notices) == bool(told)
     assert told in "".join(notices)
+
+
+def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Configured) -> None:
+    config = configured("rollout.backend=vllm", "rollout.transfer=distributed")
+    with pytest.raises(ConfigError) as raised:
+        check_transfer(config)
+    assert str(raised.value) == (
+        "rollout.transfer is 'distributed', but vllm takes weights by folder only: vLLM's own "
+        "weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
+    )

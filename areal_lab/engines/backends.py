@@ -20,6 +20,7 @@ Api = Literal["sglang", "vllm"]
 Build = Literal["cpu", "gpu"]
 _GIB: Final = 1 << 30
 SHIM: Final = Path(__file__).parent / "sglang_shim"
+VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,13 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
     return [*arguments, *options.extra]
 
 
+_VLLM_ON_CPU: Final = (
+    # Compiling takes longer than a short run; on a GPU it is worth it.
+    "--enforce-eager",
+    *("--worker-extension-cls", "areal_lab_vllm.ReloadAll"),
+)
+
+
 def _vllm_arguments(options: ServerOptions) -> list[str]:
     return [
         *("--model", str(options.model)),
@@ -143,8 +151,7 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         "--enable-scale-out",
         # Log-probs of what was drawn from, after the temperature; its default is before it.
         *("--logprobs-mode", "processed_logprobs"),
-        # Compiling takes longer than a short run; on a GPU it is worth it.
-        *(("--enforce-eager",) if options.build == "cpu" else ()),
+        *(() if options.build == "gpu" else _VLLM_ON_CPU),
         *options.extra,
     ]
 
@@ -182,6 +189,7 @@ def _vllm_environment(options: ServerOptions) -> dict[str, str]:
     return {
         **common,
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
+        "PYTHONPATH": str(VLLM_EXTENSION),
         # Left to itself it binds its threads to cores, the same ones for every server.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }

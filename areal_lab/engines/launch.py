@@ -29,7 +29,7 @@ from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
 from areal_lab.engines.options import HOST, server_command, server_environment, server_options
 from areal_lab.engines.owned_folders import remove_owned_folder
-from areal_lab.engines.probe import DIALECTS
+from areal_lab.engines.probe import dialect_of
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.scratch import Scratch
 from areal_lab.processes import Child, ChildDied, last_lines, start_command
@@ -189,7 +189,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             child=child,
             client=EngineClient(
                 base_url,
-                api=DIALECTS[start.backend.api],
+                api=dialect_of(start.backend, options.build),
                 request_timeout_s=start.request_timeout_s,
             ),
             base_url=base_url,

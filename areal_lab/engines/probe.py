@@ -7,13 +7,20 @@ from typing import Final
 
 import httpx
 
+from areal_lab.engines.backends import Backend, Build
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM
+from areal_lab.engines.vllm_api import VLLM, VLLM_ON_CPU, on_cpu
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
 _TIMEOUT_S: Final = 10.0
+
+
+def dialect_of(backend: Backend, build: Build) -> Dialect:
+    """The dialect of a server that we start."""
+    dialect = DIALECTS[backend.api]
+    return VLLM_ON_CPU if dialect is VLLM and build == "cpu" else dialect
 
 
 async def dialect_at(
@@ -24,7 +31,7 @@ async def dialect_at(
 
     Raises:
         EngineUnreachable: if nothing answers there.
-        EngineError: if what answers speaks neither dialect.
+        EngineError: if what answers speaks neither dialect, or lacks what we need.
     """
     async with httpx.AsyncClient(
         base_url=base_url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
@@ -32,14 +39,28 @@ async def dialect_at(
         dialects = list(DIALECTS.values())
         try:
             answers = await asyncio.gather(*(http.get(one.held.path) for one in dialects))
+            for dialect, answer in zip(dialects, answers, strict=True):
+                if answer.status_code == httpx.codes.OK and "weight_version" in answer.text:
+                    return await _variant(dialect, http)
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
             raise EngineUnreachable(f"no engine answers at {base_url} ({what})") from error
-    for dialect, answer in zip(dialects, answers, strict=True):
-        if answer.status_code == httpx.codes.OK and "weight_version" in answer.text:
-            return dialect
     paths = " nor ".join(one.held.path for one in dialects)
     raise EngineError(
         f"what answers at {base_url} is neither SGLang nor vLLM with VLLM_SERVER_DEV_MODE=1: "
         f"neither {paths} tells a weight version"
     )
+
+
+async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
+    """The dialect, as a server on a CPU speaks it if this is one."""
+    if dialect is not VLLM:
+        return dialect
+    sums = await http.post(dialect.digest.path, json=dialect.digest.body)
+    if sums.is_error or not on_cpu(sums.json()):
+        return dialect
+    needs = VLLM_ON_CPU.needs
+    assert needs is not None
+    if (await http.post(needs.path, json=needs.body)).is_error:
+        raise EngineError(VLLM_ON_CPU.needs_what)
+    return VLLM_ON_CPU

@@ -7,12 +7,17 @@ tokens out) and, for temperatures other than 1, `--logprobs-mode processed_logpr
     retract     pause and keep; after loading, preempt what runs and reset the prefix cache
     abort       pause and abort
     in_place    pause and keep
+
+On a CPU it must have been started with the worker extension in `vllm_extension`, as `areal-lab
+engine serve vllm` does: without, models with tied embeddings keep the output layer they began with.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from areal_lab.engines.dialect import (
@@ -93,9 +98,15 @@ def read(answer: Answer) -> Chunk:
     )
 
 
-def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
-    """Neither step undoes the one before, so the version, which says that all is done, is last."""
-    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.path)}}
+def load(
+    weights: WeightsFolder, mode: PauseMode, *, method: str = "reload_weights"
+) -> tuple[Call, ...]:
+    """Neither step undoes the one before, so the version, which says that all is done, is last.
+
+    Args:
+        method: of vLLM's worker.
+    """
+    reload = {"method": method, "kwargs": {"weights_path": str(weights.path)}}
     forget = post("/reset_prefix_cache?reset_running_requests=true")
     return (
         post("/collective_rpc", reload),
@@ -138,3 +149,19 @@ VLLM: Final = Dialect(
     tells_interruptions=False,
     ready=get("/health"),
 )
+VLLM_ON_CPU: Final = replace(
+    VLLM,
+    load=partial(load, method="reload_all_weights"),
+    needs=post("/collective_rpc", {"method": "can_reload_all_weights"}),
+    needs_what=(
+        "on a CPU vLLM has to be started with the worker extension of areal_lab, or models with "
+        "tied embeddings keep their first output layer; `areal-lab engine serve vllm` does that"
+    ),
+)
+"""The same on a CPU."""
+
+
+def on_cpu(answer: Answer) -> bool:
+    """Whether weights are packed for a CPU, from the answer to `digest`."""
+    digest = _read_digest(answer)
+    return digest is not None and not digest.whole

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from areal_lab.engines.dialect import Call, Digest, GenerateOptions, Span
+from areal_lab.engines.dialect import Call, Dialect, Digest, GenerateOptions, Span
 from areal_lab.engines.errors import EngineError, VersionMismatch
+from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM
+from areal_lab.engines.vllm_api import VLLM, VLLM_ON_CPU
 from tests.engines.tiny import request
 
 WHOLE = GenerateOptions(stream=False, stream_interval=8, cache_name="")
@@ -116,6 +120,8 @@ def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() 
     assert paths == ["/collective_rpc", "/update_weight_version"]
     reload, *_, version = VLLM.load(WEIGHTS, PauseMode.RETRACT)
     assert body_of(reload) == {"method": "reload_weights", "kwargs": {"weights_path": "/w/v7"}}
+    on_cpu, *_ = VLLM_ON_CPU.load(WEIGHTS, PauseMode.RETRACT)
+    assert body_of(on_cpu)["method"] == "reload_all_weights"
     assert body_of(version) == {"new_version": "7"}
 
 
@@ -172,6 +178,39 @@ def test_what_sglang_repeats_of_an_aborted_sample_is_read() -> None:
     assert SGLANG.read(message).logprobs == ()
 
 
+OF_NOTHING = hashlib.sha256().hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("sums", "extended", "expected"),
+    [
+        ({"x": "1"}, False, VLLM),
+        ({"x": "1", "packed": OF_NOTHING}, True, VLLM_ON_CPU),
+        ({"x": "1", "packed": OF_NOTHING}, False, None),
+    ],
+)
+def test_vllm_on_a_cpu_has_to_have_our_extension(
+    sums: dict[str, str], extended: bool, expected: Dialect | None
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/weight_info":
+                return httpx.Response(200, json={"weight_version": "0"})
+            case "/weight_checker":
+                return httpx.Response(200, json={"checksums": sums})
+            case "/collective_rpc":
+                assert json.loads(request.content) == {"method": "can_reload_all_weights"}
+                return httpx.Response(200 if extended else 500)
+        return httpx.Response(404)
+
+    asked = dialect_at("http://a", transport=httpx.MockTransport(answer))
+    if expected is None:
+        with pytest.raises(EngineError, match="`areal-lab engine serve vllm` does that"):
+            asyncio.run(asked)
+    else:
+        assert asyncio.run(asked) is expected
+
+
 def vllm_message(tokens: list[int], **choice: Any) -> dict[str, Any]:
     content = [{"token_id": token, "logprob": -token / 8, "rank": 1} for token in tokens]
     return {
@@ -222,7 +261,6 @@ def test_versions_and_digests() -> None:
     assert SGLANG.read_digest({"success": True, "ranks": ranks}) == Digest("a b")
     assert SGLANG.read_digest({"success": False}) is None
     assert VLLM.read_digest({"checksums": {"y": "2", "x": "1"}}) == Digest("x=1 y=2")
-    nothing = hashlib.sha256().hexdigest()
-    of_some = VLLM.read_digest({"checksums": {"repacked": nothing, "x": "1"}})
-    assert of_some == Digest(f"repacked={nothing} x=1", whole=False)
+    of_some = VLLM.read_digest({"checksums": {"repacked": OF_NOTHING, "x": "1"}})
+    assert of_some == Digest(f"repacked={OF_NOTHING} x=1", whole=False)
     assert VLLM.read_digest({}) is None

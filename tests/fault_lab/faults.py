@@ -189,19 +189,27 @@ def other_weights(lab: FaultLab) -> Seconds:
     """Somebody else loads old weights into it, in the middle of its answers."""
     moment = Moment()
 
-    async def load() -> None:
-        assert lab.victim is not None
-        moment.now()
-        lab.signal_victim(signal.SIGCONT)
-        stranger = EngineClient(lab.victim_address, api=lab.victim.client.api)
-        try:
-            # The run may have mended it before the stranger looks at what it has done.
-            with suppress(VersionMismatch):
-                await stranger.load_weights(lab.first, PauseMode.RETRACT)
-        finally:
-            await stranger.close()
-
     def fault(case: Case) -> None:
+        async def load() -> None:
+            assert lab.victim is not None
+            lab.signal_victim(signal.SIGCONT)
+            stranger = EngineClient(lab.victim_address, api=lab.victim.client.api)
+            servers = case.servers
+            try:
+                while not servers.counts["engine_losses"]:
+                    version = servers.weights.version
+                    moment.s = time.monotonic()
+                    # The run may have mended it before the stranger looks at what it has done.
+                    with suppress(VersionMismatch):
+                        await stranger.load_weights(lab.first, PauseMode.RETRACT)
+                    # A version that was on its way sets it right before anyone has looked.
+                    while (
+                        not servers.counts["engine_losses"] and servers.weights.version == version
+                    ):
+                        await asyncio.sleep(POLL_S)
+            finally:
+                await stranger.close()
+
         when_generating(lab, case, load)
         hold_until_back(case)
 

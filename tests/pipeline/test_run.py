@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
@@ -27,19 +26,17 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
 from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import (
+    checkpoints,
     do_run,
     even_digits,
+    long_tail,
     metrics,
+    rescored_difference,
     tiny_config,
     trained_samples,
 )
 
 STEPS = 6
-
-
-def long_tail(group: int, sample: int) -> int:
-    """Most answers are short, one in four takes many decode steps."""
-    return 120 if (group + sample) % 4 == 0 else 8
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +84,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
     interrupted: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, _ = interrupted
-    models = {
-        version: AutoModelForCausalLM.from_pretrained(
-            folder / "checkpoints" / f"step-{version:05d}", dtype=torch.float32
-        )
-        for version in range(1, STEPS + 1)
-    }
-    config_text = (folder / "config.yaml").read_text()
-    base = next(
-        line.split(": ", 1)[1] for line in config_text.splitlines() if line.startswith("  path: /")
-    )
-    models[0] = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    models = checkpoints(folder)
     rescored = [
         rescored_difference(models, sample)
         for step in trained_samples(folder)
@@ -107,25 +94,6 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
     assert max(right for right, _ in rescored) < 1e-4
     # The test could not tell versions apart if neighboring ones scored alike.
     assert max(wrong for _, wrong in rescored) > 1e-3
-
-
-def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple[float, float]:
-    """Largest |log-prob - behavior log-prob| under each token's version, and under the next."""
-    tokens = [t for part in sample["parts"] for t in part["tokens"]]
-    inputs = torch.tensor([[*sample["prompt_tokens"], *tokens]])
-    begin = len(sample["prompt_tokens"])
-    largest = [0.0, 0.0]
-    for shift in (0, 1):
-        at = begin
-        for part in sample["parts"]:
-            version = min(part["version"] + shift, STEPS)
-            with torch.no_grad():
-                logprobs = models[version](inputs).logits[0].log_softmax(-1)
-            for token, behavior in zip(part["tokens"], part["logprobs"], strict=True):
-                gap = abs(float(logprobs[at - 1, token]) - behavior)
-                largest[shift] = max(largest[shift], gap)
-                at += 1
-    return largest[0], largest[1]
 
 
 def test_sampler_and_trainer_agree_on_fresh_tokens(

@@ -14,34 +14,24 @@ import areal_lab
 from areal_lab.config import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.pipeline.plan import limits_of, threads_of
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.train import TrainingRun
 from areal_lab.preflight import ConfigError
 from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import even_digits, tiny_config
 
 
-def test_leaving_the_loop_early_saves_and_stops(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "total_train_steps=1000")
+@pytest.fixture(scope="module")
+def left_early(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[TrainingRun, list[StepReport]]:
+    """A run of somebody's own problems, reward and loss, left after its second step."""
+    config = tiny_config(tmp_path_factory.mktemp("left"), "total_train_steps=1000")
     problems = ProblemSet(train=own_problems("12345678"), held_out=own_problems("9"))
+    scale = 0.5
 
     def judge(completion: str, example: dict[str, Any]) -> float:  # not importable by name
         return even_digits(completion, example)
-
-    run = areal_lab.train(config, problems=problems, reward_fn=judge)
-    seen = []
-    for report in run:
-        seen.append((report.step, report.version))
-        assert 0 <= report.lag_token_mean <= report.lag_token_max
-        if report.step == 2:
-            break
-    assert seen == [(1, 1), (2, 2)]
-    assert run.summary["status"] == "stopped"
-    assert (run.folder / "model" / "model.safetensors").is_file()
-    with pytest.raises(RuntimeError, match="call train"):
-        next(iter(run))
-
-
-def test_a_loss_that_a_notebook_defines_reaches_the_trainer(tmp_path: Path) -> None:
-    scale = 0.5
 
     def loss(logprobs, proximal_logprobs, behavior_logprobs, advantages, mask):  # type: ignore[no-untyped-def]
         weight = torch.exp(proximal_logprobs - behavior_logprobs)
@@ -51,8 +41,32 @@ def test_a_loss_that_a_notebook_defines_reaches_the_trainer(tmp_path: Path) -> N
         loss: torch.Tensor
         surprise: torch.Tensor
 
-    run = areal_lab.train(tiny_config(tmp_path), reward_fn=even_digits, loss=loss)
-    assert all(report.metrics["surprise_mean"] > 0 for report in run)
+    run = areal_lab.train(config, problems=problems, reward_fn=judge, loss=loss)
+    reports = []
+    for report in run:
+        reports.append(report)
+        if report.step == 2:
+            break
+    return run, reports
+
+
+def test_leaving_the_loop_early_saves_and_stops(
+    left_early: tuple[TrainingRun, list[StepReport]],
+) -> None:
+    run, reports = left_early
+    assert [(report.step, report.version) for report in reports] == [(1, 1), (2, 2)]
+    assert all(0 <= report.lag_token_mean <= report.lag_token_max for report in reports)
+    assert run.summary["status"] == "stopped"
+    assert (run.folder / "model" / "model.safetensors").is_file()
+    with pytest.raises(RuntimeError, match="call train"):
+        next(iter(run))
+
+
+def test_a_loss_that_a_notebook_defines_reaches_the_trainer(
+    left_early: tuple[TrainingRun, list[StepReport]],
+) -> None:
+    run, reports = left_early
+    assert all(report.metrics["surprise_mean"] > 0 for report in reports)
     assert (run.folder / "loss.pickle").is_file()
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from areal_lab.config import TrainConfig
 from areal_lab.control.events import GroupId
 from areal_lab.load import load_config
@@ -83,3 +86,37 @@ def trained_samples(folder: Path) -> list[list[dict[str, Any]]]:
 def metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(folder: Path) -> dict[int, Any]:
+    """The models of a run that saved each of its versions, the first with them."""
+    saved = sorted((folder / "checkpoints").glob("step-*"))
+    paths = [load_config(folder / "config.yaml", []).actor.path, *saved]
+    return {
+        version: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for version, path in enumerate(paths)
+    }
+
+
+def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple[float, float]:
+    """Largest |log-prob - behavior log-prob| under each token's version, and under the next."""
+    tokens = [t for part in sample["parts"] for t in part["tokens"]]
+    inputs = torch.tensor([[*sample["prompt_tokens"], *tokens]])
+    begin = len(sample["prompt_tokens"])
+    largest = [0.0, 0.0]
+    for shift in (0, 1):
+        at = begin
+        for part in sample["parts"]:
+            version = min(part["version"] + shift, max(models))
+            with torch.no_grad():
+                logprobs = models[version](inputs).logits[0].log_softmax(-1)
+            for token, behavior in zip(part["tokens"], part["logprobs"], strict=True):
+                gap = abs(float(logprobs[at - 1, token]) - behavior)
+                largest[shift] = max(largest[shift], gap)
+                at += 1
+    return largest[0], largest[1]
+
+
+def long_tail(group: int, sample: int) -> int:
+    """Most answers are short, one in four takes many decode steps."""
+    return 120 if (group + sample) % 4 == 0 else 8

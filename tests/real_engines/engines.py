@@ -55,7 +55,7 @@ VLLM: Final = Facts(
     name="vllm",
     seeded=True,
     error=1e-5,
-    smollm2_ratio=2,
+    smollm2_ratio=3,
     counts_shared_tokens=False,
     # On a CPU it repacks the weights of linear layers and takes the digest of an empty tensor.
     whole_digest=False,

@@ -37,7 +37,8 @@ BOUND_S = 120.0
 
 def tiny_model(seed: int, *, intermediate_size: int = 96) -> PreTrainedModel:
     """Two layers of random weights, large enough that distributions are uneven; heads of 32, which
-    every engine has kernels for."""
+    every engine has kernels for; an output layer that is the embeddings, which not every engine
+    gives new weights by itself."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -50,7 +51,7 @@ def tiny_model(seed: int, *, intermediate_size: int = 96) -> PreTrainedModel:
         bos_token_id=None,
         eos_token_id=END_TOKEN,
         pad_token_id=0,
-        tie_word_embeddings=False,
+        tie_word_embeddings=True,
     )
     model: PreTrainedModel = LlamaForCausalLM(config)
     with torch.no_grad():

@@ -24,12 +24,8 @@ from areal_lab.pipeline.courier import courier_from
 from areal_lab.training.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import Pushed, PushRequest, SaveRequest, Span
 from tests.training.tiny import random_batch, save_model, settings_for
-from tests.training.updating import TRAIN_EVERY, assert_flat, update_often
 
 T = TypeVar("T")
-UPDATES = 60
-KIB_PER_UPDATE = 100.0
-"""A set of these weights has 120; over so few updates pools and caches still fill: 53 were seen."""
 
 
 @dataclass
@@ -128,24 +124,6 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
         assert await engine.client.version() == 2
 
     pair.run(work())
-
-
-@by_both
-def test_many_updates_leave_memory_as_it_was(pair: Pair) -> None:
-    """A few; a thousand, also by folder and into SGLang, are in `tests/real_engines`."""
-    processes = {"trainer": pair.trainer.child.pid, "engine": pair.engine.child.pid}
-    growths = pair.run(
-        update_often(
-            pair.trainer,
-            pair.engine.client,
-            processes,
-            random_batch(groups=1, samples=2),
-            since=pair.version,
-            updates=UPDATES,
-        )
-    )
-    pair.version += UPDATES // TRAIN_EVERY
-    assert_flat(growths, kib_per_update=KIB_PER_UPDATE)
 
 
 @by_http

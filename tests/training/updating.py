@@ -7,6 +7,7 @@ train -> export -> pause -> bring -> resume -> remove the folder before      N t
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ SLACK = 6
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of a process and its descendants."""
+    """Of a process, with its descendants unless it is this one, whose children are the others."""
 
     resident_kib: float
     descriptors: int
@@ -42,7 +43,7 @@ class Footprint:
     def of(pid: int) -> Footprint:
         """What it has now."""
         root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
+        family = [root] if pid == os.getpid() else [root, *root.children(recursive=True)]
         return Footprint(
             resident_kib=sum(one.memory_info().rss for one in family) / 1024,
             descriptors=sum(one.num_fds() for one in family),

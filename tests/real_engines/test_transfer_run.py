@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from areal_lab.preflight import ConfigError, check_transfer
-from tests.pipeline.test_run import STEPS, long_tail, rescored_difference
-from tests.pipeline.tiny_run import do_run, even_digits, tiny_config, trained_samples
+from tests.pipeline.tiny_run import (
+    checkpoints,
+    do_run,
+    even_digits,
+    long_tail,
+    rescored_difference,
+    tiny_config,
+    trained_samples,
+)
+
+pytestmark = pytest.mark.sglang
+STEPS = 6
 
 
 @pytest.mark.parametrize("transfer", ["http_tensor", "distributed"])
@@ -30,13 +37,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
     folder, summary = result.folder, result.summary
     assert summary["status"] == "complete"
     assert summary["version_mismatches"] == 0
-    models = {
-        version: AutoModelForCausalLM.from_pretrained(
-            folder / "checkpoints" / f"step-{version:05d}", dtype=torch.float32
-        )
-        for version in range(1, STEPS + 1)
-    }
-    models[0] = AutoModelForCausalLM.from_pretrained(config.actor.path, dtype=torch.float32)
+    models = checkpoints(folder)
     samples = [sample for step in trained_samples(folder) for sample in step]
     rescored = [rescored_difference(models, s) for s in samples if len(s["parts"]) > 1]
     assert max(right for right, _ in rescored) < 1e-4
@@ -49,13 +50,3 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
 def owner_lives(segment: Path) -> bool:
     """Whether the process that made a segment of torch's still runs; its id is in the name."""
     return Path("/proc", segment.name.split("_")[1]).exists()
-
-
-def test_an_engine_that_cannot_take_weights_that_way_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "rollout.backend=vllm", "rollout.transfer=distributed")
-    with pytest.raises(ConfigError) as raised:
-        check_transfer(config)
-    assert str(raised.value) == (
-        "rollout.transfer is 'distributed', but vllm takes weights by folder only: vLLM's own "
-        "weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
-    )
