@@ -150,7 +150,8 @@ class DecodeBatch:
     @property
     def cohorts(self) -> list[Cohort]:
         """Of which some sequence has not ended."""
-        return [cohort for cohort in self._cohorts if self._starts[cohort.slot] != NO_START]
+        cohorts, mask = self._cohorts, self._mask
+        return [cohorts[code & mask] for code in self._lasts]
 
     def running(self) -> list[tuple[Cohort, int]]:
         """The same, each with how many of its sequences have not ended."""

@@ -6,6 +6,8 @@ the order in which things happen: each stream is cut into blocks of groups with 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -51,35 +53,27 @@ class Draws:
         self._seed = seed
         self._size = system.limits.batch_groups
         self._number = -1
-        self._tokens = np.empty((0, 0), np.int64)
-        self._lengths: list[list[int]] = []
-        self._rewards: list[list[float]] | None = None
-        self._tools: list[list[list[float]]] | None = None
+        self._drawn: list[GroupDraws] = []
 
     def of(self, group: GroupId) -> GroupDraws:
         """The draws of `group`; those of an earlier block are drawn again."""
         number, row = divmod(group, self._size)
         if number != self._number:
-            self._draw(number)
-        rewards, tools = self._rewards, self._tools
-        return GroupDraws(
-            self._lengths[row],
-            self._tokens[row],
-            None if rewards is None else rewards[row],
-            None if tools is None else tools[row],
-        )
+            self._number, self._drawn = number, self._draw(number)
+        return self._drawn[row]
 
-    def _draw(self, number: int) -> None:
+    def _draw(self, number: int) -> list[GroupDraws]:
         system, size, samples = self._system, self._size, self._system.samples
-        self._number = number
-        self._tokens = system.lengths.draw(
+        tokens = system.lengths.draw(
             stream(self._seed, LENGTHS, number), size, samples, step=float(number)
         )
-        self._lengths = self._tokens.tolist()
+        rewards: Iterable[list[float] | None] = repeat(None, size)
+        tools: Iterable[list[list[float]] | None] = repeat(None, size)
         if system.reward is not None:
             drawn = system.reward.draw(stream(self._seed, REWARDS, number), size * samples)
-            self._rewards = drawn.reshape(size, samples).tolist()
+            rewards = drawn.reshape(size, samples).tolist()
         if system.tool is not None and system.turns > 1:
             pauses = system.turns - 1
             drawn = system.tool.draw(stream(self._seed, TOOLS, number), size * samples * pauses)
-            self._tools = drawn.reshape(size, samples, pauses).tolist()
+            tools = drawn.reshape(size, samples, pauses).tolist()
+        return list(map(GroupDraws, tokens.tolist(), tokens, rewards, tools))

@@ -58,7 +58,7 @@ from simulator.pools import LOAD
 from simulator.recorder import Recorder, Write
 from simulator.system import Done, Engine, Process, System
 from simulator.trainer import Trainer
-from simulator.versions import Decoded
+from simulator.versions import Decoded, first_and_last
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""
@@ -282,9 +282,7 @@ class Drive:
             lengths = flight.draws.lengths
             self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
         flight.decoded = decoded = done.decoded
-        heads = [one.stretches[0][0] for one in decoded]
-        tails = [one.stretches[-1][0] for one in decoded]
-        self.tell(GroupFinished(group, min(heads), max(tails)))
+        self.tell(GroupFinished(group, *first_and_last(decoded)))
 
     def _drop(self, now_s: float, drop: Drop) -> None:
         group = drop.group

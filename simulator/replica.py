@@ -510,7 +510,7 @@ class Replica:
         """Nothing of it runs any more."""
         group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
         ended = group.ended
-        ended.append(Ended(cohort.epoch, cohort.start_step, cohort.past, members))
+        ended.append((cohort.epoch, cohort.start_step, cohort.past, members))
         if len(members) < len(lengths):
             group.left -= len(members)
             if group.left:
@@ -525,7 +525,7 @@ class Replica:
         while True:
             cohort, member, closed = batch.retract()
             done = batch.step - cohort.start_step
-            alone = Ended(cohort.epoch, cohort.start_step, cohort.past, (0,))
+            alone = (cohort.epoch, cohort.start_step, cohort.past, (0,))
             (past,) = segments((alone,), (done,))
             self._queue.append(Queued(cohort.group, [member], done, past))
             self.preemptions += 1
@@ -544,7 +544,7 @@ class Replica:
         for item in self._queue:
             waiting.setdefault(item.group.number, []).extend(item.members)
         for group in self._groups.values():
-            places = [member for one in group.ended for member in one.members]
+            places = [member for *_, members in group.ended for member in members]
             places += waiting.pop(group.number, [])
             mine = [cohort for cohort in self._batch.cohorts if cohort.group is group]
             places += [member for cohort in mine for member in cohort.members]
@@ -569,8 +569,8 @@ class Replica:
         ended = [
             group.lengths[member]
             for group in self._groups.values()
-            for one in group.ended
-            for member in one.members
+            for *_, members in group.ended
+            for member in members
         ]
         running = [
             min(cohort.group.lengths[member], step - cohort.start_step)

@@ -43,14 +43,6 @@ class Epoch:
         return self.following
 
 
-class Decoded(NamedTuple):
-    """Answers that decoded together, or one alone: how far which version brought them."""
-
-    lengths: Sequence[int]
-    stretches: Sequence[Stretch]
-    """The last one ends at the longest of the lengths, or later."""
-
-
 class Tally(NamedTuple):
     """Answers by version: all that is known of a training batch."""
 
@@ -63,17 +55,14 @@ class Tally(NamedTuple):
     """Answers with tokens of two or more versions."""
 
 
-class Ended(NamedTuple):
-    """Answers that decoded together and have all ended."""
-
-    epoch: Epoch
-    """In which they began, or went on after `past`."""
-    start_step: int
-    """The step before their first token, as if they had never been interrupted."""
-    past: Segments
-    """What they had generated before that, the same for all."""
-    members: Sequence[int]
-    """Their places among the lengths."""
+# No records: there is one per cohort.
+Ended: TypeAlias = tuple[Epoch, int, Segments, Sequence[int]]
+"""Answers that decoded together and have all ended: the epoch in which they began, or went on;
+the step before their first token, as if they had never been interrupted; what they had generated
+before they went on, the same for all; their places among the lengths."""
+Decoded: TypeAlias = tuple[Sequence[int], Sequence[Stretch]]
+"""Answers that decoded together, or one alone: their lengths, and how far which version brought
+them. The last stretch ends at the longest of the lengths, or later."""
 
 
 def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, ...]:
@@ -100,29 +89,38 @@ def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, 
 
 def decoded(ended: Iterable[Ended], lengths: Sequence[int]) -> list[Decoded]:
     """The answers of one group, of the same arguments; quicker than their segments."""
-    found = []
+    found: list[Decoded] = []
     for epoch, start_step, past, members in ended:
         mine = lengths
         if len(members) < len(lengths):
             mine = [lengths[member] for member in members]
         if epoch.following is None and not past:
-            found.append(Decoded(mine, ((epoch.version, 0, _NO_END),)))
+            found.append((mine, ((epoch.version, 0, _NO_END),)))
         else:
-            found.append(Decoded(mine, _stretches(epoch, start_step, past, max(mine))))
+            found.append((mine, _stretches(epoch, start_step, past, max(mine))))
     return found
 
 
 def decoded_alone(answers: Iterable[Segments]) -> list[Decoded]:
     """Answers whose segments are known."""
-    found = []
+    found: list[Decoded] = []
     for answer in answers:
         ends = [*accumulate([tokens for _, tokens in answer])]
         stretches = [
             (version, end - tokens, end)
             for (version, tokens), end in zip(answer, ends, strict=True)
         ]
-        found.append(Decoded(ends[-1:], stretches))
+        found.append((ends[-1:], stretches))
     return found
+
+
+def first_and_last(parts: Sequence[Decoded]) -> tuple[Version, Version]:
+    """The oldest version of a first token, and the newest of a last one."""
+    _, stretches = parts[0]
+    first, last = stretches[0][0], stretches[-1][0]
+    for _, stretches in parts[1:]:
+        first, last = min(first, stretches[0][0]), max(last, stretches[-1][0])
+    return first, last
 
 
 def tally(batch: Iterable[Decoded]) -> Tally:
@@ -145,7 +143,8 @@ def tally(batch: Iterable[Decoded]) -> Tally:
     longer = np.add.reduceat(length > end, starts, dtype=np.int64)
     # A stretch begins where the one before has ended.
     first = np.cumsum(count) - count
-    before, reached = np.roll(until, 1), np.roll(longer, 1)
+    before, reached = np.zeros_like(until), np.zeros_like(longer)
+    before[1:], reached[1:] = until[:-1], longer[:-1]
     before[first], reached[first] = 0, answers
     heads = np.zeros_like(width)
     heads[first] = answers

@@ -19,7 +19,7 @@ from simulator.hardware import find_gpu
 from simulator.model_shape import find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
 from simulator.replica import GroupDone, Replica
-from simulator.versions import Segments, Tally, decoded_alone, tally
+from simulator.versions import Segments, Tally, decoded_alone, first_and_last, tally
 from tests.reference.replica_oracle import Command, Oracle
 
 
@@ -93,8 +93,7 @@ def check_tally(done: Sequence[GroupDone]) -> None:
     assert tally(decoded_alone(answers)) == expected
     for one in done:
         heads, tails = zip(*[(answer[0][0], answer[-1][0]) for answer in one.segments], strict=True)
-        assert min(part.stretches[0][0] for part in one.decoded) == min(heads)
-        assert max(part.stretches[-1][0] for part in one.decoded) == max(tails)
+        assert first_and_last(one.decoded) == (min(heads), max(tails))
 
 
 # --- equal to the slow twin ----------------------------------------------------------------------
