@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from types import TracebackType
 from typing import Any
 
@@ -64,6 +65,7 @@ class EngineLink:
             base_url=target.base_url,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             trust_env=False,  # engines are addressed directly, never through a proxy
+            verify=_certificates(),
         )
 
     def __enter__(self) -> EngineLink:
@@ -159,6 +161,12 @@ class EngineLink:
         except httpx.TransportError as error:
             what = f"{path}: {str(error) or type(error).__name__}"
             raise self.failure(phase, "unreachable", what) from error
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: a client reads all of them again, 1 MiB, if it is not given any."""
+    return ssl.create_default_context()
 
 
 def _reason(answer: httpx.Response, fields: Mapping[str, Any]) -> str:
