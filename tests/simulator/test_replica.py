@@ -318,6 +318,18 @@ def test_a_shared_prompt_is_read_and_cached_once() -> None:
         assert engine.cache_used_tokens == cached
 
 
+def test_as_many_tokens_take_longer_in_one_prompt_than_in_two() -> None:
+    """Attention sees the earlier tokens of its own prompt only."""
+    engine = replica(Costs(read_token_s=1.0, read_pair_s=0.5))
+    end_s = 0.0
+    for number, prompts in enumerate([(10,), (4, 6), (6, 4), (10,)]):
+        for place, prompt in enumerate(prompts):
+            engine.submit(end_s, 2 * number + place, prompt, [7], 0)
+        end_s += 10.0 + 0.5 * sum(causal_pairs(prompt) for prompt in prompts) + 7.0
+        assert engine.next_s() == pytest.approx(end_s)
+        assert len(engine.advance(engine.next_s())) == len(prompts)
+
+
 def test_a_shared_prompt_stays_while_an_answer_to_it_runs() -> None:
     # Two places: the third answer begins when the first has ended, and finds the prompt.
     engine = replica(Costs(read_token_s=1.0), max_running=2)
