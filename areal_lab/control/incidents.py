@@ -24,6 +24,8 @@ class Incidents:
     """Samples that went on elsewhere, or began anew, when their server was lost."""
     kept_tokens: int = 0
     """Tokens that those had, and that were not drawn again."""
+    discarded_tokens: int = 0
+    """Tokens that those had, and that were drawn again: which weights drew them was not known."""
     recomputed_tokens: int = 0
     """Tokens, prompts included, whose keys and values were computed again: at an interruption, and
     when a sample went on elsewhere."""

@@ -5,9 +5,9 @@
     one message at the end     [0,9)
 
 Versions are the server's. The last message has the span of each; a message before may tell one
-version for all it brings (or none: then it is the one that the engine last reported). If that is
-another than before, it holds for the last token. The others may have been drawn before the change,
-so they keep the version before, and are never counted fresher than they are.
+version for all it brings (or none: then it is the one that the engine last reported). Where that is
+another than before, some of its tokens may have been drawn before the change: of a sample whose
+last message never comes, only the tokens before such a message are sure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from areal_lab.engines.protocol import Generated
 class Arriving:
     """What has arrived of one sample."""
 
-    def __init__(self, request_id: str, sent_as: str = "") -> None:
+    def __init__(self, request_id: str, sent_as: str = "", sent_to: Version | None = None) -> None:
         self.request_id = request_id
         self.sent_as = sent_as
         """The id that the server knows."""
+        self._sent_to = sent_to
+        """Version that the engine reported before it was sent, if it did."""
         self.finish_reason: FinishReason | None = None
         self.lost_caches = 0
         """Interruptions that took its cache and that the server does not count."""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[Span] = []
+        self._sure: int | None = None
+        """Tokens before the first whose version is a guess."""
         self._retractions = 0
         self._cached_tokens = 0
 
@@ -62,6 +66,7 @@ class Arriving:
         self._logprobs += chunk.logprobs[known:]
         if chunk.spans is not None:
             self._spans = list(chunk.spans)
+            self._sure = None
             self._check_spans()
         else:
             self._stamp(held if chunk.version is None else chunk.version)
@@ -70,7 +75,8 @@ class Arriving:
         self._cached_tokens = chunk.cached_tokens or self._cached_tokens
 
     def generated(self) -> Generated:
-        """What has arrived; a sample that is cut off ends with `abort`."""
+        """What has arrived and is sure; a sample that is cut off ends with `abort`."""
+        spans = self._spans if self._sure is None else _until(self._sure, self._spans)
         return Generated(
             request_id=self.request_id,
             segments=tuple(
@@ -79,7 +85,7 @@ class Arriving:
                     logprobs=tuple(self._logprobs[span.start : span.end]),
                     version=span.version,
                 )
-                for span in self._spans
+                for span in spans
             ),
             finish_reason=self.finish_reason or "abort",
             retractions=self._retractions + self.lost_caches,
@@ -90,6 +96,8 @@ class Arriving:
         end = len(self)
         if not self._spans:
             self._spans = [Span(version, 0, end)] if end else []
+            if end and self._sent_to not in (None, version):
+                self._sure = 0
             return
         last = self._spans[-1]
         if last.end == end:
@@ -97,8 +105,8 @@ class Arriving:
         if last.version == version:
             self._spans[-1] = last._replace(end=end)
         else:
-            self._spans[-1] = last._replace(end=end - 1)
-            self._spans.append(Span(version, end - 1, end))
+            self._sure = last.end if self._sure is None else self._sure
+            self._spans.append(Span(version, last.end, end))
 
     def _check_spans(self) -> None:
         edges = [0, *(edge for span in self._spans for edge in span[1:]), len(self)]
@@ -107,3 +115,7 @@ class Arriving:
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"request {self.request_id} {what}")
+
+
+def _until(end: int, spans: list[Span]) -> list[Span]:
+    return [span._replace(end=min(span.end, end)) for span in spans if span.start < end]

@@ -100,6 +100,11 @@ class EngineClient:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
         return self._drawing.arrived_tokens(request_id)
 
+    def sure_tokens(self, request_id: str) -> int:
+        """Of these, those that are kept if the engine is lost now: new weights that came just
+        before leave it open which weights drew the others."""
+        return self._drawing.sure_tokens(request_id)
+
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; their `generate` returns what they have."""
         await self._drawing.abort(request_ids)

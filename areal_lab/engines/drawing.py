@@ -22,7 +22,7 @@ from areal_lab.engines.errors import EngineUnreachable
 from areal_lab.engines.held_weights import HeldWeights
 from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest
-from areal_lab.engines.resubmit import continuation, ended, merge
+from areal_lab.engines.resubmit import continuation, ended, merge, tokens_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +57,11 @@ class Drawing:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
         arriving = self._arriving.get(request_id)
         return 0 if arriving is None else len(arriving)
+
+    def sure_tokens(self, request_id: str) -> int:
+        """Of these, those that are kept if the engine is lost now."""
+        arriving = self._arriving.get(request_id)
+        return 0 if arriving is None else tokens_of(arriving.generated())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these; their `generate` returns what they have."""
@@ -94,7 +99,8 @@ class Drawing:
         """
         pauses = self._abort_pauses
         arriving = [
-            Arriving(request.request_id, self._unused_name(request)) for request in requests
+            Arriving(request.request_id, self._unused_name(request), self.held.version)
+            for request in requests
         ]
         try:
             await self._receive(requests, arriving)
@@ -122,7 +128,11 @@ class Drawing:
             try:
                 rest = await self._generate(more)
             except EngineUnreachable as error:
-                raise EngineUnreachable(str(error), _all_partial(results, error)) from error
+                raise EngineUnreachable(
+                    str(error),
+                    _all_partial(results, error),
+                    discarded_tokens=error.discarded_tokens,
+                ) from error
             for index, one in zip(again, rest, strict=True):
                 results[index] = merge(results[index], one)
         return results
@@ -153,8 +163,10 @@ class Drawing:
                     for request, one in zip(sent, arriving, strict=True)
                 )
         except EngineUnreachable as error:
-            partial = {one.request_id: one.generated() for one in arriving if len(one)}
-            raise EngineUnreachable(str(error), partial) from error
+            samples = [one.generated() for one in arriving]
+            discarded = sum(map(len, arriving)) - sum(map(tokens_of, samples))
+            partial = {one.request_id: one for one in samples if one.segments}
+            raise EngineUnreachable(str(error), partial, discarded_tokens=discarded) from error
         finally:
             for one in arriving:
                 del self._arriving[one.request_id]

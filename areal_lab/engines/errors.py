@@ -19,11 +19,19 @@ class EngineError(RuntimeError):
 class EngineUnreachable(EngineError):
     """The engine's server is gone, or did not answer in time."""
 
-    def __init__(self, message: str, partial: Mapping[str, Generated] = _NOTHING) -> None:
+    def __init__(
+        self,
+        message: str,
+        partial: Mapping[str, Generated] = _NOTHING,
+        *,
+        discarded_tokens: int = 0,
+    ) -> None:
         super().__init__(message)
         self.partial = partial
         """What had arrived of each sample of a `generate` call, by request id: tokens, log-probs
         and versions. Samples without a token are left out; those cut off end with `abort`."""
+        self.discarded_tokens = discarded_tokens
+        """That had arrived as well, and which weights drew them is not known."""
 
 
 class VersionMismatch(EngineError):

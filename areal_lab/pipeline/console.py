@@ -97,7 +97,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
             "engines",
             f"{summary['engine_losses']} lost, {summary['engine_restarts']} came back; "
             f"{summary['resubmitted_samples']:,} samples went on elsewhere with "
-            f"{summary['kept_tokens']:,} tokens that they had",
+            f"{summary['kept_tokens']:,} tokens that they had"
+            + _discarded(summary["discarded_tokens"]),
         )
     if summary["version_mismatches"]:
         table.add_row("version mismatches", f"{summary['version_mismatches']}, none of them used")
@@ -105,6 +106,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
+
+
+def _discarded(tokens: int) -> str:
+    """Tokens that were paid for and not used."""
+    return f"; {tokens:,} of unclear versions were drawn again" if tokens else ""
 
 
 def _interval(reward: dict[str, Any] | None) -> str:

@@ -224,6 +224,7 @@ class LiveRun:
             **self.servers.counts,
             "resubmitted_samples": recomputed.resubmitted_samples,
             "kept_tokens": recomputed.kept_tokens,
+            "discarded_tokens": recomputed.discarded_tokens,
             "recomputed_tokens": recomputed.tokens,
         }
         for name in COUNTED:

@@ -81,6 +81,8 @@ class Recomputed:
     """That had not ended when their engine was lost."""
     kept_tokens: int = 0
     """That these had, and that were not drawn again."""
+    discarded_tokens: int = 0
+    """That these had, too, and that were drawn again: which weights drew them was not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,7 @@ class Rollout:
         except EngineUnreachable as error:
             samples = joined(requests, partial, error.partial)
             self.recomputed.resubmitted_samples += len(to_go_on(requests, samples))
+            self.recomputed.discarded_tokens += error.discarded_tokens
             raise Unfinished(samples, error) from error
         self.recomputed.kept_tokens += sum(tokens_of(partial[r.request_id]) for r in again)
         self.recomputed.tokens += sum(len(request.prompt_tokens) for request in again)

@@ -19,6 +19,7 @@ from areal_lab.control.events import EngineId, Version
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
+from areal_lab.engines.resubmit import tokens_of
 from areal_lab.processes import Child
 
 Result = TypeVar("Result")
@@ -69,7 +70,8 @@ class Server:
         except EngineUnreachable as error:
             if isinstance(self.last_words, VersionMismatch):
                 # Which weights drew the tokens so far is not known, whatever they are named.
-                raise EngineUnreachable(str(error)) from error
+                discarded = error.discarded_tokens + sum(map(tokens_of, error.partial.values()))
+                raise EngineUnreachable(str(error), discarded_tokens=discarded) from error
             raise
         _, newest = self.versions()
         for sample in generated:
@@ -79,7 +81,8 @@ class Server:
                         VersionMismatch(
                             f"{self.name} generated with version {segment.version}, but was given "
                             f"{oldest}" + (f" to {newest}" if newest > oldest else "")
-                        )
+                        ),
+                        discarded_tokens=sum(map(tokens_of, generated)),
                     )
         return generated
 
@@ -174,9 +177,9 @@ class Server:
             with suppress(asyncio.CancelledError, Exception):  # it was raised above
                 await working
 
-    def _broken(self, error: VersionMismatch) -> EngineUnreachable:
+    def _broken(self, error: VersionMismatch, *, discarded_tokens: int = 0) -> EngineUnreachable:
         self.report_loss(self, error)
-        return EngineUnreachable(str(error))
+        return EngineUnreachable(str(error), discarded_tokens=discarded_tokens)
 
     async def _is_dying(self) -> bool:
         """Whether an error of the server was the first sign of its end."""

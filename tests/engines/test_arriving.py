@@ -54,28 +54,42 @@ def test_every_way_of_cutting_gives_the_same(steps: list[int], kind: str) -> Non
     assert segment.version == 3
 
 
-def test_a_version_that_changes_between_messages_holds_for_the_last_token_only() -> None:
-    """The tokens before it may have been drawn before the change."""
+def test_from_a_message_of_another_version_on_nothing_is_sure() -> None:
+    """Some of its tokens may have been drawn before the change."""
     arriving = Arriving("a")
     arriving.add(chunk(0, 1, version=3), held=9)
     arriving.add(chunk(1, 5, version=3), held=9)
+    assert segments(arriving) == [(0, 5, 3)]
     arriving.add(chunk(5, 9, version=4), held=9)
     arriving.add(chunk(9, 12, version=4), held=9)
-    assert segments(arriving) == [(0, 8, 3), (8, 12, 4)]
+    assert segments(arriving) == [(0, 5, 3)]
+    assert len(arriving) == 12
 
 
 def test_without_a_version_it_is_the_one_the_engine_last_reported() -> None:
     arriving = Arriving("a")
     arriving.add(chunk(0, 4), held=3)
+    arriving.add(chunk(4, 4), held=4)
+    assert segments(arriving) == [(0, 4, 3)]
     arriving.add(chunk(4, 6), held=4)
-    arriving.add(chunk(6, 6), held=5)
-    assert segments(arriving) == [(0, 5, 3), (5, 6, 4)]
+    assert segments(arriving) == [(0, 4, 3)]
+
+
+@pytest.mark.parametrize("told", [4, None])
+def test_a_first_message_after_a_change_may_be_from_before_it(told: Version | None) -> None:
+    arriving = Arriving("a", sent_to=3)
+    arriving.add(chunk(0, 4, version=told), held=4)
+    assert (segments(arriving), len(arriving)) == ([], 4)
+    same = Arriving("a", sent_to=4)
+    same.add(chunk(0, 4, version=told), held=4)
+    assert segments(same) == [(0, 4, 4)]
 
 
 def test_the_spans_of_the_last_message_replace_what_was_stamped() -> None:
     arriving = Arriving("a")
     arriving.add(chunk(0, 4, version=3), held=9)
     arriving.add(chunk(4, 6, version=4), held=9)
+    assert segments(arriving) == [(0, 4, 3)]
     last = Chunk(
         tokens=(6,),
         logprobs=(-6.0,),
@@ -175,6 +189,13 @@ def test_an_answer_that_ends_early_is_an_engine_that_is_gone() -> None:
     error = failing([event(0, [7], 1), b"data: [DONE]\n\n"])
     assert "ended early" in str(error)
     assert list(error.partial) == ["a"]
+
+
+def test_tokens_of_an_unclear_version_are_discarded_and_counted() -> None:
+    later = event(0, [9, 9], 4).replace(b'"weight_version": "4"', b'"weight_version": "5"')
+    error = failing([event(0, [7, 8], 2), later], httpx.ReadError("reset"))
+    assert error.partial["a"].segments == (Segment((7, 8), (-1.0,) * 2, 4),)
+    assert error.discarded_tokens == 2
 
 
 def test_silence_is_an_engine_that_is_gone() -> None:

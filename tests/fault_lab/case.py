@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_lab.control.coordinator import Limits
-from areal_lab.control.events import Action, EngineId, Event, Finish
+from areal_lab.control.events import (
+    Action,
+    EngineId,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFinished,
+    StartGroup,
+)
 from areal_lab.control.replay import check_replay
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client import EngineClient
@@ -29,7 +37,7 @@ LIMITS = Limits(
     schedule=asynchronous(1),
 )
 SHORT = 20
-LONG = 96
+LONG = 200
 """Tokens of an answer that is still running when something happens."""
 VICTIM: EngineId = 1
 MAX_GAP = 1e-4
@@ -57,6 +65,8 @@ class Case:
     """Called with all that happens, to make more happen."""
     before_load: Callable[[EngineClient, int], None] = lambda *_: None
     """Called when an engine is about to be sent a version."""
+    struck: bool = True
+    """What is to happen to the victim in the middle of an answer has happened."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """What goes on beside the run."""
     log: EventLog = field(init=False)
@@ -79,6 +89,25 @@ class Case:
         """From a moment to the first event or action of a kind after it."""
         times = (t for t, what in self.happened if isinstance(what, kind) and t >= since_s)
         return next(times) - since_s
+
+    @property
+    def losses_told(self) -> int:
+        """How often the coordinator was told that an engine is lost, or given up."""
+        return sum(isinstance(what, EngineLost) for _, what in self.happened)
+
+    def wait_for(self, done: Callable[[], bool]) -> None:
+        """From the third on, steps wait for this; not while the victim, which nothing has happened
+        to, has no answer to be met in: the next version brings some."""
+        self.trainer.hold = lambda: not done() and (self.struck or self._victim_works())
+
+    def _victim_works(self) -> bool:
+        started = {
+            what.group
+            for _, what in self.happened
+            if isinstance(what, StartGroup) and what.engine == VICTIM
+        }
+        ended = {what.group for _, what in self.happened if isinstance(what, GroupFinished)}
+        return bool(started - ended)
 
     def victim(self) -> EngineClient | None:
         """The connection to engine 1 while it is in use, after the first update."""

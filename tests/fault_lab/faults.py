@@ -336,7 +336,7 @@ def killed_while_generating_and_its_port_stolen(lab: FaultLab) -> Seconds:
 
         def fault(case: Case) -> None:
             when_generating(lab, case, kill_and_steal)
-            case.trainer.hold = lambda: VICTIM in case.servers.mending or not moment.s
+            case.wait_for(lambda: case.losses_told == 2)
 
         case = lab.case(victim, fault, max_restarts=1)
     case.check_nothing_was_lost()
@@ -363,12 +363,11 @@ RUNS: Final[dict[Run, tuple[Fault, ...]]] = {
 def when_generating(
     lab: FaultLab, case: Case, strike: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Once engine 1 is stopped in the middle of an answer, strike; the third step waits for it."""
-    struck = asyncio.Event()
+    """Once engine 1 is stopped in the middle of an answer, strike; `case.wait_for` holds steps."""
 
     async def stop_and_strike() -> None:
         await lab.stop_victim_in_mid_answer(case.victim)
-        struck.set()
+        case.struck = True
         await strike()
 
     def on(_: Event | Action) -> None:
@@ -376,12 +375,12 @@ def when_generating(
             case.tasks.append(asyncio.get_running_loop().create_task(stop_and_strike()))
 
     case.on = on
-    case.trainer.hold = lambda: not struck.is_set()
+    case.struck = False
 
 
 def hold_until_back(case: Case) -> None:
-    """The third step waits until a server has come back."""
-    case.trainer.hold = lambda: case.servers.counts["engine_restarts"] == 0
+    """Steps wait until a server has come back."""
+    case.wait_for(lambda: case.servers.counts["engine_restarts"] > 0)
 
 
 async def steal(thief: socket.socket, port: int) -> None:

@@ -25,8 +25,8 @@ from areal_lab.engines.weights import write_weights
 from areal_lab.rewards.service import RewardOutcome
 from areal_lab.training.protocol import Span
 
-HELD_AT = 2
-"""The version before the step that waits for the case."""
+HELD_FROM = 2
+"""The version before the first step that may wait for the case."""
 POLL_S = 0.005
 NOISE = 0.003
 """Standard deviation of what a step adds to each weight: enough to tell versions apart."""
@@ -44,7 +44,7 @@ class StandInTrainer:
     damage: Callable[[WeightsFolder], None] = lambda _: None
     """Done to each folder before engines are told of it."""
     hold: Callable[[], bool] = lambda: False
-    """The third step does not end while this holds, so that what is to happen comes in time."""
+    """From the third on, no step ends while this holds, so that what is to happen comes in time."""
 
     def __post_init__(self) -> None:
         self.versions[0] = copy.deepcopy(self.model)
@@ -56,7 +56,7 @@ class StandInTrainer:
     async def train(self, batch: Any) -> Any:
         """Move every weight a little."""
         self.trained.extend(batch.trajectories)
-        while self.version == HELD_AT and self.hold():
+        while self.version >= HELD_FROM and self.hold():
             await asyncio.sleep(POLL_S)
         self.version += 1
         with torch.no_grad():

@@ -168,4 +168,6 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
         version_mismatches=1,
     )
     assert "2 lost, 1 came back; 7 samples went on elsewhere with 1,234 tokens" in text
+    assert "drawn again" not in text
+    assert "56 of unclear versions were drawn again" in shown(engine_losses=1, discarded_tokens=56)
     assert "version mismatches" in text
