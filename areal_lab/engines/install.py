@@ -69,7 +69,7 @@ class Cost:
 
 
 COSTS: Final[Mapping[tuple[str, Build], Cost]] = {
-    ("sglang", "cpu"): Cost(int(0.75 * _GIB), int(2.6 * _GIB), "one to three minutes", True),
+    ("sglang", "cpu"): Cost(int(0.75 * _GIB), int(2.5 * _GIB), "one to three minutes", True),
     ("vllm", "cpu"): Cost(int(0.95 * _GIB), int(3.4 * _GIB), "two to four minutes", True),
     ("sglang", "gpu"): Cost(6 * _GIB, 14 * _GIB, "ten minutes or more", False),
     ("vllm", "gpu"): Cost(5 * _GIB, 12 * _GIB, "ten minutes or more", False),
