@@ -42,8 +42,12 @@ from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, make_learner, train_batch
 
 
-def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) -> None:
-    """Load the model and answer messages until `None` or the end of the pipe."""
+def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) -> bool:
+    """Load the model and answer messages until `None` or the end of the pipe.
+
+    Returns:
+        Whether it was asked to end; else the pipeline is gone.
+    """
     settings = TrainerSettings.from_json(settings_json)
     # Nobody else is left to remove them when the pipeline was killed.
     on_parent_death(lambda: shutil.rmtree(settings.weights_root, ignore_errors=True))
@@ -74,7 +78,7 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
             message = pipe.recv()
         except EOFError:
             _log("the pipeline closed the connection")
-            return
+            return False
         match message:
             case TrainBatchRequest():
                 pipe.send(train(learner, message, version))
@@ -89,7 +93,7 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
                 pipe.send(Saved(path, version, Span("save", start_s, time.time())))
             case None:
                 _log("asked to end")
-                return
+                return True
             case _:
                 raise TypeError(f"the trainer does not understand {type(message).__name__}")
 

@@ -23,7 +23,7 @@ LINGER_S = 5.0
 
 def main() -> int:
     """Parse the command line, serve, and report what goes wrong. Returns the exit code."""
-    watch_parent()
+    watcher = watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
@@ -36,13 +36,15 @@ def main() -> int:
         # Imported here so that a torch that does not load is reported like every other error.
         from areal_lab.training.serve import serve
 
-        serve(pipe, push_pipe, arguments.settings)
+        code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)
     except Exception as error:
         # The one place that catches broadly: the pipeline shall hear of it, whatever it is.
         traceback.print_exc()
-        _report(pipe, TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
-        return 1
-    return 0
+        failure = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        code, pipeline_lives = 1, _report(pipe, failure)
+    if watcher is not None and not pipeline_lives:
+        watcher.join()  # it removes the weights, and ends this process
+    return code
 
 
 def _connection(fd: int) -> Connection:
@@ -50,13 +52,16 @@ def _connection(fd: int) -> Connection:
     return Connection(fd)
 
 
-def _report(pipe: Connection, failure: TrainerFailed) -> None:
+def _report(pipe: Connection, failure: TrainerFailed) -> bool:
+    """Whether there is somebody to report to."""
     try:
         pipe.send(failure)
         # Whoever waits for an answer shall read this before others notice that the process ended.
         pipe.poll(LINGER_S)
     except OSError:
         print("the pipeline is gone; nobody to report to", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
-from areal_lab.training.client import TrainingError
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -247,19 +246,6 @@ def ends_within(pid: int, seconds: float) -> bool:
         return bool(select.select([descriptor], [], [], seconds)[0])
     finally:
         os.close(descriptor)
-
-
-def test_a_broken_loss_reaches_the_user_with_the_trainers_traceback(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "actor.loss_fn=tests.pipeline.test_run:broken_loss")
-    with pytest.raises(TrainingError, match="nobody can learn from this") as caught:
-        do_run(config, reward_fn=even_digits)
-    assert "broken_loss" in caught.value.remote_traceback
-
-
-def broken_loss(*args: Any, **kwargs: Any) -> Any:
-    """An own loss with a mistake in it."""
-    del args, kwargs
-    raise RuntimeError("nobody can learn from this")
 
 
 def test_a_run_that_is_cancelled_says_what_was_saved(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,31 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(folder: Path, tmp_pat
         assert "trainer: ready" in str(caught.value)
 
     with_trainer(folder, tmp_path, work)
+
+
+def test_a_broken_loss_reaches_the_user_with_its_traceback(folder: Path, tmp_path: Path) -> None:
+    settings = settings_for(
+        folder,
+        weights_root=str(tmp_path / "weights"),
+        loss_fn="tests.training.test_worker:broken_loss",
+    )
+
+    async def run() -> None:
+        trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+        try:
+            with pytest.raises(TrainingError, match="nobody can learn from this") as caught:
+                await trainer.train(dataclasses.replace(random_batch(), version=0))
+        finally:
+            await trainer.stop()
+        assert "in broken_loss" in caught.value.remote_traceback
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def broken_loss(*args: Any, **kwargs: Any) -> Any:
+    """An own loss with a mistake in it."""
+    del args, kwargs
+    raise RuntimeError("nobody can learn from this")
 
 
 def test_a_stop_during_a_step_does_not_wait_for_it(folder: Path, tmp_path: Path) -> None:
