@@ -70,7 +70,7 @@ demo-sglang: $(READY)
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
 	@echo "Running the test suite (about 5 minutes on two cores)."
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang

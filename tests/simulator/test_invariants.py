@@ -422,12 +422,13 @@ def forget_free_lists() -> None:
 
 
 def test_a_step_leaves_little_more_than_its_row() -> None:
-    """A row has 16 columns of 8 bytes. The table of prefill times ends at the longest chunk."""
+    """A row has 16 columns of 8 bytes. The table of prefill times ends at the longest chunk, and
+    what is under way, some 25 kB, differs between two moments."""
 
     class Watched(Seconds):
         def step(self, lengths: Any, *, minibatches: int) -> Seconds:
             steps.append(len(lengths))
-            if len(steps) in (40, 240):
+            if len(steps) in (40, 440):
                 forget_free_lists()
                 held.append(tracemalloc.take_snapshot().filter_traces(others))
             return super().step(lengths, minibatches=minibatches)
@@ -435,7 +436,7 @@ def test_a_step_leaves_little_more_than_its_row() -> None:
     steps: list[int] = []
     held: list[tracemalloc.Snapshot] = []
     others = [tracemalloc.Filter(False, name) for name in (prefill_cost.__file__, "*/tracemalloc*")]
-    config = load_simulation("small", ["workload.steps=240", "schedule.eta=2"])
+    config = load_simulation("small", ["workload.steps=440", "schedule.eta=2"])
     system = replace(build(config), training=Watched(seconds=0.9))
     tracemalloc.start()
     try:
@@ -443,7 +444,7 @@ def test_a_step_leaves_little_more_than_its_row() -> None:
     finally:
         tracemalloc.stop()
     changes = held[1].compare_to(held[0], "filename")
-    assert sum(change.size_diff for change in changes) <= 200 * 2 * 16 * 8
+    assert sum(change.size_diff for change in changes) <= 400 * 2 * 16 * 8
 
 
 def test_nothing_is_left_over_at_the_end() -> None:
