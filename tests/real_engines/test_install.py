@@ -1,6 +1,7 @@
 """The installed engines: found, complete, and served by hand until Ctrl-C.
 
-`make test-sglang` has installed them before; here the installation is looked at and used.
+`make test-sglang` and `make test-vllm` have installed them before; here the installation is looked
+at and used.
 """
 
 from __future__ import annotations

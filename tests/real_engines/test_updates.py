@@ -18,8 +18,8 @@ from tests.training.updating import TRAIN_EVERY, assert_flat, update_often
 
 pytestmark = pytest.mark.sglang
 UPDATES = 1000
-KIB_PER_UPDATE = 8.0
-"""A set of the weights has 772."""
+KIB_PER_UPDATE = 16.0
+"""A set of the weights has 723. Pools that are filled late count, too: up to 8 were seen."""
 
 
 @pytest.mark.parametrize("engine_lab", ["embedded"], indirect=True)
