@@ -245,7 +245,10 @@ def test_making_groups_leaves_nothing_open(lab: Lab) -> None:
         assert lab.push(pusher, "a").failures == ()
         pusher.close()
         counts.append(held())
-    assert counts[-1] <= counts[1], counts
+    *descriptors, threads = counts[-1]
+    assert descriptors <= list(counts[1][:2]), counts
+    # The engine's pool for blocking calls grows when two overlap; a group has threads of its own.
+    assert threads <= counts[1][2] + 2, counts
 
 
 def test_a_hung_engine_is_named_within_the_bound_and_the_others_have_the_weights(
