@@ -76,7 +76,7 @@ class Arriving:
 
     def generated(self) -> Generated:
         """What has arrived and is sure; a sample that is cut off ends with `abort`."""
-        spans = self._spans if self._sure is None else _until(self._sure, self._spans)
+        sure = len(self) if self._sure is None else self._sure
         return Generated(
             request_id=self.request_id,
             segments=tuple(
@@ -85,7 +85,8 @@ class Arriving:
                     logprobs=tuple(self._logprobs[span.start : span.end]),
                     version=span.version,
                 )
-                for span in spans
+                for span in self._spans
+                if span.end <= sure
             ),
             finish_reason=self.finish_reason or "abort",
             retractions=self._retractions + self.lost_caches,
@@ -115,7 +116,3 @@ class Arriving:
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"request {self.request_id} {what}")
-
-
-def _until(end: int, spans: list[Span]) -> list[Span]:
-    return [span._replace(end=min(span.end, end)) for span in spans if span.start < end]

@@ -109,10 +109,6 @@ class Dialect:
     cache."""
     ready: Call
     """Answered with 200 by a server that generates; while it is paused, with anything."""
-    needs: Call | None = None
-    """Refused by a server that lacks something without which it cannot be used."""
-    needs_what: str = ""
-    """What that is, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,13 @@ from areal_lab.engines.backends import Backend, Build
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM, VLLM_ON_CPU, on_cpu
+from areal_lab.engines.vllm_api import (
+    ASK_FOR_EXTENSION,
+    NO_EXTENSION,
+    VLLM,
+    VLLM_ON_CPU,
+    on_cpu,
+)
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
 _TIMEOUT_S: Final = 10.0
@@ -59,8 +65,6 @@ async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
     sums = await http.post(dialect.digest.path, json=dialect.digest.body)
     if sums.is_error or not on_cpu(sums.json()):
         return dialect
-    needs = VLLM_ON_CPU.needs
-    assert needs is not None
-    if (await http.post(needs.path, json=needs.body)).is_error:
-        raise EngineError(VLLM_ON_CPU.needs_what)
+    if (await http.post(ASK_FOR_EXTENSION.path, json=ASK_FOR_EXTENSION.body)).is_error:
+        raise EngineError(NO_EXTENSION)
     return VLLM_ON_CPU

@@ -149,16 +149,14 @@ VLLM: Final = Dialect(
     tells_interruptions=False,
     ready=get("/health"),
 )
-VLLM_ON_CPU: Final = replace(
-    VLLM,
-    load=partial(load, method="reload_all_weights"),
-    needs=post("/collective_rpc", {"method": "can_reload_all_weights"}),
-    needs_what=(
-        "on a CPU vLLM has to be started with the worker extension of areal_lab, or models with "
-        "tied embeddings keep their first output layer; `areal-lab engine serve vllm` does that"
-    ),
+VLLM_ON_CPU: Final = replace(VLLM, load=partial(load, method="reload_all_weights"))
+"""The same on a CPU, with the worker extension."""
+ASK_FOR_EXTENSION: Final = post("/collective_rpc", {"method": "can_reload_all_weights"})
+"""An error where the worker extension is missing."""
+NO_EXTENSION: Final = (
+    "on a CPU vLLM has to be started with the worker extension of areal_lab, or models with "
+    "tied embeddings keep their first output layer; `areal-lab engine serve vllm` does that"
 )
-"""The same on a CPU."""
 
 
 def on_cpu(answer: Answer) -> bool:

@@ -32,8 +32,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     # the engine lives, even when later weights have replaced every byte of them.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
-    # transformers leaves `to` untyped.
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return, arg-type]
+    model.to(device)  # type: ignore[arg-type]  # untyped in transformers
+    model.eval()
+    model.requires_grad_(False)
+    return model
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:

@@ -166,7 +166,7 @@ class EngineLink:
 @cache
 def _certificates() -> ssl.SSLContext:
     """Read once: a client reads all of them again, 0.7 MiB, if it is not given any."""
-    return ssl.create_default_context()
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _reason(answer: httpx.Response, fields: Mapping[str, Any]) -> str:
