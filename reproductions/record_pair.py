@@ -204,8 +204,11 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     for kind in chosen.kinds:
         if kind not in KINDS:
             parser.error(f"no schedule {kind!r}; one of {', '.join(KINDS)}, or none for both")
-    if chosen.steps < LEAST_STEPS:
-        parser.error(f"--steps is {chosen.steps}, but a calibration needs >= {LEAST_STEPS}")
+    if chosen.steps <= LEAST_STEPS:
+        parser.error(
+            f"--steps is {chosen.steps}, but a calibration needs {LEAST_STEPS}, and for the "
+            f"intervals each is left out in turn: >= {LEAST_STEPS + 1}"
+        )
     record_pair(
         Pair(model=chosen.model, steps=chosen.steps),
         chosen.into,

@@ -2,20 +2,18 @@
 the embedded engine, and predicts the asynchronous one. `paper` is what was measured here.
 
 The pair of logs in reproductions/recorded is read, which gives the same numbers on any machine;
-`python -m reproductions.record_pair` records a new one. --quick records a pair with a tiny model,
-whose milliseconds are the machinery's, and fits that.
+`python -m reproductions.record_pair` records a new one. --quick leaves the intervals out.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import Arguments
 from reproductions.harness import Parameter, Reproduction, Row, main
-from reproductions.record_pair import ETA, KINDS, RECORDED, Pair, record_pair
+from reproductions.record_pair import ETA, KINDS, RECORDED
 from simulator.calibrate import FIRST, Calibration, calibrate
 from simulator.calibrate_fit import is_held_out
 from simulator.calibrate_plots import draw_replay
@@ -47,14 +45,7 @@ WHY = (
 
 
 def reproduce(arguments: Arguments, folder: Path = RECORDED) -> Reproduction:
-    """Calibrate on the synchronous run of a pair and predict both; `--quick` records a tiny one."""
-    if arguments.quick and folder == RECORDED:
-        with tempfile.TemporaryDirectory(prefix="tiny-pair-") as place:
-            return _reproduce(_tiny_pair(Path(place)))
-    return _reproduce(folder)
-
-
-def _reproduce(folder: Path) -> Reproduction:
+    """Calibrate on the synchronous run of a pair and predict both; `--quick` without intervals."""
     known, unknown = (read_recorded_run(folder / kind) for kind in KINDS)
     found = calibrate(folder / "synchronous")
     costs = configuration(found)
@@ -62,7 +53,8 @@ def _reproduce(folder: Path) -> Reproduction:
         replay(costs, known, name="synchronous"),
         replay(costs, unknown, name="asynchronous"),
     )
-    others = [_without(folder, step, unknown) for step in _fitted_steps(known)]
+    left_out = [] if arguments.quick else _fitted_steps(known)
+    others = [_without(folder, step, unknown) for step in left_out]
     return Reproduction(
         name="recorded_run",
         claim=(
@@ -205,14 +197,6 @@ def _circumstances(folder: Path) -> str:
         f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' "
         f"time: {others}."
     )
-
-
-def _tiny_pair(place: Path) -> Path:
-    from benchmarks.tiny_model import write_tiny_model  # torch comes with it
-
-    write_tiny_model(place / "model")
-    record_pair(Pair(model=str(place / "model"), steps=6), place / "pair")
-    return place / "pair"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ _TILE_ENTRIES = (1 << 22, 1 << 24)
 """Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""
 _TILE_ENTRIES_GPU = 1 << 26
 """The same on a GPU, where each tile costs a dozen launches."""
+_CACHE_BYTES = 96 << 20
+"""Logits kept for the backward pass by default, at least."""
+_TILE_AND_CACHE_BYTES = 160 << 20
+"""What a small tile leaves of this is kept, too."""
 
 
 class LogprobsAndEntropy(NamedTuple):
@@ -43,7 +47,7 @@ def logprobs_and_entropy(
     temperature: float = 1.0,
     keep: Bool[Tensor, "T V"] | Cutoff | None = None,
     chunk_tokens: int | None = None,
-    cache_bytes: int = 96 << 20,
+    cache_bytes: int | None = None,
 ) -> LogprobsAndEntropy:
     r"""Log-prob of the target and entropy at each token, without holding all logits.
 
@@ -71,7 +75,9 @@ def logprobs_and_entropy(
             needs all logits of a token, so at least those exist then.
         cache_bytes: of logits that are kept for the backward pass, which makes the others again;
             0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
-            fastest. Nothing is kept where no gradient is asked for, nor under `vmap`.
+            fastest. None keeps half as much as the weight takes, of which the backward pass makes
+            a whole gradient anyway, but at least 96 MiB, and with a small tile up to 160 MiB
+            together. Nothing is kept where no gradient is asked for, nor under `vmap`.
 
     Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
 
@@ -87,7 +93,7 @@ def logprobs_and_entropy(
         _check_mask(mask, (hidden.shape[0], weight.shape[0]))
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
-    if cache_bytes < 0:
+    if cache_bytes is not None and cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
     vocab = max(1, weight.shape[0])
     if chunk_tokens is not None:
@@ -98,8 +104,12 @@ def logprobs_and_entropy(
         entries = max(fewest, min(most, 2048 * hidden.shape[0]))
     else:
         entries = _TILE_ENTRIES_GPU
+    number = hidden.element_size()
+    if cache_bytes is None:
+        of_weight = weight.numel() * number
+        cache_bytes = max(of_weight // 2, _CACHE_BYTES, _TILE_AND_CACHE_BYTES - entries * number)
     differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    cached_tokens = cache_bytes // (vocab * hidden.element_size()) if differentiated else 0
+    cached_tokens = cache_bytes // (vocab * number) if differentiated else 0
     # torch leaves `apply` untyped.
     logprobs, entropy, *_ = ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from areal_lab.functional import logprobs as logprobs_module
 from areal_lab.functional.cutoff import in_turn, min_p, top_k, top_p
 from areal_lab.functional.logit_tiles import tile_shape
 from areal_lab.functional.logprobs import logprobs_and_entropy, logprobs_and_entropy_from_logits
@@ -188,6 +189,15 @@ def test_logits_are_kept_only_for_a_gradient(asked):
     with LargestTensor() as seen, torch.set_grad_enabled(asked):
         logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=8)
     assert seen.entries == (64 if asked else 8) * 512
+
+
+def test_by_default_half_as_much_is_kept_as_the_weight_takes(monkeypatch):
+    for name in ("_CACHE_BYTES", "_TILE_AND_CACHE_BYTES"):
+        monkeypatch.setattr(logprobs_module, name, 0)
+    hidden, weight = torch.randn(64, 64, requires_grad=True), torch.randn(512, 64)
+    with LargestTensor() as seen:
+        logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=1)
+    assert seen.entries == weight.numel() // 2
 
 
 def test_large_logits_stay_finite():

@@ -118,6 +118,7 @@ def test_the_run_folder_holds_what_is_promised(
     AutoModelForCausalLM.from_pretrained(folder / "model")
 
 
+@pytest.mark.slow
 def test_eta_zero_trains_what_the_synchronous_schedule_trains(tmp_path: Path) -> None:
     folders = [
         do_run(

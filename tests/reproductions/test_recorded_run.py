@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from areal_lab import cli
 from benchmarks.harness import Arguments
+from benchmarks.tiny_model import write_tiny_model
 from reproductions.harness import Reproduction, to_json
 from reproductions.record_pair import (
     CAP_TOKENS,
@@ -71,6 +72,15 @@ def test_its_json_is_the_contract_and_says_what_contention_did(result: Reproduct
     assert any(why.startswith("Recorded 20") for why in told["why"])
 
 
+@pytest.mark.slow
+def test_the_fewest_steps_that_may_be_recorded_are_enough(tmp_path: Path) -> None:
+    model, into = tmp_path / "model", tmp_path / "pair"
+    write_tiny_model(model)
+    run_command(["--model", str(model), "--steps", "7", "--into", str(into)])
+    found = reproduce(FULL, into)
+    assert all(row.ours.low < row.ours.mean < row.ours.high for row in found.rows if not row.fitted)
+
+
 def test_recordings_tell_where_they_come_from() -> None:
     for kind in KINDS:
         told = json.loads((RECORDED / kind / "recording.json").read_text())
@@ -85,7 +95,7 @@ def test_recordings_tell_where_they_come_from() -> None:
     ("words", "said"),
     [
         (("synchronos",), "no schedule 'synchronos'; one of synchronous, asynchronous"),
-        (("--steps", "3"), "--steps is 3, but a calibration needs >= 6"),
+        (("--steps", "6"), "--steps is 6, but a calibration needs 6, and"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_in_a_line(
