@@ -11,18 +11,17 @@ from areal_lab.engines.leftovers import shared_segments
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
 from areal_lab.training.client import TrainerProcess
-from tests.real_engines.conftest import Announce
+from tests.real_engines.conftest import Announce, only
 from tests.real_engines.lab import BOUND_S, Lab, request, versions_of
 from tests.training.tiny import random_batch, settings_for
 from tests.training.updating import TRAIN_EVERY, assert_flat, update_often
 
-pytestmark = pytest.mark.sglang
 UPDATES = 1000
 KIB_PER_UPDATE = 16.0
 """A set of the weights has 723. Pools that are filled late count, too: up to 8 were seen."""
 
 
-@pytest.mark.parametrize("engine_lab", ["embedded"], indirect=True)
+@only("embedded", "sglang")
 @pytest.mark.parametrize("transfer", list(Transfer))
 def test_a_thousand_updates_leave_memory_as_it_was(
     lab: Lab, transfer: Transfer, tmp_path: Path, announce: Announce
