@@ -201,7 +201,9 @@ def test_an_interrupted_installation_is_half_made(recipe: Recipe, tmp_path: Path
     recipe.requirements.write_text(f"{package}\n")
     program = tmp_path / "installs.py"
     program.write_text(
-        "import sys\n"
+        "import signal, sys\n"
+        # A shell that starts a suite in the background has its children ignore Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(Path.cwd())!r})\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
@@ -214,12 +216,16 @@ def test_an_interrupted_installation_is_half_made(recipe: Recipe, tmp_path: Path
     log = tmp_path / "log"
     with log.open("w") as out:
         installing = subprocess.Popen([sys.executable, str(program)], stdout=out, stderr=out)
-    while not list(recipe.folder.glob("lib/*/site-packages/here")):
-        assert installing.poll() is None, last_lines(log)
-        try:
-            installing.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    installing.send_signal(signal.SIGINT)
-    assert installing.wait(20) != 0
+    try:
+        while not list(recipe.folder.glob("lib/*/site-packages/here")):
+            assert installing.poll() is None, last_lines(log)
+            try:
+                installing.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        installing.send_signal(signal.SIGINT)
+        assert installing.wait(20) != 0
+    finally:
+        installing.kill()
+        installing.wait()
     assert condition() is Condition.HALF_MADE
