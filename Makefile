@@ -80,7 +80,7 @@ test-slow: $(READY)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
-	@echo "Testing against real servers (about 15 minutes); each takes up to a minute to start."
+	@echo "Testing against real servers (about 20 minutes); each takes up to a minute to start."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
 		tests/real_engines $(ARGS)
 
