@@ -206,8 +206,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             parser.error(f"no schedule {kind!r}; one of {', '.join(KINDS)}, or none for both")
     if chosen.steps <= LEAST_STEPS:
         parser.error(
-            f"--steps is {chosen.steps}, but a calibration needs {LEAST_STEPS}, and for the "
-            f"intervals each is left out in turn: >= {LEAST_STEPS + 1}"
+            f"--steps is {chosen.steps}, but must be at least {LEAST_STEPS + 1}: a calibration "
+            f"needs {LEAST_STEPS}, and for the intervals each is left out in turn"
         )
     record_pair(
         Pair(model=chosen.model, steps=chosen.steps),

@@ -200,6 +200,16 @@ def test_by_default_half_as_much_is_kept_as_the_weight_takes(monkeypatch):
     assert seen.entries == weight.numel() // 2
 
 
+def test_what_a_small_tile_leaves_is_kept_too(monkeypatch):
+    kept, tile = 20 * 512 * 4, 8 * 512 * 4
+    monkeypatch.setattr(logprobs_module, "_CACHE_BYTES", 0)
+    monkeypatch.setattr(logprobs_module, "_TILE_AND_CACHE_BYTES", kept + tile)
+    hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(512, 4)
+    with LargestTensor() as seen:
+        logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=8)
+    assert seen.entries * 4 == kept
+
+
 def test_large_logits_stay_finite():
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0], [0.0]])

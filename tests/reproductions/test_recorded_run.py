@@ -95,7 +95,7 @@ def test_recordings_tell_where_they_come_from() -> None:
     ("words", "said"),
     [
         (("synchronos",), "no schedule 'synchronos'; one of synchronous, asynchronous"),
-        (("--steps", "6"), "--steps is 6, but a calibration needs 6, and"),
+        (("--steps", "6"), "--steps is 6, but must be at least 7"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_in_a_line(
