@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +23,7 @@ from areal_lab.control.events import (
     PushWeights,
     StartGroup,
 )
-from areal_lab.engines.client import EngineClient, EngineError, VersionMismatch
+from areal_lab.engines.client import EngineClient, EngineError
 from areal_lab.engines.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.eventlog import read_log_file
@@ -197,10 +196,10 @@ def other_weights(lab: FaultLab) -> Seconds:
             servers = case.servers
             try:
                 while not servers.counts["engine_losses"]:
-                    version = servers.weights.version
-                    moment.s = time.monotonic()
-                    # The run may have mended it before the stranger looks at what it has done.
-                    with suppress(VersionMismatch):
+                    # Never both at once: two loads at a time end SGLang 0.5.23.
+                    async with servers._weights_lock:
+                        version = servers.weights.version
+                        moment.s = time.monotonic()
                         await stranger.load_weights(lab.first, PauseMode.RETRACT)
                     # A version that was on its way sets it right before anyone has looked.
                     while (
