@@ -33,7 +33,8 @@ from areal_lab.pipeline.watch import Health
 from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
 from tests.fault_lab.lab import FaultLab
 from tests.fault_lab.stand_in import POLL_S
-from tests.pipeline.tiny_run import do_run, even_digits, tiny_config, trained_samples
+from tests.pipeline.rewards import even_digits
+from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
 
 Seconds: TypeAlias = dict[str, float]
 Run: TypeAlias = Callable[[FaultLab], Seconds]

@@ -24,10 +24,10 @@ from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
+from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
-    even_digits,
     long_tail,
     metrics,
     rescored_difference,

@@ -18,7 +18,8 @@ from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.train import TrainingRun
 from areal_lab.preflight import ConfigError
 from areal_lab.training.client import TrainingError
-from tests.pipeline.tiny_run import even_digits, tiny_config
+from tests.pipeline.rewards import even_digits
+from tests.pipeline.tiny_run import tiny_config
 
 
 @pytest.fixture(scope="module")

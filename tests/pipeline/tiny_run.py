@@ -71,12 +71,6 @@ def do_run(
     )
 
 
-def even_digits(completion: str, example: dict[str, Any]) -> float:
-    """A reward that any model meets often, so that every group has differences to learn from."""
-    del example
-    return float(sum(character in "02468" for character in completion))
-
-
 def trained_samples(folder: Path) -> list[list[dict[str, Any]]]:
     """What each step was trained on."""
     files = sorted((folder / "trajectories").glob("step-*.jsonl"))

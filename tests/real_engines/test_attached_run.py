@@ -11,7 +11,8 @@ import torch
 from areal_lab.engines.launch import launch_engine
 from areal_lab.engines.weights import write_weights
 from tests.fault_lab.stand_in import load_model
-from tests.pipeline.tiny_run import RunResult, do_run, even_digits, tiny_config
+from tests.pipeline.rewards import even_digits
+from tests.pipeline.tiny_run import RunResult, do_run, tiny_config
 
 pytestmark = pytest.mark.sglang
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
-    even_digits,
     long_tail,
     rescored_difference,
     tiny_config,
