@@ -1,0 +1,11 @@
+"""What tiny runs are judged by, apart: a reward worker imports the file, and no torch with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def even_digits(completion: str, example: dict[str, Any]) -> float:
+    """A reward that any model meets often, so that every group has differences to learn from."""
+    del example
+    return float(sum(character in "02468" for character in completion))
