@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Read by torch and tokenizers when they are loaded, so these come before everything else.
@@ -22,3 +23,12 @@ install_import_hook(["areal_lab.functional", "areal_lab.data.batch"], "beartype.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "explore")
+
+# What is imported and collected stays: to look through it for garbage, many times, finds none.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on there is garbage, but none among the modules and the thousands of tests."""
+    gc.freeze()
+    gc.enable()

@@ -14,7 +14,7 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
-from areal_lab.processes import watch_parent
+from areal_lab.processes import importing_much, watch_parent
 from areal_lab.training.protocol import TrainerFailed
 
 LINGER_S = 5.0
@@ -34,7 +34,8 @@ def main() -> int:
     push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
     try:
         # Imported here so that a torch that does not load is reported like every other error.
-        from areal_lab.training.serve import serve
+        with importing_much():
+            from areal_lab.training.serve import serve
 
         code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)
     except Exception as error:

@@ -78,6 +78,27 @@ class Lab:
         (sample,) = self.run(client.generate([request("a", [5, 6, 7], 6, seed=3)]))
         return error_under(sample, {self.version: self.version})
 
+    def pause_in_mid_answer(self, name: str, mode: PauseMode) -> asyncio.Task[list[Generated]]:
+        """An answer that a pause of the engine has met with some of its tokens drawn."""
+        client = self.engine(name).client
+
+        async def meet() -> asyncio.Task[list[Generated]]:
+            while True:
+                answer = asyncio.create_task(
+                    client.generate([request("r", [5, 6, 7], 200, seed=3)])
+                )
+                while not (answer.done() or client.arrived_tokens("r")):
+                    await asyncio.sleep(0.005)
+                await client.pause(mode)
+                held = await client.statistics()
+                if held["running_requests"] + held["waiting_requests"]:
+                    return answer
+                # On a busy machine it may be over before it is seen: another one.
+                await client.resume()
+                await answer
+
+        return self.run(meet())
+
     def stop(self) -> None:
         for engine in self.engines.values():
             self.run(engine.stop())
@@ -125,14 +146,7 @@ def test_a_running_answer_goes_on_under_the_new_weights(
 ) -> None:
     assert lab.push(pusher, "a").failures == ()
     client, pause = lab.engine("a").client, PauseMode(mode)
-    running = lab.loop.create_task(client.generate([request("r", [5, 6, 7], 200, seed=3)]))
-
-    async def interrupt() -> None:
-        while not client.arrived_tokens("r"):
-            await asyncio.sleep(0.005)
-        await client.pause(pause)
-
-    lab.run(interrupt())
+    running = lab.pause_in_mid_answer("a", pause)
     seeds = {lab.version: lab.version}
     assert lab.push(pusher, "a", flush_cache=pause is not PauseMode.IN_PLACE).failures == ()
     seeds[lab.version] = lab.version
@@ -166,14 +180,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 def test_a_flush_under_running_requests_is_refused(lab: Lab, pusher: Pusher) -> None:
     assert lab.push(pusher, "a").failures == ()
     client = lab.engine("a").client
-    running = lab.loop.create_task(client.generate([request("r", [5, 6, 7], 200, seed=3)]))
-
-    async def interrupt() -> None:
-        while not client.arrived_tokens("r"):
-            await asyncio.sleep(0.005)
-        await client.pause(PauseMode.IN_PLACE)
-
-    lab.run(interrupt())
+    running = lab.pause_in_mid_answer("a", PauseMode.IN_PLACE)
     (failure,) = lab.push(pusher, "a", flush_cache=True).failures
     assert "cannot be flushed" in failure.message
     lab.run(client.resume())

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_lab.processes import watch_parent
+from areal_lab.processes import importing_much, watch_parent
 
 if TYPE_CHECKING:
     from areal_lab.engines.embedded.batcher import Batcher
@@ -40,10 +40,11 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"embedded engine: {options.model_path} on http://{host}:{port}", flush=True)
 
     # Late, so that a wrong option or a port in use is reported at once.
-    import uvicorn
+    with importing_much():
+        import uvicorn
 
-    from areal_lab.engines.embedded.app import create_app
-    from areal_lab.engines.embedded.scheduler import Scheduler
+        from areal_lab.engines.embedded.app import create_app
+        from areal_lab.engines.embedded.scheduler import Scheduler
 
     scheduler = Scheduler(lambda: load_batcher(options), threads=options.threads)
     scheduler.start()
@@ -64,12 +65,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def load_batcher(options: argparse.Namespace) -> Batcher:
     """The batcher of a server started with these options."""
-    from transformers.utils import logging
+    with importing_much():
+        from transformers.utils import logging
 
-    from areal_lab.dtypes import compute_dtype
-    from areal_lab.engines.embedded.batcher import Batcher
-    from areal_lab.engines.embedded.loading import load_model
-    from areal_lab.engines.weights import read_manifest
+        from areal_lab.dtypes import compute_dtype
+        from areal_lab.engines.embedded.batcher import Batcher
+        from areal_lab.engines.embedded.loading import load_model
+        from areal_lab.engines.weights import read_manifest
 
     logging.disable_progress_bar()
     folder = Path(options.model_path)
