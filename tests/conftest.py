@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 
+import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
@@ -26,6 +27,11 @@ settings.load_profile("repeat" if os.environ.get("CI") else "explore")
 
 # What is imported and collected stays: to look through it for garbage, many times, finds none.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts processes first: at the end, one worker would start them while others wait."""
+    items.sort(key=lambda item: item.path.parent.name not in ("pipeline", "training"))
 
 
 def pytest_collection_finish() -> None:
