@@ -82,7 +82,7 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("reward.fn=areal_lab.rewards.exact:gone", "'areal_lab.rewards.exact' has no 'gone'"),
         ("reward.fn=no_such_module:f", "there is no module 'no_such_module'"),
         ("reward.fn=exact", "reward.fn: 'exact' cannot be used: 'exact' is not of the form"),
-        ("actor.loss_fn=math:pi", "'math:pi' is float, which cannot be called"),
+        ("reward.fn=math:pi", "'math:pi' is float, which cannot be called"),
         ("actor.loss_fn=math:hypot", "cannot be called as a policy loss"),
         ("actor.advantage_fn=math:gone", "actor.advantage_fn: 'math:gone'"),
         ("actor.path=nowhere", "actor.path: nowhere is neither a model folder nor"),
