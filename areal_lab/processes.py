@@ -197,8 +197,8 @@ def on_parent_death(clean_up: Callable[[], None]) -> None:
 def importing_much() -> Iterator[None]:
     """Around the imports of torch and transformers at the start of a process.
 
-    They make half a million objects that stay. Looking through these for garbage meanwhile, many times,
-    takes a fifth of the time of the imports, and finds none; nor does any later search.
+    They make half a million objects that stay. Looking through these for garbage meanwhile, many
+    times, takes a fifth of the time of the imports, and finds none; nor does any later search.
     """
     gc.disable()
     try:
