@@ -198,7 +198,7 @@ def importing_much() -> Iterator[None]:
     """Around the imports of torch and transformers at the start of a process.
 
     They make half a million objects that stay. Looking through these for garbage meanwhile, many
-    times, takes a fifth of the time of the imports, and finds none; nor does any later search.
+    times, takes a fifth of the time of the imports, and finds none; later searches leave them out.
     """
     gc.disable()
     try:

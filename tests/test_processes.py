@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -14,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from areal_lab import processes
-from areal_lab.processes import Child, ChildDied, last_lines, peak_rss_bytes, start_child
+from areal_lab.processes import (
+    Child,
+    ChildDied,
+    importing_much,
+    last_lines,
+    peak_rss_bytes,
+    start_child,
+)
 
 BOUND_MS = 20_000
 """How long a killed process may take to be gone, on a busy machine."""
@@ -207,3 +215,14 @@ def test_last_lines_are_the_last_ones_and_none_is_endless(tmp_path: Path) -> Non
     assert settings.endswith(" ...")
     assert len(settings) < 400
     assert last == "last"
+
+
+def test_garbage_is_looked_for_again_after_imports_that_fail_too() -> None:
+    def import_much() -> None:
+        with importing_much():
+            assert not gc.isenabled()
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        import_much()
+    assert gc.isenabled()
