@@ -20,7 +20,7 @@ help:
 	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.7 GB)"
-	@echo "make test           the test suite (five to six minutes)"
+	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the few tests that take about a minute each, or more"
 	@echo "make test-sglang    the tests against real servers, SGLang's and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
@@ -71,7 +71,7 @@ demo-sglang: $(READY)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
-	@echo "Running the test suite (five to six minutes on two cores)."
+	@echo "Running the test suite (four to five minutes on two cores)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 # Read by torch and tokenizers when they are loaded, so these come before everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,8 @@ os.environ["MPLBACKEND"] = "Agg"
 import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
+
+from tests.warm import children_from_a_warm_interpreter
 
 # Every call of these modules is checked against the shapes in its annotations, in tests only.
 install_import_hook(["areal_lab.functional", "areal_lab.data.batch"], "beartype.beartype")
@@ -38,3 +41,10 @@ def pytest_collection_finish() -> None:
     """From now on there is garbage, but none among the modules and the thousands of tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_interpreter() -> Iterator[None]:
+    """Trainers and embedded engines of the tests begin after their imports."""
+    with children_from_a_warm_interpreter():
+        yield

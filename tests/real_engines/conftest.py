@@ -39,6 +39,11 @@ def only(*names: str) -> pytest.MarkDecorator:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_interpreter() -> None:
+    """Every process here is started as a user's is, not as those of the default suite."""
+
+
 @pytest.fixture(scope="session")
 def announce(request: pytest.FixtureRequest) -> Announce:
     """Says something on the terminal at once, whatever is captured."""

@@ -1,0 +1,74 @@
+"""A forked child is what a started one is, as far as the child itself can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_lab.processes import start_child
+from tests.warm import children_from_a_warm_interpreter
+
+FACTS = """
+import json, os, signal, sys, threading
+with os.fdopen(int(sys.argv.pop(1)), "w") as tells:
+    lifeline, parent = map(int, os.environ.pop("AREAL_LAB_LIFELINE").split(","))
+    listed = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    files = [os.readlink(file) for file in listed if os.path.exists(file)]
+    facts = {
+        "name": __name__,
+        "main": vars(sys.modules["__main__"]) is globals(),
+        "arguments": sys.argv,
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "parent": os.getppid() - parent,
+        "session and group": [os.getsid(0) - os.getpid(), os.getpgid(0) - os.getpid()],
+        "standard files": [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)],
+        "all files": sorted(file.split(":")[0] for file in files),
+        "signals": {n: str(signal.getsignal(n)) for n in signal.valid_signals()},
+        "blocked": [str(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        "threads": threading.active_count(),
+        "umask": os.umask(0),
+    }
+    json.dump(facts, tells)
+print("some words")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+async def told_by_a_child(log_path: Path, exit_code: int) -> tuple[dict[str, Any], int, str]:
+    """What a child says of itself, how it ended and what it logged."""
+    hears, tells = os.pipe()
+    child = await start_child(
+        "child", "facts", [str(tells), str(exit_code)], log_path=log_path, pass_fds=[tells]
+    )
+    os.close(tells)
+    with os.fdopen(hears) as answer:
+        facts = json.loads(await asyncio.to_thread(answer.read))
+    code = await child.process.wait()
+    await child.stop()
+    return facts, code, log_path.read_text()
+
+
+def test_a_forked_child_finds_what_a_started_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "facts.py").write_text(FACTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path.cwd()))))
+
+    def told(exit_code: int) -> tuple[dict[str, Any], int, str]:
+        (tmp_path / "log").unlink(missing_ok=True)
+        (tmp_path / str(exit_code)).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / str(exit_code))
+        return asyncio.run(told_by_a_child(tmp_path / "log", exit_code))
+
+    started = [told(code) for code in (0, 7)]
+    with children_from_a_warm_interpreter(["facts"]):
+        forked = [told(code) for code in (0, 7)]
+    assert forked == started
+    assert [rest for _, *rest in forked] == [[0, "some words\n"], [7, "some words\n"]]

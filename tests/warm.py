@@ -1,0 +1,235 @@
+"""Children forked from an interpreter that has torch and transformers loaded already.
+
+A trainer or an embedded engine imports for five CPU-seconds before it reads its first option, and
+the tests start some forty of them. Here they begin after the imports, and are otherwise what
+`python -m module` makes: processes of their own, in their own session, with this process as their
+parent, and they run the same `main`.
+
+    tests ---- module, arguments, descriptors ----> warm interpreter (one to a test process)
+      |                                                  | fork
+      | adopts, as its subreaper                     in between, which ends
+      |                                                  | fork
+      +------------------------------------------------ child
+
+`areal-lab train`, which some tests run as a command, starts its children from cold ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WARM = ("areal_lab.training.worker", "areal_lab.engines.embedded.server")
+"""What is forked; every other command is started as it stands."""
+
+LOADED = (
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "areal_lab.engines.embedded.app",
+    "areal_lab.engines.embedded.batcher",
+    "areal_lab.engines.embedded.loading",
+    "areal_lab.engines.embedded.scheduler",
+    "areal_lab.training.serve",
+    "transformers.models.llama.modeling_llama",
+)
+"""Imported beforehand: what the two import when they run, on the tests' models."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOVED = 512
+"""Descriptors of a child wait from here on while the lower numbers are cleared."""
+
+
+@contextmanager
+def children_from_a_warm_interpreter(modules: Sequence[str] = WARM) -> Iterator[None]:
+    """Meanwhile `asyncio.create_subprocess_exec` forks what would run one of these modules."""
+    start_cold = asyncio.create_subprocess_exec
+    search_path = os.environ.get("PYTHONPATH")  # the warm interpreter has this one
+    warm = _Warm()
+
+    async def start(*command: str, **options: Any) -> Any:
+        runs_one = command[:2] == (sys.executable, "-m") and command[2] in modules
+        if runs_one and options["env"].get("PYTHONPATH") == search_path:
+            return _Forked(warm.fork(command[2], command[3:], **options))
+        return await start_cold(*command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", start)
+        yield
+    warm.end()
+
+
+class _Forked:
+    """The part of `asyncio.subprocess.Process` that `areal_lab.processes` uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._returncode: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        if self._returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._pidfd)
+        return self._returncode
+
+    async def wait(self) -> int:
+        loop = asyncio.get_running_loop()
+        while (code := self.returncode) is None:
+            ended = loop.create_future()
+            # A descriptor of its own, since a loop has one reader for each.
+            pidfd = os.dup(self._pidfd)
+            loop.add_reader(pidfd, lambda end=ended: end.done() or end.set_result(None))
+            try:
+                await ended
+            finally:
+                loop.remove_reader(pidfd)
+                os.close(pidfd)
+        return code
+
+
+class _Warm:
+    """The warm interpreter as its test process sees it; started when it is needed first."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        stdin: int,
+        stdout: Any,
+        stderr: Any,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        start_new_session: bool,
+    ) -> int:
+        """Process id of a new child that runs this module."""
+        assert stdin == subprocess.DEVNULL
+        assert start_new_session
+        if self._socket is None:
+            self._socket = self._started()
+        wish = {"module": module, "arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
+        wish["numbers"] = [1, 2, *pass_fds]
+        with _adopting():
+            socket.send_fds(
+                self._socket,
+                [json.dumps(wish).encode()],
+                [stdout.fileno(), stderr.fileno(), *pass_fds],
+            )
+            answer = self._socket.recv(20)
+        assert answer, "the warm interpreter ended; what it said is above"
+        return int(answer)
+
+    def _started(self) -> socket.socket:
+        # Messages keep their bounds, and the end of either side is told.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parent.parent,
+                start_new_session=True,
+            )
+        return ours
+
+    def end(self) -> None:
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.wait()
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Meanwhile orphans among this process's descendants become its children."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _serve(wishes: socket.socket) -> None:
+    """The warm interpreter: fork a child for every wish, until nobody is left to have one."""
+    gc.disable()
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    assert threading.active_count() == 1, "a fork would lose the other threads"
+    while True:
+        wish, fds, _, _ = socket.recv_fds(wishes, 1 << 20, 32)
+        if not wish:
+            return
+        hears, tells = os.pipe()
+        between = os.fork()
+        if between == 0:
+            if os.fork() == 0:
+                os.close(tells)
+                os.read(hears, 1)  # the end of the one in between: whoever asked is our parent now
+                _become(json.loads(wish), fds, wishes)
+            os._exit(0)
+        os.waitpid(between, 0)
+        for fd in (hears, tells, *fds):
+            os.close(fd)
+
+
+def _become(wish: dict[str, Any], fds: list[int], wishes: socket.socket) -> None:
+    """Be `python -m module arguments...`; does not return."""
+    code: Any = 1
+    try:
+        os.setsid()
+        wishes.send(str(os.getpid()).encode())
+        moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _MOVED) for fd in fds]
+        os.closerange(3, _MOVED)
+        for number, fd in zip(wish["numbers"], moved, strict=True):
+            os.dup2(fd, number)
+        os.closerange(_MOVED, max(moved) + 1)
+        os.environ.clear()
+        os.environ.update(wish["env"])
+        os.chdir(wish["cwd"])
+        sys.path[0] = wish["cwd"]  # as `-m` has it
+        sys.argv[1:] = wish["arguments"]
+        runpy.run_module(wish["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
