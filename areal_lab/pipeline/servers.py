@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +101,7 @@ class Servers:
 
         async def first(number: EngineId) -> None:
             server = self._server(number, await self.places[number].open())
-            try:
+            async with self._closed_on_error(server):
                 await while_it_answers(
                     server,
                     self.health,
@@ -109,9 +109,6 @@ class Servers:
                     if server.process is None
                     else server.check_version(self.weights.version),
                 )
-            except BaseException:
-                await server.close()
-                raise
             self.alive[number] = server
 
         try:
@@ -225,6 +222,18 @@ class Servers:
 
     # --- below the surface -----------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def _closed_on_error(self, server: Server) -> AsyncIterator[None]:
+        """While a server gets ready: if that fails it is closed, and why it failed is told."""
+        try:
+            yield
+        except BaseException as error:
+            reason = await cause(server, error) if isinstance(error, Exception) else error
+            await server.close()
+            if reason is error:
+                raise
+            raise reason from error
+
     async def _bring_one(self, server: Server) -> None:
         """Bring one server to what the others hold."""
         bring = self.courier(self.weights, [server.client], self.pause_mode)
@@ -295,18 +304,14 @@ class Servers:
 
     async def _join(self, number: EngineId, opened: EngineProcess | EngineClient) -> None:
         server = self._server(number, opened)
-        try:
-            async with self._weights_lock:
-                # Compares the version and the checksum that the server then reports.
-                await while_it_answers(server, self.health, self._bring_one(server))
-                self._mending.discard(number)
-                self._awaited.discard(number)
-                self.alive[number] = server
-                self.counts["engine_restarts"] += 1
-                self._say(EngineJoined(number))
-        except BaseException:
-            await server.close()
-            raise
+        async with self._closed_on_error(server), self._weights_lock:
+            # Compares the version and the checksum that the server then reports.
+            await while_it_answers(server, self.health, self._bring_one(server))
+            self._mending.discard(number)
+            self._awaited.discard(number)
+            self.alive[number] = server
+            self.counts["engine_restarts"] += 1
+            self._say(EngineJoined(number))
         self.note(f"{server.name} is back, with version {self.weights.version}")
         self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         async with self._changed:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,13 @@ import pytest
 
 from areal_lab.engines.addresses import CannotAttach
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.vllm_api import VLLM
 from areal_lab.pipeline import attach
 from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.watch import Health
+from areal_lab.processes import ChildDied, start_command
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
@@ -93,6 +99,49 @@ def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(servers(answer, refuse).start())
     assert [str(error) for error in raised.value.exceptions] == ["no room"]
+
+
+def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start of a run, and when it comes back: the broken connection is only a symptom."""
+    monkeypatch.setattr("areal_lab.pipeline.servers.MEND_PAUSE_S", 0.0)
+    dies = False
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        if dies:
+            os.kill(opened[-1].child.pid, signal.SIGKILL)
+            raise httpx.ConnectError("connection refused")
+        return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+
+    opened: list[EngineProcess] = []
+
+    async def start() -> EngineProcess:
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        child = await start_command("engine 0", command, log_path=tmp_path / "engine.log")
+        client = EngineClient("http://engine", transport=httpx.MockTransport(answer))
+        opened.append(EngineProcess(child=child, client=client, base_url="http://engine"))
+        return opened[-1]
+
+    async def scenario() -> None:
+        nonlocal dies
+        one = servers(never, never, silent_s=20.0)
+        one.places, one.max_restarts = {0: Place(open=start)}, 1
+        one.courier = lambda *_: EngineClient.version
+        await one.start()
+        dies = True
+        one.lose(one.alive[0], EngineUnreachable("somebody says so"))
+        await one.given_up.wait()
+        assert len(opened) == 2
+        assert isinstance(one.last_words, ChildDied)
+        await one.close()
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await one.start()
+        (error,) = raised.value.exceptions
+        assert re.search(r"engine 0 .* was killed by SIGKILL", str(error))
+
+    asyncio.run(scenario())
 
 
 def test_a_server_that_does_not_take_weights_that_way_is_refused(
