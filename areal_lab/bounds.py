@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rollout.transfer": tuple(transfer.value for transfer in Transfer),
     "rollout.dtype": ("auto", "float32", "bfloat16"),
     "actor.dtype": ("auto", "float32", "bfloat16"),
+    "actor.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
 }
 """Settings that name one of several things."""
 
@@ -71,7 +72,11 @@ BOUNDS: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
         ("actor.optimizer.beta1", "actor.optimizer.beta2"),
         lambda value: 0 <= value < 1,
     ),
-    ("in [0, 1]", ("reward.max_error_rate",), lambda value: 0 <= value <= 1),
+    (
+        "in [0, 1]",
+        ("actor.optimizer.min_lr_ratio", "reward.max_error_rate"),
+        lambda value: 0 <= value <= 1,
+    ),
     ("in (0, 1]", ("gconfig.top_p",), lambda value: 0 < value <= 1),
     ("-1 (the whole vocabulary) or >= 1", ("gconfig.top_k",), lambda v: v == -1 or v >= 1),
     ("in 0 (any free one) to 65535", ("rollout.port",), lambda value: 0 <= value <= 65535),

@@ -132,7 +132,12 @@ class OptimizerConfig:
     gradient_clipping: float = 1.0
     """Largest global gradient norm; infinity switches clipping off."""
     warmup_steps: int = 5
-    """Optimizer steps (minibatches) of linear warm-up; constant afterwards."""
+    """Optimizer steps (minibatches) of linear warm-up."""
+    lr_scheduler_type: str = "constant"
+    """After warm-up: constant, or falling to `min_lr_ratio` by the end of the run: linear, or
+    cosine (half a wave)."""
+    min_lr_ratio: float = 0.0
+    """Share of `lr` that is left at the end."""
 
 
 @dataclass(kw_only=True)

@@ -68,6 +68,8 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("actor.optimizer.lr=0", "actor.optimizer.lr is 0.0, but must be a finite number > 0"),
         ("actor.optimizer.lr=nan", "actor.optimizer.lr is nan"),
         ("actor.optimizer.warmup_steps=-1", "warmup_steps is -1, but must be an integer >= 0"),
+        ("actor.optimizer.lr_scheduler_type=cosin", "did you mean 'cosine'?"),
+        ("actor.optimizer.min_lr_ratio=1.5", "min_lr_ratio is 1.5, but must be in [0, 1]"),
         ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
         ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
         ("rollout.backend=embedd", "'embedd' names no engine; there are embedded, sglang, vllm"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class TrainerSettings:
     weights_root: str
     """Folder that receives exported weights, best one in memory."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer_steps: int = 0
+    """Of the whole run, for a learning rate that falls until its end."""
     clip_epsilon: float = 0.2
     decoupled: bool = True
     """Decoupled PPO; false is standard PPO anchored at the behavior policy."""
@@ -58,6 +61,11 @@ class TrainerSettings:
                 f"gradient_clipping is {self.optimizer.gradient_clipping}, but must be > 0; "
                 "infinity switches it off"
             )
+        if self.optimizer.lr_scheduler_type != "constant" and self.optimizer_steps < 1:
+            raise ValueError(
+                f"optimizer_steps is {self.optimizer_steps}, but must be >= 1 for a learning rate "
+                f"that falls ({self.optimizer.lr_scheduler_type})"
+            )
 
     def to_json(self) -> str:
         """One line; infinity is written as the word."""
@@ -94,6 +102,7 @@ def settings_from_config(
         model_path=str(model_path),
         weights_root=str(weights_root),
         optimizer=replace(actor.optimizer),
+        optimizer_steps=config.total_train_steps * actor.ppo_n_minibatches,
         clip_epsilon=actor.eps_clip,
         decoupled=actor.use_decoupled_loss,
         behavior_weight_cap=actor.behav_imp_weight_cap,
@@ -117,6 +126,24 @@ def settings_from_config(
     )
 
 
-def warmup_factor(step: int, warmup_steps: int) -> float:
-    """Share of the learning rate at optimizer step `step` (from 0): linear, then constant 1."""
-    return min(1.0, (step + 1) / warmup_steps) if warmup_steps > 0 else 1.0
+def lr_factor(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
+    """Share of the learning rate at an optimizer step.
+
+    Rises linearly to 1 in `warmup_steps`; what follows is constant, or falls so that it would be
+    `min_lr_ratio` at the step after the last one.
+
+    Args:
+        step: optimizer steps done so far.
+        optimizer: says how it falls, and to what.
+        total_steps: optimizer steps of the whole run.
+    """
+    if step < optimizer.warmup_steps:
+        return (step + 1) / optimizer.warmup_steps
+    falling = max(1, total_steps - optimizer.warmup_steps)
+    done = min(1.0, (step - optimizer.warmup_steps) / falling)
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": (1.0 + math.cos(math.pi * done)) / 2.0,
+    }[optimizer.lr_scheduler_type]
+    return optimizer.min_lr_ratio + (1.0 - optimizer.min_lr_ratio) * left

@@ -44,7 +44,7 @@ from areal_lab.training.loss import (
 from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
 from areal_lab.training.model import forward_cost
 from areal_lab.training.protocol import Span, TrainBatchRequest
-from areal_lab.training.settings import TrainerSettings, warmup_factor
+from areal_lab.training.settings import TrainerSettings, lr_factor
 
 
 class NonFiniteStep(ArithmeticError):
@@ -98,7 +98,7 @@ def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
         fused=True,
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_factor(step, numbers.warmup_steps)
+        optimizer, lambda step: lr_factor(step, numbers, settings.optimizer_steps)
     )
     return Learner(
         model=model,

@@ -251,6 +251,16 @@ def test_warmup_is_linear_and_counts_minibatches(folder: Path) -> None:
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3])
 
 
+def test_a_learning_rate_falls_until_the_last_minibatch_of_the_run(folder: Path) -> None:
+    optimizer = OptimizerConfig(
+        lr=1e-3, warmup_steps=2, lr_scheduler_type="linear", min_lr_ratio=0.2
+    )
+    learner = learner_for(folder, optimizer=optimizer, minibatches=2, optimizer_steps=6)
+    rates = [train_batch(learner, random_batch(seed)).metrics["lr"] for seed in range(4)]
+    # The last minibatch of steps 1, 2 and 3; a step more than were planned stays at the bound.
+    assert rates == pytest.approx([1e-3, 0.8e-3, 0.4e-3, 0.2e-3])
+
+
 def test_clipping_scales_the_gradient_to_the_bound(folder: Path) -> None:
     free = learner_for(folder)
     train_batch(free, random_batch())
