@@ -137,7 +137,7 @@ class OptimizerConfig:
     """After warm-up: constant, or falling to `min_lr_ratio` by the end of the run: linear, or
     cosine (half a wave)."""
     min_lr_ratio: float = 0.0
-    """Share of `lr` that is left at the end."""
+    """Share of `lr` that is left at the end, if it falls."""
 
 
 @dataclass(kw_only=True)

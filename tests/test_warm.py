@@ -65,6 +65,9 @@ def test_a_forked_child_finds_what_a_started_one_finds(
         (tmp_path / "log").unlink(missing_ok=True)
         (tmp_path / str(exit_code)).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / str(exit_code))
+        for other in (0, 7):
+            monkeypatch.delenv(f"CODE_{other}", raising=False)
+        monkeypatch.setenv(f"CODE_{exit_code}", "is asked for")
         return asyncio.run(told_by_a_child(tmp_path / "log", exit_code))
 
     started = [told(code) for code in (0, 7)]

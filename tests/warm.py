@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
-import gc
 import importlib
 import json
 import os
@@ -35,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from areal_lab.processes import importing_much
 
 WARM = ("areal_lab.training.worker", "areal_lab.engines.embedded.server")
 """What is forked; every other command is started as it stands."""
@@ -177,11 +178,9 @@ def _adopting() -> Iterator[None]:
 
 def _serve(wishes: socket.socket) -> None:
     """The warm interpreter: fork a child for every wish, until nobody is left to have one."""
-    gc.disable()
-    for name in LOADED:
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    with importing_much():
+        for name in LOADED:
+            importlib.import_module(name)
     assert threading.active_count() == 1, "a fork would lose the other threads"
     while True:
         wish, fds, _, _ = socket.recv_fds(wishes, 1 << 20, 32)
