@@ -1,7 +1,7 @@
 """Children forked from an interpreter that has torch and transformers loaded already.
 
 A trainer or an embedded engine imports for five CPU-seconds before it reads its first option, and
-the tests start some forty of them. Here they begin after the imports, and are otherwise what
+the tests start thirty of them. Here they begin after the imports, and are otherwise what
 `python -m module` makes: processes of their own, in their own session, with this process as their
 parent, and they run the same `main`.
 
