@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.microbatch import dynamic_batches
-from simulator.packing import FEWEST_LANES, balanced_ranks, lane_batches
+from simulator.packing import FEWEST_LANES, balanced_ranks, lane_batches, stable_order
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -170,19 +170,26 @@ def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[
 
     Of one minibatch all ranks, then of the next.
     """
-    bounds = minibatch_bounds(len(sizes), minibatches)
-    if bounds[1] < ranks:
+    fewest = len(sizes) // minibatches
+    if fewest < ranks:
         raise ValueError(
-            f"a minibatch of {bounds[1]} sequences cannot keep {ranks} data-parallel ranks busy; "
+            f"a minibatch of {fewest} sequences cannot keep {ranks} data-parallel ranks busy; "
             "take fewer minibatches or training GPUs, or more sequences per batch"
         )
+    # Minibatches of equal numbers are dealt all at a time.
+    at_once = 1 if len(sizes) % minibatches else minibatches
+    most = int(sizes.max(initial=0))
     dealt: list[Numbers] = []
     per_lane: list[int] = []
-    for start, end in pairwise(bounds):
-        longest_first = np.argsort(-sizes[start:end], kind="stable") + start
-        rank_of_each = balanced_ranks(sizes[longest_first], ranks)
-        dealt.append(longest_first[np.argsort(rank_of_each, kind="stable")])
-        per_lane += np.bincount(rank_of_each, minlength=ranks).tolist()
+    for start, end in pairwise(minibatch_bounds(len(sizes), minibatches // at_once)):
+        block = sizes[start:end].reshape(at_once, -1)
+        firsts = np.arange(start, end, block.shape[1])[:, None]
+        longest_first = stable_order(most - block, most=most)
+        rank_of_each = balanced_ranks(np.take_along_axis(block, longest_first, axis=1), ranks)
+        by_rank = stable_order(rank_of_each, most=ranks)
+        dealt.append((np.take_along_axis(longest_first, by_rank, axis=1) + firsts).ravel())
+        lanes = rank_of_each + ranks * np.arange(at_once)[:, None]
+        per_lane += np.bincount(lanes.ravel(), minlength=ranks * at_once).tolist()
     return np.concatenate(dealt), per_lane
 
 
@@ -210,7 +217,7 @@ def _many_lanes(
     before = np.cumsum(micro_batches) - micro_batches
     batch_of_each = (batches + before[:, None])[present]
     return Lanes(
-        order=dealt[np.argsort(batch_of_each, kind="stable")],
+        order=dealt[stable_order(batch_of_each, most=int(micro_batches.sum()))],
         sequences=np.bincount(batch_of_each),
         micro_batches=micro_batches,
     )

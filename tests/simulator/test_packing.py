@@ -16,22 +16,29 @@ LENGTHS = st.one_of(
 )
 
 
-@given(LENGTHS, st.integers(1, 9))
+@given(st.lists(LENGTHS, min_size=1, max_size=4), st.integers(1, 9))
 @settings(max_examples=200)
-def test_ranks_are_those_of_balanced_parts(lengths: list[int], ranks: int) -> None:
-    lengths, ranks = sorted(lengths, reverse=True), min(ranks, len(lengths))
-    rank_of_each = balanced_ranks(np.array(lengths), ranks)
-    parts = [np.flatnonzero(rank_of_each == rank).tolist() for rank in range(ranks)]
-    assert parts == balanced_parts(lengths, ranks)
+def test_ranks_are_those_of_balanced_parts(minibatches: list[list[int]], ranks: int) -> None:
+    fewest = min(map(len, minibatches))
+    minibatches, ranks = [sorted(one[:fewest])[::-1] for one in minibatches], min(ranks, fewest)
+    rank_of_each = balanced_ranks(np.array(minibatches), ranks)
+    for mine, lengths in zip(rank_of_each, minibatches, strict=True):
+        parts = [np.flatnonzero(mine == rank).tolist() for rank in range(ranks)]
+        assert parts == balanced_parts(lengths, ranks)
 
 
-@given(st.lists(LENGTHS, min_size=1, max_size=8), st.integers(0, 100), st.integers(1, 9))
-@settings(max_examples=100)
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=8),
+    st.integers(0, 100),
+    st.integers(1, 9),
+    st.sampled_from([1, 1 << 23]),  # so large numbers do not fit in 32 bits
+)
+@settings(max_examples=200)
 def test_micro_batches_are_those_of_each_lane_alone(
-    lanes: list[list[int]], spare: int, min_batches: int
+    lanes: list[list[int]], spare: int, min_batches: int, unit: int
 ) -> None:
-    max_tokens = max(map(max, lanes)) + spare
-    lanes = [sorted(lane, reverse=True) for lane in lanes]
+    max_tokens = (max(map(max, lanes)) + spare) * unit
+    lanes = [sorted([length * unit for length in lane], reverse=True) for lane in lanes]
     table = np.zeros((max(map(len, lanes)), len(lanes)), np.int64)
     for place, lane in enumerate(lanes):
         table[: len(lane), place] = lane
