@@ -51,7 +51,7 @@ BOUNDS: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
         (
             "actor.optimizer.lr", "actor.optimizer.eps", "actor.eps_clip",
             "rollout.request_timeout_s", "reward.timeout_s", "rollout.ready_timeout_s",
-            "rollout.health_interval_s", "rollout.health_timeout_s",
+            "rollout.health_interval_s", "rollout.health_timeout_s", "rollout.stall_timeout_s",
             "rollout.transfer_timeout_s",
         ),
         lambda value: 0 < value < math.inf,

@@ -108,11 +108,14 @@ class RolloutConfig:
     """Seconds between two looks at whether an engine is there (GET /ready) and has its weights."""
     health_timeout_s: float = 20.0
     """Silence of an engine, in seconds, after which it counts as lost."""
+    stall_timeout_s: float = 120.0
+    """Seconds after which it does, too, if only its HTTP process answers and not what computes;
+    one step of a large batch may take long on a CPU."""
     max_engine_restarts: int = 0
     """How often each lost engine may come back: started again, or waited for if it is an address.
     0 goes on with the others; without any the run saves and ends."""
     request_timeout_s: float = 600.0
-    """Longest time without an answer from an engine, in seconds."""
+    """Longest time without an answer from an engine, in seconds; loading weights is one."""
 
 
 @dataclass(kw_only=True)

@@ -72,6 +72,8 @@ class Backend:
     """Why not in the other ways."""
     own_seeds: bool
     """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
+    tells_spans: bool
+    """Whether `GET /spans` tells what it did, and when."""
     tensor_parallel: bool
     """Whether one server can be spread over several GPUs."""
     arguments: Callable[[ServerOptions], list[str]]
@@ -204,6 +206,7 @@ EMBEDDED: Final = Backend(
     pause_modes=tuple(PauseMode),
     transfers=("folder", "http_tensor", "distributed"),
     own_seeds=True,
+    tells_spans=True,
     tensor_parallel=False,
     arguments=_embedded_arguments,
     environment=_embedded_environment,
@@ -218,6 +221,7 @@ SGLANG: Final = Backend(
     pause_modes=tuple(PauseMode),
     transfers=("folder", "http_tensor", "distributed"),
     own_seeds=False,
+    tells_spans=False,
     tensor_parallel=True,
     arguments=_sglang_arguments,
     environment=_sglang_environment,
@@ -235,6 +239,7 @@ VLLM: Final = Backend(
     transfers=("folder",),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     own_seeds=True,
+    tells_spans=False,
     tensor_parallel=True,
     arguments=_vllm_arguments,
     environment=_vllm_environment,

@@ -33,6 +33,7 @@ __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"
 
 STREAM_INTERVAL = 8
 """Tokens of a sample between two messages of the server; at most so many are lost with it."""
+_CONTROL_TIMEOUT_S = 600.0
 
 
 class EngineClient:
@@ -46,7 +47,7 @@ class EngineClient:
         stream: bool = True,
         stream_interval: int = STREAM_INTERVAL,
         request_timeout_s: float | None = None,
-        control_timeout_s: float = 600.0,
+        control_timeout_s: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Nothing is sent yet.
@@ -60,11 +61,13 @@ class EngineClient:
             request_timeout_s: longest silence while `generate` waits, pauses by this client left
                 out; `None` waits as long as the server lives. Without `stream` a server is silent
                 until the last sample has ended.
-            control_timeout_s: longest wait for any other answer; loading weights is one.
+            control_timeout_s: longest wait for any other answer; loading weights is one. `None` is
+                `request_timeout_s`, or ten minutes.
             transport: instead of the network, for tests.
         """
         self.api = api
-        self._connection = Connection(base_url, timeout_s=control_timeout_s, transport=transport)
+        timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
+        self._connection = Connection(base_url, timeout_s=timeout_s, transport=transport)
         self._held = HeldWeights()
         self._patience = Patience(request_timeout_s)
         self._drawing = Drawing(
@@ -195,6 +198,14 @@ class EngineClient:
         status = await self._connection.status(self.api.ready)
         # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
         return status == httpx.codes.OK or (status is not None and self._paused is not None)
+
+    async def computes(self) -> None:
+        """Return when what computes behind the server has answered.
+
+        Raises:
+            EngineUnreachable: if there is no answer in time.
+        """
+        await self._connection.call(self.api.computes)
 
     async def engine_name(self) -> str:
         """Which of `backends.BACKENDS` the server is."""

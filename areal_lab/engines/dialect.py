@@ -109,6 +109,9 @@ class Dialect:
     cache."""
     ready: Call
     """Answered with 200 by a server that generates; while it is paused, with anything."""
+    computes: Call
+    """Answered by what computes, between two of its steps; `ready` may be answered by a process
+    before it, whatever became of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

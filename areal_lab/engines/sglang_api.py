@@ -162,4 +162,5 @@ SGLANG: Final = Dialect(
     engine_version=lambda answer: str(answer.get("version", "")),
     tells_interruptions=True,
     ready=get("/ready"),
+    computes=get("/server_info"),
 )

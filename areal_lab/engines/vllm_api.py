@@ -148,6 +148,7 @@ VLLM: Final = Dialect(
     engine_version=lambda answer: str(answer.get("version", "")),
     tells_interruptions=False,
     ready=get("/health"),
+    computes=get("/is_paused"),
 )
 VLLM_ON_CPU: Final = replace(VLLM, load=partial(load, method="reload_all_weights"))
 """The same on a CPU, with the worker extension."""

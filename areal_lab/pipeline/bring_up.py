@@ -108,7 +108,9 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
     servers = Servers(
         places=engine_places(config, folder, folder_of_first, model_path, threads.engine),
         health=Health(
-            interval_s=config.rollout.health_interval_s, timeout_s=config.rollout.health_timeout_s
+            interval_s=config.rollout.health_interval_s,
+            timeout_s=config.rollout.health_timeout_s,
+            stall_s=config.rollout.stall_timeout_s,
         ),
         max_restarts=config.rollout.max_engine_restarts,
         pause_mode=PauseMode(config.rollout.pause_mode),

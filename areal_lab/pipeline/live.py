@@ -211,7 +211,7 @@ class LiveRun:
             try:
                 spans, cursor = await server.spans(self._span_cursor.get(server, 0))
             except EngineError:
-                continue  # it is lost, or no embedded engine, which alone tells what it does
+                continue  # it is lost, or attached and never tells
             self._span_cursor[server] = cursor
             for span in spans if final else spans[:-1]:
                 times_s = span["start_s"], span["end_s"]

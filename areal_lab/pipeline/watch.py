@@ -3,6 +3,7 @@
     task       finds                               within
     death      its process ended                   at once, if the process is ours
     silence    gone, or hung                       interval_s + timeout_s since its last answer
+    stall      what computes behind it is hung     interval_s + stall_s since its last answer
     weights    other weights than it was given     interval_s and an answer
 
 Silence: every interval_s: GET /ready --answered--> wait for the next
@@ -10,7 +11,9 @@ Silence: every interval_s: GET /ready --answered--> wait for the next
 
 SGLang's /health is never asked: it generates a token, so that it hangs while generation is paused.
 A server that is stopped (SIGSTOP) still accepts connections, and a busy one may be slow to answer:
-only silence for the whole of `timeout_s` counts.
+only silence for the whole of `timeout_s` counts. SGLang and vLLM answer /ready and /health in a
+process before the one that computes, which is asked by itself and answers between two steps. While
+it is paused it is not: it may be loading, which has a bound of its own.
 """
 
 from __future__ import annotations
@@ -35,11 +38,17 @@ class Health:
 
     interval_s: float
     timeout_s: float
+    stall_s: float
 
     @property
     def bound_s(self) -> float:
         """Longest time from the last answer of a server until it counts as lost."""
         return self.interval_s + self.timeout_s
+
+    @property
+    def stall_bound_s(self) -> float:
+        """The same of what computes behind it."""
+        return self.interval_s + self.stall_s
 
 
 async def watch(
@@ -53,6 +62,7 @@ async def watch(
     looks = (
         _until_dead(server),
         _until_lost_to_silence(server, health),
+        _until_stalled(server, health),
         _until_other_weights(server, health, check_weights),
     )
     try:
@@ -117,6 +127,25 @@ async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
                 f"{server.name} did not answer GET {server.client.api.ready.path} for "
                 f"{health.timeout_s:g} s (rollout.health_timeout_s)"
             )
+
+
+async def _until_stalled(server: Server, health: Health) -> None:
+    while True:
+        await asyncio.sleep(health.interval_s)
+        if server.paused:
+            continue
+        try:
+            async with asyncio.timeout(health.stall_s):
+                await server.client.computes()
+        except TimeoutError:
+            if not server.paused:  # as it may be since it was asked
+                error = EngineUnreachable(
+                    f"{server.name} answers, but what computes behind it did not for "
+                    f"{health.stall_s:g} s (rollout.stall_timeout_s)"
+                )
+                server.report_loss(server, error)
+        except EngineError:
+            pass  # how it answers, and whether it does, is what others look at
 
 
 async def _until_other_weights(

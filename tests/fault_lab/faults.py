@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import psutil
+
 from areal_lab.control.events import (
     Action,
     EngineJoined,
@@ -113,6 +115,20 @@ HUNG_WHOLE: Final = Fault(
     "stopped to lost",
     "`rollout.health_interval_s` + `rollout.health_timeout_s`",
     lambda health: health.bound_s + AT_ONCE,
+)
+STALLED: Final = Fault(
+    "what computes in a server hung (SIGSTOP), its HTTP process not",
+    "goes on: its samples are finished by the others; it is brought up to date and used again",
+    "stopped to lost",
+    "`rollout.health_interval_s` + `rollout.stall_timeout_s` (20 s here)",
+    lambda health: health.stall_bound_s + AT_ONCE,
+)
+COMPUTING_KILLED: Final = Fault(
+    "what computes in a server killed, its HTTP process not",
+    "goes on: its samples are finished by the others; no process of it is left",
+    "killed to lost",
+    "`rollout.health_interval_s` + `rollout.stall_timeout_s` (20 s here)",
+    lambda health: health.stall_bound_s + AT_ONCE,
 )
 DAMAGED: Final = Fault(
     "folder of weights damaged",
@@ -241,6 +257,54 @@ def hung(lab: FaultLab) -> Seconds:
     return {HUNG.name: case.seconds_to(EngineLost, moment.s)}
 
 
+def stalled(lab: FaultLab) -> Seconds:
+    """Its HTTP process answers for itself, and what computes behind it later goes on."""
+    moment = Moment()
+
+    async def stall() -> None:
+        moment.now()
+        for process in lab.victim_speaks():
+            process.resume()
+        try:
+            await asyncio.sleep(lab.patience.hangs_s)
+        finally:
+            lab.signal_victim(signal.SIGCONT)
+
+    def fault(case: Case) -> None:
+        when_generating(lab, case, stall)
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1)
+    case.check_tokens_were_kept()
+    return {STALLED.name: case.seconds_to(EngineLost, moment.s)}
+
+
+def computing_killed(lab: FaultLab) -> Seconds:
+    """The process behind the one that speaks HTTP dies; its owner starts the server again."""
+    moment = Moment()
+
+    async def kill() -> None:
+        processes = [*lab.victim_computes(), *lab.victim_speaks()]
+        moment.now()
+        for process in lab.victim_computes():
+            process.kill()
+        lab.signal_victim(signal.SIGCONT)
+        while any(alive(process) for process in processes):
+            await asyncio.sleep(POLL_S)
+        await lab.restart_victim()
+
+    def fault(case: Case) -> None:
+        when_generating(lab, case, kill)
+        hold_until_back(case)
+
+    case = lab.case(lab.attached(), fault, max_restarts=1)
+    case.check_nothing_was_lost()
+    case.check_counts(losses=1, restarts=1)
+    return {COMPUTING_KILLED.name: case.seconds_to(EngineLost, moment.s)}
+
+
 def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
     """The same below `train`: a real trainer and real rewards, attached to both servers."""
     state, steps = RunState(), 5
@@ -353,11 +417,21 @@ RUNS: Final[dict[Run, tuple[Fault, ...]]] = {
     wrong_version_echoed: (WRONG_VERSION,),
     other_weights: (OTHER_WEIGHTS,),
     hung: (HUNG,),
+    stalled: (STALLED,),
     hung_in_a_whole_run: (HUNG_WHOLE,),
+    computing_killed: (COMPUTING_KILLED,),
     killed_while_loading_then_started_with_old_weights: (KILLED_LOADING, OLD_WEIGHTS),
     killed_while_generating_and_its_port_stolen: (KILLED, PORT_STOLEN),
 }
 """Every run and the faults in it; the last one leaves no victim behind."""
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it has not ended, reaped or not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def when_generating(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from areal_lab.config import RolloutConfig
@@ -74,15 +76,19 @@ class Patience:
     """A server that is stopped goes on after so long."""
 
 
-QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3), hangs_s=2.5)
+QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
 """For an engine that computes little else and answers at once."""
 AS_SHIPPED = Patience(
     health=Health(
-        interval_s=RolloutConfig.health_interval_s, timeout_s=RolloutConfig.health_timeout_s
+        interval_s=RolloutConfig.health_interval_s,
+        timeout_s=RolloutConfig.health_timeout_s,
+        stall_s=20.0,
     ),
     hangs_s=30.0,
 )
-"""The defaults of the configuration."""
+"""The defaults of the configuration, but for a stall: a step of a tiny model takes no minutes."""
+_COMPUTES = re.compile("^(sglang::scheduler|VLLM::EngineCore)")
+"""Titles of processes that compute behind another that speaks HTTP."""
 
 
 def patience_of(backend: str) -> Patience:
@@ -165,6 +171,18 @@ class FaultLab:
     def signal_victim(self, number: signal.Signals) -> None:
         """Send a signal to the victim's processes, borrowed or not."""
         os.killpg(self._victim_pid, number)
+
+    def victim_computes(self) -> list[psutil.Process]:
+        """Its processes that compute; the only one it has, if it has no other."""
+        whole = psutil.Process(self._victim_pid)
+        found = [one for one in whole.children(recursive=True) if _COMPUTES.match(title(one))]
+        return found or [whole]
+
+    def victim_speaks(self) -> list[psutil.Process]:
+        """The others."""
+        whole = psutil.Process(self._victim_pid)
+        computes = self.victim_computes()
+        return [one for one in (whole, *whole.children(recursive=True)) if one not in computes]
 
     async def stop_victim_in_mid_answer(self, client: Callable[[], EngineClient | None]) -> None:
         """Stop the victim's processes (SIGSTOP) once a long answer of it is under way.
@@ -346,6 +364,11 @@ def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
             yield lab
         finally:
             runner.run(lab.close())
+
+
+def title(process: psutil.Process) -> str:
+    """What `ps` shows of it."""
+    return " ".join(process.cmdline())
 
 
 def _port(engine: EngineProcess) -> int:

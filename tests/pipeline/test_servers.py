@@ -31,11 +31,16 @@ def servers(
     answer: Callable[[], Awaitable[httpx.Response]],
     bring: Callable[[], Awaitable[object]],
     silent_s: float = 20.0,
+    stalled: Callable[[], bool] = lambda: False,
 ) -> Servers:
-    """One attached server, whose answers to every request and loading of weights are given."""
+    """One attached server, whose answers to every request and loading of weights are given.
 
-    async def handle(_: httpx.Request) -> httpx.Response:
-        return await answer()
+    Args:
+        stalled: whether what computes is hung, behind an HTTP process that is not.
+    """
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        return await (never() if stalled() and request.url.path == "/server_info" else answer())
 
     async def attached() -> EngineClient:
         return EngineClient("http://engine", transport=httpx.MockTransport(handle))
@@ -45,13 +50,17 @@ def servers(
 
     return Servers(
         places={0: Place(open=attached)},
-        health=Health(interval_s=0.01, timeout_s=silent_s),
+        health=Health(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
         max_restarts=0,
         pause_mode=PauseMode.RETRACT,
         weights=WEIGHTS,
         courier=lambda *_: load,
         note=print,
     )
+
+
+BOUND_S = 60.0
+"""For what comes at once, or never."""
 
 
 async def never() -> Any:
@@ -84,6 +93,40 @@ def test_one_that_says_that_it_is_there_may_take_long() -> None:
         await one.start()
         assert list(one.alive) == [0]
         assert (one.backend, one.engine_version) == ("sglang", "1.2")
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> None:
+    async def answer() -> httpx.Response:
+        return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+
+    async def scenario() -> None:
+        stalled = asyncio.Event()
+        looks = 0
+
+        def look() -> bool:
+            nonlocal looks
+            looks += 1
+            return stalled.is_set()
+
+        one = servers(answer, answer, stalled=look)
+        await one.start()
+        server = one.alive[0]
+        await one.pause()
+        stalled.set()
+        looks = 0
+        while looks < 30:  # of /ready and of the version: it counts as loading meanwhile
+            await asyncio.sleep(0.01)
+        assert not server.lost.is_set()
+        await one.resume()
+        async with asyncio.timeout(BOUND_S):
+            await server.lost.wait()
+        assert str(server.last_words) == (
+            "engine 0 (http://engine) answers, but what computes behind it did not for 0.05 s "
+            "(rollout.stall_timeout_s)"
+        )
         await one.close()
 
     asyncio.run(scenario())

@@ -23,7 +23,8 @@ SGLang
     an aborted sample may have ended             tests/engines/test_client.py
     an abort may break the answer to others      tests/engines/test_arriving.py
     /get_weights_by_name refuses                 never asked; a digest tells (test_contract)
-    a dead scheduler takes all processes along   test_install, test_faults
+    a dead scheduler takes all processes along   test_faults: computing_killed
+    /ready speaks for a hung scheduler           test_faults: stalled
 vLLM
     aborts ignore an id that is not vLLM's own   test_an_abort_meets_one_request_and_not_...
     keep and reload does not recompute           test_contract: test_exact_modes_recompute_...

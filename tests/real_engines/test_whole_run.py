@@ -1,8 +1,9 @@
-"""A whole run whose weights never lie in a folder: every token is from the version it names."""
+"""A whole run, by every engine and way of transfer: each token is of the version it names."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,22 @@ pytestmark = pytest.mark.sglang
 STEPS = 6
 
 
-@pytest.mark.parametrize("transfer", ["http_tensor", "distributed"])
+REFUSED = re.compile(r"\"(\w+ [^ ]+) HTTP/[\d.]+\" (?!503)[45]\d\d")
+"""In a server's log; 503 is how one that loads or pauses says that it is not ready."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "transfer"),
+    [
+        ("embedded", "http_tensor"),
+        ("embedded", "distributed"),
+        ("sglang", "folder"),
+        ("sglang", "http_tensor"),
+        ("vllm", "folder"),
+    ],
+)
 def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
-    tmp_path: Path, transfer: str
+    tmp_path: Path, engine: str, transfer: str
 ) -> None:
     config = tiny_config(
         tmp_path,
@@ -31,12 +45,16 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
         "eta=3",
         "save_every_steps=1",
         "rollout.max_concurrent_rollouts=8",
+        f"rollout.backend={engine}",
         f"rollout.transfer={transfer}",
     )
     result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
     folder, summary = result.folder, result.summary
     assert summary["status"] == "complete"
+    assert summary["backend"] == engine
     assert summary["version_mismatches"] == 0
+    # Whatever a server refuses costs the time in which it might turn out to be dying.
+    assert not REFUSED.findall((folder / "logs" / "engine-0.log").read_text())
     models = checkpoints(folder)
     samples = [sample for step in trained_samples(folder) for sample in step]
     rescored = [rescored_difference(models, s) for s in samples if len(s["parts"]) > 1]
