@@ -94,7 +94,7 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
     live: LiveRun | None = None
     display.phase(
         f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
-        f"{trainer.ready.compute_dtype}; waiting for {count_engines(config)} engine(s)"
+        f"{trainer.ready.compute_dtype}; waiting for {_engines(config)}"
     )
 
     def on_push(push: Pushed) -> None:
@@ -189,3 +189,10 @@ def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId
         processes=(TRAINER, *(engine_process(index) for index in engines)),
     )
     return EventLog(folder.events, header, clock=time.time)
+
+
+def _engines(config: TrainConfig) -> str:
+    """What is started or attached to, for a person."""
+    if config.rollout.addresses:
+        return f"{count_engines(config)} server(s) that run already"
+    return f"{count_engines(config)} {engine_plan(config).backend} server(s) to start"

@@ -1,10 +1,12 @@
 """What a person sees while a run goes on: step, reward, speed, staleness, what is waited for.
 
-On a terminal a few lines are redrawn in place; elsewhere each step and each phase is one line.
+On a terminal a few lines are redrawn in place; elsewhere each step and each phase is one line, and
+so is what is still waited for after 10, 20, 40 s and so on.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,10 @@ from rich.text import Text
 from areal_lab.pipeline.reports import StepReport
 
 _BAR_WIDTH = 32
+_REMIND_S = 10.0
+"""Of silence until the first reminder of what is waited for; the next one comes after twice as
+long."""
+_LOOK_S = 0.5
 
 
 class Display(Protocol):
@@ -56,24 +62,47 @@ class Lines:
     """One line per phase, step and note: for logs and pipes."""
 
     console: Console
-    _began_s: float = field(default_factory=time.monotonic)
+    waiting_for: Callable[[], str] = str
+    """What the run waits for; empty before it has begun."""
+    clock: Callable[[], float] = time.monotonic
+    _began_s: float = field(init=False)
+    _line_s: float = field(init=False)
+    """When the last line came that was no reminder."""
+    _remind_s: float = _REMIND_S
+    _phase: str = "starting"
+
+    def __post_init__(self) -> None:
+        self._began_s = self._line_s = self.clock()
 
     def phase(self, text: str) -> None:
         """Print the phase with the seconds since the start."""
-        self.console.print(
-            f"[{time.monotonic() - self._began_s:6.1f} s] {text}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._phase = text
+        self._news(text)
 
     def step(self, report: StepReport) -> None:
         """Print the step."""
-        self.phase(describe(report))
+        self._news(describe(report))
 
     def note(self, text: str) -> None:
         """Print the note."""
-        self.phase(text)
+        self._news(text)
+
+    def remind(self) -> None:
+        """Say what is waited for, if nothing was said for long; to be called again and again."""
+        silent_s = self.clock() - self._line_s
+        if silent_s >= self._remind_s:
+            self._remind_s *= 2
+            waiting = self.waiting_for()
+            what = f"still waiting for {waiting}" if waiting else f"still: {self._phase}"
+            self._print(f"{what} ({silent_s:.0f} s)")
+
+    def _news(self, text: str) -> None:
+        self._line_s, self._remind_s = self.clock(), _REMIND_S
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        line = f"[{self.clock() - self._began_s:6.1f} s] {text}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass
@@ -142,8 +171,28 @@ def terminal_display(
     """The display that fits where standard error goes."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(console)
+        lines = Lines(console, waiting_for)
+        with _reminders(lines):
+            yield lines
         return
     screen = Screen(console, waiting_for, live_counts)
     with Live(screen, console=console, refresh_per_second=4, transient=True):
         yield screen
+
+
+@contextmanager
+def _reminders(lines: Lines) -> Iterator[None]:
+    """Let them come from a thread: what is waited for may hold up this one."""
+    over = threading.Event()
+
+    def remind() -> None:
+        while not over.wait(_LOOK_S):
+            lines.remind()
+
+    thread = threading.Thread(target=remind, name="reminders", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
