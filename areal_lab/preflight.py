@@ -22,7 +22,7 @@ from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.addresses import CannotAttach, check_addresses
-from areal_lab.engines.backends import backend_of, transfer_refusal
+from areal_lab.engines.backends import backend_of, transfer_refusal, truncation_refusal
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
@@ -73,6 +73,7 @@ def check(
     check_batches(config)
     check_engines(config)
     check_transfer(config)
+    check_sampling(config)
     check_servers(config)
     check_ports(config)
     check_run_folder(config)
@@ -167,6 +168,14 @@ def check_transfer(config: TrainConfig) -> None:
     """The engines take weights the way they are to be sent."""
     backend = backend_of(engine_plan(config).backend)
     if (refusal := transfer_refusal(backend, config.rollout.transfer)) is not None:
+        raise ConfigError(refusal)
+
+
+def check_sampling(config: TrainConfig) -> None:
+    """The engines' log-probs are of the distribution that the trainer computes, too."""
+    backend = backend_of(engine_plan(config).backend)
+    drawn = config.gconfig
+    if (refusal := truncation_refusal(backend, top_p=drawn.top_p, top_k=drawn.top_k)) is not None:
         raise ConfigError(refusal)
 
 

@@ -70,6 +70,9 @@ class Backend:
     """How weights get into it."""
     transfers_why: str = ""
     """Why not in the other ways."""
+    whole_logprobs: bool
+    """Whether log-probs are of softmax(logits / temperature) over the whole vocabulary, also where
+    top-k and top-p leave only some of it to draw from; else they are of the tokens left."""
     own_seeds: bool
     """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
     tensor_parallel: bool
@@ -149,7 +152,8 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
         # Without it the endpoint that takes and returns tokens refuses.
         "--enable-scale-out",
-        # Log-probs of what was drawn from, after the temperature; its default is before it.
+        # Log-probs after the temperature; its default is before it. They are then after top-k and
+        # top-p, too: vLLM has nothing between.
         *("--logprobs-mode", "processed_logprobs"),
         *(() if options.build == "gpu" else _VLLM_ON_CPU),
         *options.extra,
@@ -203,6 +207,7 @@ EMBEDDED: Final = Backend(
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
     transfers=("folder", "http_tensor", "distributed"),
+    whole_logprobs=True,
     own_seeds=True,
     tensor_parallel=False,
     arguments=_embedded_arguments,
@@ -217,6 +222,7 @@ SGLANG: Final = Backend(
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
     transfers=("folder", "http_tensor", "distributed"),
+    whole_logprobs=True,
     own_seeds=False,
     tensor_parallel=True,
     arguments=_sglang_arguments,
@@ -234,6 +240,7 @@ VLLM: Final = Backend(
     pause_modes=tuple(PauseMode),
     transfers=("folder",),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
+    whole_logprobs=False,
     own_seeds=True,
     tensor_parallel=True,
     arguments=_vllm_arguments,
@@ -252,6 +259,20 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
     return (
         f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
         f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+    )
+
+
+def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:
+    """Why answers of this server cannot be trained on if they are drawn so; None if they can."""
+    cut = {"top_p": (top_p, 1), "top_k": (top_k, -1)}
+    wrong = {name: pair for name, pair in cut.items() if pair[0] != pair[1]}
+    if backend.whole_logprobs or not wrong:
+        return None
+    name, (value, whole) = next(iter(wrong.items()))
+    return (
+        f"gconfig.{name} is {value:g}, but must be {whole} with {backend.name}: its log-probs are "
+        "of the tokens that top_p and top_k leave, and the trainer's of the whole vocabulary; set "
+        + " ".join(f"gconfig.{name}={whole}" for name, (_, whole) in wrong.items())
     )
 
 
