@@ -80,8 +80,9 @@ class RolloutConfig:
     drop_late: bool = False
     """`bounded_lag`: drop (and count) what would exceed the bound instead of waiting for it."""
     routing: str = "least_loaded"
-    """Which engine takes a group: the `least_loaded`, each in turn (`round_robin`), or the one that
-    had it before (`sticky`)."""
+    """Which engine takes a group: the `least_loaded`, or each in turn (`round_robin`). `sticky` is
+    for turns of a conversation, which go where the one before went; a run draws each group in one
+    go, so it acts as `least_loaded` there."""
     pause_mode: str = "retract"
     """Or `abort`, `in_place`."""
     transfer: str = "folder"
