@@ -84,7 +84,7 @@ class RolloutConfig:
     for turns of a conversation, which go where the one before went; a run draws each group in one
     go, so it acts as `least_loaded` there."""
     pause_mode: str = "retract"
-    """Or `abort`, `in_place`."""
+    """Or `abort`; or `in_place`, which is fast and biased (docs/engines.md)."""
     transfer: str = "folder"
     """How new weights reach the engines: a `folder` in shared memory or on disk, `http_tensor`
     (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs)."""

@@ -285,6 +285,17 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         (["eta=0.2"], "at most 0.2 of a batch ahead"),
         (["rollout.schedule=synchronous"], ""),
         (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),
+        (["rollout.pause_mode=in_place"], "drawn from a mixture of versions"),
+        (["rollout.pause_mode=in_place"], "docs/engines.md, 'What an interruption does'"),
+        (
+            ["rollout.pause_mode=in_place", "rollout.schedule=partial_rollout"],
+            "keeps the cache of the old weights",
+        ),
+        (["rollout.pause_mode=in_place", "eta=0"], ""),
+        (["rollout.pause_mode=in_place", "rollout.interruptible=false"], ""),
+        (["rollout.pause_mode=in_place", "rollout.schedule=synchronous"], ""),
+        (["rollout.pause_mode=in_place", "rollout.backend=vllm"], ""),  # measured: no bias
+        (["rollout.pause_mode=in_place", "rollout.backend=nothing"], ""),
     ],
 )
 def test_what_may_not_mean_what_the_user_thinks_is_told_once(
@@ -293,6 +304,7 @@ def test_what_may_not_mean_what_the_user_thinks_is_told_once(
     notices = notes(configured(*overrides))
     assert len(notices) == bool(told)
     assert told in "".join(notices)
+    assert "\n" not in "".join(notices)
 
 
 def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Configured) -> None:

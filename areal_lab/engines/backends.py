@@ -66,6 +66,8 @@ class Backend:
     version_path: str = ""
     """POST `{"new_version": ...}` here once it is ready, if the command line cannot say it."""
     pause_modes: tuple[PauseMode, ...]
+    biased_in_place: bool
+    """Whether an answer goes on with old keys and values after an update in place."""
     transfers: tuple[str, ...]
     """How weights get into it."""
     transfers_why: str = ""
@@ -206,6 +208,7 @@ EMBEDDED: Final = Backend(
     distribution={},
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
+    biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
     whole_logprobs=True,
     own_seeds=True,
@@ -221,6 +224,7 @@ SGLANG: Final = Backend(
     gpu_package="sglang-kernel",
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
+    biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
     whole_logprobs=True,
     own_seeds=False,
@@ -238,6 +242,7 @@ VLLM: Final = Backend(
     ready_path="/health",
     version_path="/update_weight_version",
     pause_modes=tuple(PauseMode),
+    biased_in_place=False,
     transfers=("folder",),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     whole_logprobs=False,
