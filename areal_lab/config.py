@@ -80,10 +80,11 @@ class RolloutConfig:
     drop_late: bool = False
     """`bounded_lag`: drop (and count) what would exceed the bound instead of waiting for it."""
     routing: str = "least_loaded"
-    """Which engine takes a group: the `least_loaded`, each in turn (`round_robin`), or the one that
-    had it before (`sticky`)."""
+    """Which engine takes a group: the `least_loaded`, or each in turn (`round_robin`). `sticky` is
+    for turns of a conversation, which go where the one before went; a run draws each group in one
+    go, so it acts as `least_loaded` there."""
     pause_mode: str = "retract"
-    """Or `abort`, `in_place`."""
+    """Or `abort`; or `in_place`, which is fast and biased (docs/engines.md)."""
     transfer: str = "folder"
     """How new weights reach the engines: a `folder` in shared memory or on disk, `http_tensor`
     (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs)."""

@@ -22,7 +22,8 @@ from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.addresses import CannotAttach, check_addresses
-from areal_lab.engines.backends import backend_of, transfer_refusal
+from areal_lab.engines.backends import backend_of, transfer_refusal, truncation_refusal
+from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
@@ -73,6 +74,7 @@ def check(
     check_batches(config)
     check_engines(config)
     check_transfer(config)
+    check_sampling(config)
     check_servers(config)
     check_ports(config)
     check_run_folder(config)
@@ -96,6 +98,12 @@ def notes(config: TrainConfig) -> list[str]:
         told.append(
             f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
             "AReaL's eta is an integer"
+        )
+    if _is_biased_in_place(config):
+        told.append(
+            "rollout.pause_mode=in_place keeps the cache of the old weights: what an interrupted "
+            "answer goes on with is drawn from a mixture of versions, which is no version's "
+            "policy; how far off is measured in docs/engines.md, 'What an interruption does'"
         )
     return told
 
@@ -167,6 +175,14 @@ def check_transfer(config: TrainConfig) -> None:
     """The engines take weights the way they are to be sent."""
     backend = backend_of(engine_plan(config).backend)
     if (refusal := transfer_refusal(backend, config.rollout.transfer)) is not None:
+        raise ConfigError(refusal)
+
+
+def check_sampling(config: TrainConfig) -> None:
+    """The engines' log-probs are of the distribution that the trainer computes, too."""
+    backend = backend_of(engine_plan(config).backend)
+    drawn = config.gconfig
+    if (refusal := truncation_refusal(backend, top_p=drawn.top_p, top_k=drawn.top_k)) is not None:
         raise ConfigError(refusal)
 
 
@@ -338,6 +354,20 @@ def _facts(folder: Path) -> ModelFacts:
         return read_model_facts(folder)
     except ValueError as error:
         raise ConfigError(f"actor.path: {error}") from error
+
+
+def _is_biased_in_place(config: TrainConfig) -> bool:
+    """Whether answers are interrupted in this run, and go on with what old weights have cached."""
+    rollout = config.rollout
+    interrupts = rollout.schedule == "partial_rollout" or (
+        rollout.schedule == "asynchronous" and rollout.interruptible
+    )
+    if rollout.pause_mode != PauseMode.IN_PLACE or not (interrupts and effective_eta(config) > 0):
+        return False
+    try:
+        return backend_of(engine_plan(config).backend).biased_in_place
+    except ValueError:  # no engine has this name; `check` says so
+        return False
 
 
 def _existing(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from areal_lab import preflight
 from areal_lab.bounds import BOUNDS, CHOICES
 from areal_lab.config import TrainConfig
 from areal_lab.data.arithmetic import arithmetic_problems
@@ -284,6 +285,17 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         (["eta=0.2"], "at most 0.2 of a batch ahead"),
         (["rollout.schedule=synchronous"], ""),
         (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),
+        (["rollout.pause_mode=in_place"], "drawn from a mixture of versions"),
+        (["rollout.pause_mode=in_place"], "docs/engines.md, 'What an interruption does'"),
+        (
+            ["rollout.pause_mode=in_place", "rollout.schedule=partial_rollout"],
+            "keeps the cache of the old weights",
+        ),
+        (["rollout.pause_mode=in_place", "eta=0"], ""),
+        (["rollout.pause_mode=in_place", "rollout.interruptible=false"], ""),
+        (["rollout.pause_mode=in_place", "rollout.schedule=synchronous"], ""),
+        (["rollout.pause_mode=in_place", "rollout.backend=vllm"], ""),  # measured: no bias
+        (["rollout.pause_mode=in_place", "rollout.backend=nothing"], ""),
     ],
 )
 def test_what_may_not_mean_what_the_user_thinks_is_told_once(
@@ -292,6 +304,7 @@ def test_what_may_not_mean_what_the_user_thinks_is_told_once(
     notices = notes(configured(*overrides))
     assert len(notices) == bool(told)
     assert told in "".join(notices)
+    assert "\n" not in "".join(notices)
 
 
 def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Configured) -> None:
@@ -302,3 +315,24 @@ def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Conf
         "rollout.transfer is 'distributed', but vllm takes weights by folder only: vLLM's own "
         "weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
     )
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (["gconfig.top_p=0.9"], "gconfig.top_p is 0.9, but must be 1 with vllm: "),
+        (["gconfig.top_k=20"], "gconfig.top_k is 20, but must be -1 with vllm: "),
+        (["gconfig.top_p=0.9", "gconfig.top_k=20"], "; set gconfig.top_p=1 gconfig.top_k=-1"),
+    ],
+)
+def test_log_probs_of_another_distribution_than_the_trainers_are_refused(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, cut: list[str], said: str
+) -> None:
+    # vLLM need not be installed here.
+    monkeypatch.setattr(preflight, "check_engines", lambda _: None)
+    told = refused(configured("rollout.backend=vllm", *cut))
+    assert said in told
+    assert "of the tokens that top_p and top_k leave, and the trainer's of the whole vo" in told
+    check(configured("rollout.backend=vllm"))
+    check(configured("rollout.backend=sglang", *cut))
+    check(configured(*cut))

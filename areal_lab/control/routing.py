@@ -7,8 +7,12 @@
                   lives; the least loaded for a new key       their prefix in the engine's cache
 
 A group has its id as key. All its samples are one piece of work, so they share an engine, and
-their prompt's cache, under every policy. Routing is data: `Routing` names the policy and makes its
-`Router`, which decides from nothing but the calls it had, so that a log replays.
+their prompt's cache, under every policy. It asks once, and again only if its engine is lost, so in
+a run `sticky` decides as `least_loaded` does: it acts where a caller has several pieces of work
+with one key, as an agent with turns would, and the coordinator is no such caller.
+
+Routing is data: `Routing` names the policy and makes its `Router`, which decides from nothing but
+the calls it had, so that a log replays.
 """
 
 from __future__ import annotations
@@ -170,10 +174,18 @@ class Sticky(LeastLoaded):
         super().__init__()
         self._home: dict[Hashable, EngineId] = {}
 
+    def remove(self, engine: EngineId) -> None:
+        """Its keys have no engine any more: one of its number that comes back has an empty cache.
+
+        O(keys), and rare: an engine was lost.
+        """
+        super().remove(engine)
+        self._home = {key: home for key, home in self._home.items() if home != engine}
+
     def acquire(self, key: Hashable = None) -> EngineId:
         """The key's engine; a new key, or one whose engine is gone, goes to the least loaded."""
         engine = self._home.get(key)
-        if engine is not None and engine in self:
+        if engine is not None:
             self.take(engine)
             return engine
         self._home[key] = engine = super().acquire()
@@ -203,7 +215,7 @@ def round_robin() -> Routing:
 
 
 def sticky() -> Routing:
-    """The engine that had the key before."""
+    """The engine that had the key before; in a run, whose keys ask once, as `least_loaded`."""
     return Routing("sticky", Sticky)
 
 

@@ -66,10 +66,15 @@ class Backend:
     version_path: str = ""
     """POST `{"new_version": ...}` here once it is ready, if the command line cannot say it."""
     pause_modes: tuple[PauseMode, ...]
+    biased_in_place: bool
+    """Whether an answer goes on with old keys and values after an update in place."""
     transfers: tuple[str, ...]
     """How weights get into it."""
     transfers_why: str = ""
     """Why not in the other ways."""
+    whole_logprobs: bool
+    """Whether log-probs are of softmax(logits / temperature) over the whole vocabulary, also where
+    top-k and top-p leave only some of it to draw from; else they are of the tokens left."""
     own_seeds: bool
     """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
     tells_spans: bool
@@ -151,7 +156,8 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
         # Without it the endpoint that takes and returns tokens refuses.
         "--enable-scale-out",
-        # Log-probs of what was drawn from, after the temperature; its default is before it.
+        # Log-probs after the temperature; its default is before it. They are then after top-k and
+        # top-p, too: vLLM has nothing between.
         *("--logprobs-mode", "processed_logprobs"),
         *(() if options.build == "gpu" else _VLLM_ON_CPU),
         *options.extra,
@@ -204,7 +210,9 @@ EMBEDDED: Final = Backend(
     distribution={},
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
+    biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
+    whole_logprobs=True,
     own_seeds=True,
     tells_spans=True,
     tensor_parallel=False,
@@ -219,7 +227,9 @@ SGLANG: Final = Backend(
     gpu_package="sglang-kernel",
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
+    biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
+    whole_logprobs=True,
     own_seeds=False,
     tells_spans=False,
     tensor_parallel=True,
@@ -236,8 +246,10 @@ VLLM: Final = Backend(
     ready_path="/health",
     version_path="/update_weight_version",
     pause_modes=tuple(PauseMode),
+    biased_in_place=False,
     transfers=("folder",),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
+    whole_logprobs=False,
     own_seeds=True,
     tells_spans=False,
     tensor_parallel=True,
@@ -257,6 +269,20 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
     return (
         f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
         f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+    )
+
+
+def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:
+    """Why answers of this server cannot be trained on if they are drawn so; None if they can."""
+    cut = {"top_p": (top_p, 1), "top_k": (top_k, -1)}
+    wrong = {name: pair for name, pair in cut.items() if pair[0] != pair[1]}
+    if backend.whole_logprobs or not wrong:
+        return None
+    name, (value, whole) = next(iter(wrong.items()))
+    return (
+        f"gconfig.{name} is {value:g}, but must be {whole} with {backend.name}: its log-probs are "
+        "of the tokens that top_p and top_k leave, and the trainer's of the whole vocabulary; set "
+        + " ".join(f"gconfig.{name}={whole}" for name, (_, whole) in wrong.items())
     )
 
 

@@ -31,7 +31,11 @@ class PauseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens. Reported log-probs are of softmax(logits / temperature)."""
+    """How to draw tokens.
+
+    Reported log-probs are of softmax(logits / temperature); with top-p or top-k this is over the
+    whole vocabulary or over the tokens left, as `Backend.whole_logprobs` says.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.engines.addresses import CannotAttach
-from areal_lab.engines.backends import BACKENDS, transfer_refusal
+from areal_lab.engines.backends import BACKENDS, transfer_refusal, truncation_refusal
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.probe import dialect_at
@@ -35,15 +35,19 @@ async def attach(
     request_timeout_s: float,
     ready_timeout_s: float,
     transfer: str = "folder",
+    top_p: float = 1.0,
+    top_k: int = -1,
 ) -> EngineClient:
     """A client of the server at `address`, when that is ready and serves a model like ours.
 
     Args:
         transfer: how it is to be given weights.
+        top_p: how it is to draw.
+        top_k: the same.
 
     Raises:
-        CannotAttach: in one line, if it is not ready in time, serves another model or does not take
-            weights in this way.
+        CannotAttach: in one line, if it is not ready in time, serves another model, does not take
+            weights in this way or does not tell the log-probs of such draws.
     """
     try:
         async with asyncio.timeout(ready_timeout_s):
@@ -58,7 +62,10 @@ async def attach(
     if (difference := model_difference(told, model_path)) is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} serves another model: {difference}")
-    if (refusal := transfer_refusal(BACKENDS[client.api.name], transfer)) is not None:
+    backend = BACKENDS[client.api.name]
+    refusal = transfer_refusal(backend, transfer)
+    refusal = refusal or truncation_refusal(backend, top_p=top_p, top_k=top_k)
+    if refusal is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
     client.serves(model_path)

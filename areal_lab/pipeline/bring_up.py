@@ -27,12 +27,13 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.weights_root import remove_weights_root
 from areal_lab.functions import pickle_function
 from areal_lab.pipeline.courier import courier_from
+from areal_lab.pipeline.ending import Known
 from areal_lab.pipeline.eventlog import EventLog
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.places import attach_to, count_engines, engine_places, make_weights_root
-from areal_lab.pipeline.plan import Threads, limits_of, threads_of
+from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
@@ -64,22 +65,23 @@ class Task:
     answer_tokens: Callable[[GroupId, int], int] | None
     folder: RunFolder
     fleet: Fleet
+    known: Known
 
 
-async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
+async def bring_up(task: Task) -> LiveRun:
     """Start the processes of a run; whatever was started ends with `task.fleet`."""
     config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
     display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
-    threads = threads_of(config, len(os.sched_getaffinity(0)))
+    task.known.threads = threads = threads_of(config, len(os.sched_getaffinity(0)))
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
-    trainer = await fleet.start_trainer(
+    task.known.trainer = trainer = await fleet.start_trainer(
         settings_from_config(
             config,
             model_path=model_path,
@@ -105,7 +107,7 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
 
     ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
     courier = courier_from(trainer, ranks=ranks, pushed=on_push)
-    servers = Servers(
+    task.known.servers = servers = Servers(
         places=engine_places(config, folder, folder_of_first, model_path, threads.engine),
         health=Health(
             interval_s=config.rollout.health_interval_s,
@@ -137,7 +139,7 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
         display.step(report)
         task.on_step(report)
 
-    live = LiveRun(
+    task.known.live = live = LiveRun(
         folder=folder,
         log=fleet.stack.enter_context(_open_log(config, folder, servers.places)),
         rollout=Rollout(
@@ -158,7 +160,7 @@ async def bring_up(task: Task) -> tuple[LiveRun, Threads]:
         on_step=on_step,
         weights={weights.version: weights},
     )
-    return live, threads
+    return live
 
 
 def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:

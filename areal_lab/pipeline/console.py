@@ -100,12 +100,18 @@ def summary_table(summary: dict[str, Any]) -> Table:
             f"{summary['kept_tokens']:,} tokens that they had"
             + _discarded(summary["discarded_tokens"]),
         )
-    if summary["version_mismatches"]:
-        table.add_row("version mismatches", f"{summary['version_mismatches']}, none of them used")
+    # Where versions changed, 0 is an answer and not a row to leave out.
+    if summary["version_mismatches"] or summary["interruptions"] or summary["steps"]:
+        table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
     table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
+
+
+def _mismatches(count: int) -> str:
+    """Servers that told another version than that of the weights they were sent."""
+    return f"{count}, none of them used" if count else "0"
 
 
 def _discarded(tokens: int) -> str:

@@ -217,8 +217,8 @@ class LiveRun:
                 times_s = span["start_s"], span["end_s"]
                 self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
 
-    def log_counts(self) -> None:
-        """Note what losses and interruptions cost so far; the newest line counts."""
+    def counts(self) -> dict[str, int]:
+        """What losses and interruptions cost so far."""
         recomputed = self.rollout.recomputed
         counts = {
             **self.servers.counts,
@@ -227,8 +227,11 @@ class LiveRun:
             "discarded_tokens": recomputed.discarded_tokens,
             "recomputed_tokens": recomputed.tokens,
         }
-        for name in COUNTED:
-            value = counts.get(name, 0)
+        return {name: counts.get(name, 0) for name in COUNTED}
+
+    def log_counts(self) -> None:
+        """Note what losses and interruptions cost so far; the newest line counts."""
+        for name, value in self.counts().items():
             if value != self._logged_counts.get(name, 0):
                 self._logged_counts[name] = value
                 self.log.metric(PIPELINE, name, value)

@@ -62,6 +62,8 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
         request_timeout_s=config.rollout.request_timeout_s,
         ready_timeout_s=config.rollout.ready_timeout_s,
         transfer=config.rollout.transfer,
+        top_p=config.gconfig.top_p,
+        top_k=config.gconfig.top_k,
     )
 
 

@@ -13,20 +13,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_lab import preflight
-from areal_lab.allocation import engine_plan
 from areal_lab.config import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
-from areal_lab.control.incidents import incidents
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.pipeline.bring_up import Task, bring_up
 from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.ending import Known, summary_so_far, write_failure
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.fleet import Fleet
@@ -38,7 +37,7 @@ from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.summary import PEAK_MEMORY, build_summary
+from areal_lab.pipeline.summary import PEAK_MEMORY
 from areal_lab.processes import peak_rss_bytes
 from areal_lab.rewards.service import RewardFunction
 
@@ -113,7 +112,7 @@ async def run(
     state = state or RunState()
     folder = RunFolder.create(config)
     display.phase(f"run folder {folder.path}")
-    began_s = time.time()
+    began_s, known = time.time(), Known()
     try:
         async with Fleet() as fleet:
             task = Task(
@@ -128,19 +127,12 @@ async def run(
                 answer_tokens=answer_tokens,
                 folder=folder,
                 fleet=fleet,
+                known=known,
             )
             summary = await fleet.guard(_measured_run(task))
     except BaseException as error:
-        # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
-        cancelled = isinstance(error, asyncio.CancelledError)
-        ending = {
-            **_counted(folder),
-            "status": "stopped at once" if cancelled else "failed",
-            "error": str(error) or type(error).__name__,
-            "saved_version": state.live.last_checkpoint if state.live is not None else None,
-            "wall_s": time.time() - began_s,
-        }
-        folder.write_json("summary.json", ending)
+        wall_s = time.time() - began_s
+        write_failure(error, folder, config, known, wall_s=wall_s, note=display.note)
         raise
     folder.write_json("summary.json", summary)
     if config.plots:
@@ -149,23 +141,15 @@ async def run(
     return RunResult(folder.path, summary)
 
 
-def _counted(folder: RunFolder) -> dict[str, int]:
-    """What went wrong before the end, as far as the log tells."""
-    try:
-        return asdict(incidents(read_log_file(folder.events)))
-    except (OSError, ValueError):  # it ended before there was a log, or a line of it
-        return {}
-
-
 async def _measured_run(task: Task) -> dict[str, Any]:
     """Start everything, measure, train, measure again; returns the summary."""
     began_s = time.time()
-    config, display = task.config, task.display
-    live, threads = await bring_up(task)
-    before = await _measure(task, live.rollout, "before training")
+    known, display = task.known, task.display
+    live = await bring_up(task)
+    known.before = await _measure(task, live.rollout, "before training")
     display.phase("training")
     live.begin()
-    coordinator = Coordinator(limits_of(config))
+    coordinator = Coordinator(limits_of(task.config))
     task.state.coordinator, task.state.live = coordinator, live
     task.state.children = task.fleet.children
     finish = await _drive(task, coordinator, live)
@@ -173,30 +157,13 @@ async def _measured_run(task: Task) -> dict[str, Any]:
         saved = live.last_checkpoint
         display.note(f"stopped as asked; saved: {'nothing yet' if saved is None else f'v{saved}'}")
     task.state.coordinator = None
-    after = await _measure(task, live.rollout, "after training")
+    known.after = await _measure(task, live.rollout, "after training")
     await live.collect_engine_spans(final=True)
     live.log_counts()
     for child in task.fleet.children:
         live.log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
-    return build_summary(
-        read_log_file(task.folder.events),
-        reward_before=before.problem_means if before else None,
-        reward_after=after.problem_means if after else None,
-        wall_s=time.time() - began_s,
-        backend=live.servers.backend or engine_plan(config).backend,
-        more={
-            "engine_version": live.servers.engine_version,
-            "seed": config.seed,
-            "model": config.actor.path,
-            "compute_dtype": live.trainer.ready.compute_dtype,
-            "threads": {"trainer": threads.trainer, "engine": threads.engine},
-            "rewards": live.rollout.rewards.counts,
-            "held_out_unjudged": {
-                "before": before.unjudged if before else None,
-                "after": after.unjudged if after else None,
-            },
-        },
-    )
+    log = read_log_file(task.folder.events)
+    return summary_so_far(known, task.config, log, wall_s=time.time() - began_s)
 
 
 async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:

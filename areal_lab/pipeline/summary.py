@@ -87,6 +87,27 @@ def build_summary(
         peak_bytes: largest memory by process with its descendants, beside what the log has.
         more: fields to add, such as seed and model.
     """
+    limits = log.header.limits
+    counts = counted(log)
+    summary = {
+        "status": run_status(log),
+        "mode": log.header.mode,
+        "reward_before": _interval(reward_before),
+        "reward_after": _interval(reward_after),
+        "wall_s": wall_s,
+        "eta": limits.get("eta"),
+        "schedule": limits.get("schedule"),
+        "batch_order": limits.get("order"),
+        "backend": backend,
+        **counts,
+        "peak_bytes": {**counts["peak_bytes"], **(peak_bytes or {})},
+        **(more or {}),
+    }
+    return dict(finite_json(summary))
+
+
+def counted(log: Log) -> dict[str, Any]:
+    """The fields that are counted from the records of the log."""
     batches = list(trained_batches(log))
     start_s, end_s = training_window(log)
     training_s = end_s - start_s
@@ -97,13 +118,7 @@ def build_summary(
     )
     dropped = Counter(r.action.reason for r in log.actions if isinstance(r.action, Drop))
     filtered = Counter(r.event.reason for r in log.events if isinstance(r.event, GroupFiltered))
-    limits = log.header.limits
-    summary = {
-        "status": run_status(log),
-        "mode": log.header.mode,
-        "reward_before": _interval(reward_before),
-        "reward_after": _interval(reward_after),
-        "wall_s": wall_s,
+    return {
         "training_s": training_s,
         "steps": len(batches),
         "trained_samples": samples,
@@ -111,10 +126,6 @@ def build_summary(
         "generated_tokens": generated_tokens,
         "tokens_per_s": trained_tokens / training_s if training_s > 0 else 0.0,
         "generated_tokens_per_s": generated_tokens / training_s if training_s > 0 else 0.0,
-        "eta": limits.get("eta"),
-        "schedule": limits.get("schedule"),
-        "batch_order": limits.get("order"),
-        "backend": backend,
         "lag": lag_summary(batches),
         "interruptions": sum(isinstance(r.action, Interrupt) for r in log.actions),
         "multi_version_share": (
@@ -126,10 +137,8 @@ def build_summary(
         "filtered": filtered.total(),
         "filtered_by_reason": dict(filtered),
         "processes": {name: _use(use) for name, use in idle_by_cause(log).items()},
-        "peak_bytes": {**_logged_peaks(log), **(peak_bytes or {})},
-        **(more or {}),
+        "peak_bytes": _logged_peaks(log),
     }
-    return dict(finite_json(summary))
 
 
 def run_status(log: Log) -> str:

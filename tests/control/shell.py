@@ -60,7 +60,6 @@ class Shell:
         self.engines: set[EngineId] = set(range(engines))
         self.awaited: set[EngineId] = set()
         self.last_engine: EngineId = -1
-        self.homes: dict[GroupId, EngineId] = {}
         self.running: dict[GroupId, tuple[EngineId, Version]] = {}
         self.homeless: dict[GroupId, Version | None] = {}
         self.finished: dict[GroupId, Version] = {}
@@ -208,8 +207,8 @@ class Shell:
         assert not self.paused
         assert self.pushing is None
         assert not self.stopping
-        assert action.engine == self._engine_by_the_rule(action.group)
-        self.last_engine = self.homes[action.group] = action.engine
+        assert action.engine == self._engine_by_the_rule()
+        self.last_engine = action.engine
         if action.group in self.homeless:
             began = self.homeless.pop(action.group)
             assert action.version == (self.pushed if began is None else began)
@@ -227,15 +226,13 @@ class Shell:
             assert len(self.running) + len(self.homeless) < self.limits.max_in_flight
         self.running[action.group] = (action.engine, action.version)
 
-    def _engine_by_the_rule(self, group: GroupId) -> EngineId:
+    def _engine_by_the_rule(self) -> EngineId:
+        """A group asks once per engine that it has, so `sticky` is `least_loaded` here."""
         load = dict.fromkeys(self.engines, 0)
         for engine, _ in self.running.values():
             load[engine] += 1
-        name = self.limits.routing.name
-        if name == "round_robin":
+        if self.limits.routing.name == "round_robin":
             return min(self.engines, key=lambda engine: (engine <= self.last_engine, engine))
-        if name == "sticky" and self.homes.get(group) in self.engines:
-            return self.homes[group]
         return min(load, key=lambda engine: (load[engine], engine))
 
     def _leave(self, group: GroupId) -> Version | None:

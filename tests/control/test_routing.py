@@ -28,12 +28,13 @@ def test_work_goes_where_the_policy_says(policy: str, steps: list[tuple[str, int
         elif what == "-" and engine in loads:
             router.remove(engine)
             del loads[engine]
+            homes = {key: home for key, home in homes.items() if home != engine}
         elif what == "a" and loads:
             expected = min(loads, key=lambda each: (loads[each], each))
             if policy == "round_robin":
                 expected = min(loads, key=lambda each: (each <= last, each))
-            if policy == "sticky" and homes.get(key) in loads:
-                expected = homes[key]
+            if policy == "sticky":
+                expected = homes.get(key, expected)
             assert router.acquire(key) == expected
             last = homes[key] = expected
             loads[expected] += 1
@@ -71,6 +72,20 @@ def test_a_conversation_stays_where_its_prefix_is_until_that_engine_is_lost() ->
     router.remove(0)
     assert router.acquire("ann") == 2  # one turn runs there, two on engine 1
     router.forget("ann")
+    assert router.acquire("ann") == 1
+
+
+def test_a_conversation_does_not_return_to_an_engine_that_came_back_without_its_cache() -> None:
+    router = Sticky()
+    router.add(0)
+    router.add(1)
+    assert [router.acquire(key) for key in ("ann", "bob", "cem")] == [0, 1, 0]
+    router.remove(0)
+    router.add(0)
+    assert router.acquire("bob") == 1
+    router.release(1)
+    router.release(1)
+    router.acquire("dora")  # on engine 0, which now runs more
     assert router.acquire("ann") == 1
 
 

@@ -18,3 +18,5 @@ def test_the_contract_and_the_backends_agree() -> None:
     assert list(ENGINES) == list(BACKENDS)
     for name, facts in ENGINES.items():
         assert facts.seeded is BACKENDS[name].own_seeds
+        assert facts.whole_logprobs is BACKENDS[name].whole_logprobs
+        assert facts.biased_in_place is BACKENDS[name].biased_in_place

@@ -19,12 +19,14 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.weights_root import SHARED_MEMORY
+from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.processes import ChildDied
 from tests.pipeline.rewards import even_digits
+from tests.pipeline.test_summary import CONTRACT
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -170,6 +172,15 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert victim in summary["error"]
+    assert summary.keys() >= CONTRACT
+    assert summary["backend"] == "embedded"
+    assert summary["engine_version"] == installed_version("areal_lab")
+    assert summary["reward_before"]["n"] == 4
+    assert summary["reward_after"] is None
+    # A step has its line of metrics just before the log has its end.
+    assert summary["steps"] <= len(metrics(folder)) <= summary["steps"] + 1
+    assert summary["interruptions"] >= 0
+    assert 0 <= summary["multi_version_share"] <= 1
     lives = 2 if victim == "engine 0" else 1
     assert len(killed) == lives
     assert summary["engine_losses"] == (lives if lives > 1 else 0)
@@ -178,6 +189,30 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
     assert len(metrics(folder)) >= lives
     seen = [(s["group"], s["sample"]) for step in trained_samples(folder) for s in step]
     assert len(seen) == len(set(seen))
+
+
+def test_an_error_of_the_run_is_not_hidden_by_that_of_its_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise OSError("no engine starts here")
+
+    write = RunFolder.write_json
+
+    def full(folder: RunFolder, name: str, value: Any) -> None:
+        if name == "summary.json":
+            raise OSError("no space left")
+        write(folder, name, value)
+
+    monkeypatch.setattr("areal_lab.pipeline.run.bring_up", fail)
+    config = tiny_config(tmp_path)
+    with pytest.raises(OSError, match="no engine starts here"):
+        do_run(config)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["backend"] == "embedded"
+    monkeypatch.setattr(RunFolder, "write_json", full)
+    with pytest.raises(OSError, match="no engine starts here"):
+        do_run(config)
 
 
 def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Path) -> None:

@@ -187,8 +187,15 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     asyncio.run(scenario())
 
 
-def test_a_server_that_does_not_take_weights_that_way_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"transfer": "distributed"}, r"vllm takes weights by folder only.*; set rollout\."),
+        ({"top_k": 20}, r"gconfig\.top_k is 20, but must be -1 with vllm.*; set gconfig\."),
+    ],
+)
+def test_a_server_that_cannot_do_what_is_asked_of_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str
 ) -> None:
     """Nobody need say what serves at an address, so it is known only then."""
 
@@ -197,11 +204,7 @@ def test_a_server_that_does_not_take_weights_that_way_is_refused(
 
     monkeypatch.setattr(attach, "_when_ready", found)
     attaching = attach.attach(
-        "http://engine",
-        tmp_path,
-        request_timeout_s=1,
-        ready_timeout_s=1,
-        transfer="distributed",
+        "http://engine", tmp_path, request_timeout_s=1, ready_timeout_s=1, **asked
     )
-    with pytest.raises(CannotAttach, match=r"vllm takes weights by folder only.*; set rollout\."):
+    with pytest.raises(CannotAttach, match=said):
         asyncio.run(attaching)

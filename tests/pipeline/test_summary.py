@@ -6,6 +6,8 @@ import json
 import math
 import random
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -154,12 +156,9 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
     )
 
     def shown(**counts: int) -> str:
-        console = Console(width=200, record=True, file=StringIO())
-        console.print(summary_table({**summary, **counts}))
-        return console.export_text()
+        return as_text({**summary, **counts})
 
     assert "lost" not in shown()
-    assert "mismatch" not in shown()
     text = shown(
         engine_losses=2,
         engine_restarts=1,
@@ -170,4 +169,33 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
     assert "2 lost, 1 came back; 7 samples went on elsewhere with 1,234 tokens" in text
     assert "drawn again" not in text
     assert "56 of unclear versions were drawn again" in shown(engine_losses=1, discarded_tokens=56)
-    assert "version mismatches" in text
+    assert "version mismatches    1, none of them used" in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "row"),
+    [
+        ({}, "version mismatches    0\n"),  # two steps: the engines had three versions
+        ({"interruptions": 3, "steps": 0}, "version mismatches    0\n"),
+        ({"interruptions": 0, "steps": 1}, "version mismatches    0\n"),
+        ({"interruptions": 0, "steps": 0}, ""),
+        ({"interruptions": 0, "steps": 0, "version_mismatches": 2}, "2, none of them used"),
+    ],
+)
+def test_mismatches_are_shown_wherever_versions_changed(
+    tmp_path: Path, counts: dict[str, int], row: str
+) -> None:
+    limits = Limits(batch_groups=4, max_in_flight=8, train_steps=2, schedule=asynchronous(1))
+    summary = build_summary(
+        fake_log(tmp_path, limits), reward_before=None, reward_after=None, wall_s=1.0, backend="x"
+    )
+    text = as_text({**summary, **counts})
+    assert ("version mismatches" in text) is bool(row)
+    assert row in text
+
+
+def as_text(summary: dict[str, Any]) -> str:
+    """The table at the end of a run as a terminal has it, without spaces at the end of lines."""
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(summary_table(summary))
+    return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())

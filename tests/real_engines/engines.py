@@ -15,6 +15,9 @@ class Facts:
     name: str
     seeded: bool
     """Whether a seed decides the draws of a request."""
+    whole_logprobs: bool
+    """Whether log-probs are of the whole vocabulary where top-k or top-p cut it, and not of the
+    tokens left."""
     error: float
     """Largest difference of a log-prob from a plain forward pass, both in float32, tiny model."""
     smollm2_ratio: float
@@ -32,6 +35,7 @@ class Facts:
 EMBEDDED: Final = Facts(
     name="embedded",
     seeded=True,
+    whole_logprobs=True,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
@@ -44,6 +48,7 @@ SGLANG: Final = Facts(
     # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
     # than a CPU has.
     seeded=False,
+    whole_logprobs=True,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
@@ -54,6 +59,8 @@ SGLANG: Final = Facts(
 VLLM: Final = Facts(
     name="vllm",
     seeded=True,
+    # Its log-probs are either before the temperature or after everything that changes the draws.
+    whole_logprobs=False,
     error=1e-5,
     smollm2_ratio=3,
     counts_shared_tokens=False,
@@ -75,6 +82,10 @@ def as_table() -> str:
         (
             "interruptions after which a seeded answer goes on with the same draws",
             [", ".join(f"`{mode}`" for mode in f.same_draws_after) or "none" for f in _ALL],
+        ),
+        (
+            "log-probs after top-k or top-p are of",
+            ["all tokens" if f.whole_logprobs else "the tokens left" for f in _ALL],
         ),
         (
             "largest difference of a log-prob from transformers, float32, two layers",

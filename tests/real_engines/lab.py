@@ -23,6 +23,7 @@ from areal_lab.engines.protocol import (
     WeightsFolder,
 )
 from areal_lab.engines.weights import write_weights
+from areal_lab.functional.cutoff import Cutoff
 from tests.real_engines.engines import Facts
 
 T = TypeVar("T")
@@ -164,9 +165,16 @@ def versions_of(result: Generated) -> list[int]:
 
 @torch.no_grad()
 def plain_logprobs(
-    model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    temperature: float = 1.0,
+    keep: Cutoff | None = None,
 ) -> Tensor:
-    """Log-probs of `tokens` after `prompt`, by one unbatched forward pass."""
+    """Log-probs of `tokens` after `prompt`, by one unbatched forward pass; of the tokens that
+    `keep` leaves, if there is such a rule."""
     ids = torch.tensor([[*prompt, *tokens]])
     logits = model(ids).logits[0, len(prompt) - 1 : -1] / temperature
+    if keep is not None:
+        logits = logits.masked_fill(logits < keep(logits)[:, None], -torch.inf)
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)

@@ -17,6 +17,7 @@ from areal_lab.engines.dialect import Digest
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights import write_weights
+from areal_lab.functional.cutoff import Cutoff, top_k, top_p
 from tests.real_engines.conftest import Announce
 from tests.real_engines.lab import (
     CONTEXT,
@@ -128,6 +129,30 @@ def test_top_k_1_is_greedy_and_top_p_draws_from_the_head(lab: Lab) -> None:
     drawn = probabilities.gather(1, torch.tensor(tokens_of(head))[:, None])
     above = (probabilities * (probabilities > drawn)).sum(-1)
     assert above.max() < 0.3 + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("cut", "keep"),
+    [({"top_k": 1}, top_k(1)), ({"top_k": 5}, top_k(5)), ({"top_p": 0.3}, top_p(0.3))],
+    ids=["top_k=1", "top_k=5", "top_p=0.3"],
+)
+def test_log_probs_after_top_k_or_top_p_are_of_what_an_engine_says(
+    lab: Lab, cut: dict[str, float], keep: Cutoff
+) -> None:
+    async def scenario() -> list[Generated]:
+        return await lab.client.generate(
+            [request("r", PROMPTS[1], 100, temperature=0.7, seed=3, **cut)]
+        )
+
+    (result,) = lab.run(scenario())
+    reported = torch.tensor(result.segments[0].logprobs)
+    of_all, of_those_left = (
+        plain_logprobs(lab.models[0], PROMPTS[1], tokens_of(result), 0.7, rule)
+        for rule in (None, keep)
+    )
+    assert (of_those_left - of_all).max() > CLEARLY  # else it could not be told from which
+    expected = of_all if lab.facts.whole_logprobs else of_those_left
+    assert (expected - reported).abs().max() < lab.facts.error
 
 
 def test_stop_tokens_end_an_answer_and_belong_to_it(lab: Lab) -> None:

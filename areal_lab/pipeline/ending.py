@@ -1,0 +1,127 @@
+"""What summary.json says of a run, however it ended: what is known by then, null for the rest.
+
+Known + events.jsonl --summary_so_far--> the fields of a run that came to its end
+                     --write_failure---> the same fields, why it ended, what was saved
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from areal_lab.allocation import engine_plan
+from areal_lab.config import TrainConfig
+from areal_lab.control.eventlog import Log, RunHeader
+from areal_lab.control.incidents import COUNTED
+from areal_lab.control.replay import limits_to_fields
+from areal_lab.pipeline.evaluate import HeldOutReward
+from areal_lab.pipeline.eventlog import read_log_file
+from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.plan import Threads, limits_of
+from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.summary import build_summary, counted
+from areal_lab.training.client import TrainerProcess
+
+
+@dataclass(slots=True)
+class Known:
+    """What a run has come to know of itself; filled in as it goes on."""
+
+    threads: Threads | None = None
+    trainer: TrainerProcess | None = None
+    servers: Servers | None = None
+    live: LiveRun | None = None
+    before: HeldOutReward | None = None
+    """Held-out rewards before training."""
+    after: HeldOutReward | None = None
+
+
+def summary_so_far(known: Known, config: TrainConfig, log: Log, *, wall_s: float) -> dict[str, Any]:
+    """The object of summary.json; null where nothing is known.
+
+    Args:
+        log: of the run, as far as it got.
+        wall_s: from the command until now.
+    """
+    servers, live, threads = known.servers, known.live, known.threads
+    before, after = known.before, known.after
+    return build_summary(
+        log,
+        reward_before=before.problem_means if before else None,
+        reward_after=after.problem_means if after else None,
+        wall_s=wall_s,
+        backend=(servers.backend if servers else "") or engine_plan(config).backend,
+        more={
+            "engine_version": (servers.engine_version if servers else "") or None,
+            "seed": config.seed,
+            "model": config.actor.path,
+            "compute_dtype": known.trainer.ready.compute_dtype if known.trainer else None,
+            "threads": {"trainer": threads.trainer, "engine": threads.engine} if threads else None,
+            "rewards": live.rollout.rewards.counts if live else None,
+            "held_out_unjudged": {
+                "before": before.unjudged if before else None,
+                "after": after.unjudged if after else None,
+            },
+        },
+    )
+
+
+def write_failure(
+    error: BaseException,
+    folder: RunFolder,
+    config: TrainConfig,
+    known: Known,
+    *,
+    wall_s: float,
+    note: Callable[[str], None],
+) -> None:
+    """Write summary.json of a run that `error` ended.
+
+    The caller raises `error` next: whatever goes wrong here is told, and does not take its place.
+    """
+    try:
+        summary = _of_what_is_left(folder, config, known, wall_s=wall_s)
+        # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        summary["status"] = "stopped at once" if cancelled else "failed"
+        summary["error"] = str(error) or type(error).__name__
+        summary["saved_version"] = known.live.last_checkpoint if known.live else None
+        folder.write_json("summary.json", summary)
+    except Exception as problem:
+        note(f"summary.json was not written: {str(problem) or type(problem).__name__}")
+
+
+def _of_what_is_left(
+    folder: RunFolder, config: TrainConfig, known: Known, *, wall_s: float
+) -> dict[str, Any]:
+    """The summary by the log, if there is one that can be read, and by what was counted since."""
+    header = RunHeader(
+        mode="train", started_at=0.0, limits=limits_to_fields(limits_of(config)), processes=()
+    )
+    nothing = Log(header, ())
+    summary = summary_so_far(known, config, nothing, wall_s=wall_s)
+    if folder.events.exists():  # else nothing happened that a log would tell
+        try:
+            summary = summary_so_far(known, config, read_log_file(folder.events), wall_s=wall_s)
+        except (OSError, ValueError):  # damaged: what it counts is unknown
+            summary |= dict.fromkeys(counted(nothing)) | _tallied(known)
+    return summary | _incidents_so_far(known)
+
+
+def _tallied(known: Known) -> dict[str, int]:
+    """Counts that the log has, too."""
+    if known.live is None:
+        return {}
+    tally = known.live.tally
+    return {"generated_tokens": tally.generated_tokens, "interruptions": tally.interruptions}
+
+
+def _incidents_so_far(known: Known) -> dict[str, int]:
+    """The log has these as of the step before."""
+    if known.live is not None:
+        return known.live.counts()
+    counts = known.servers.counts if known.servers is not None else {}
+    return {name: counts[name] for name in COUNTED if name in counts}
