@@ -33,6 +33,7 @@ DEMO_MEMORY_BYTES = 8 * GIB
 LEAST_MEMORY_BYTES = 4 * GIB
 DEMO_DISK_BYTES = 2 * GIB
 """The converted model, a checkpoint of it, logs: 0.54 GB twice, and some."""
+_LEFT_OUT = "problems, functions and the model are looked at when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
 
@@ -138,13 +139,16 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
-    """What a run with this configuration would start where, or why it cannot."""
+    """What a run with this configuration would start where, or why it cannot.
+
+    Refuses what a run refuses, as far as that shows without its problems, functions and model.
+    """
     from areal_lab import preflight
     from areal_lab.placement import explain, this_machine
 
     try:
-        preflight.check_values(config)
-        return explain(config, this_machine()), None
+        preflight.check_settings(config)
+        return [*explain(config, this_machine()), _LEFT_OUT], None
     except ValueError as error:
         reason, _, command = str(error).partition("; run: ")
         return [], Finding("configuration", Status.FAIL, reason, command)
