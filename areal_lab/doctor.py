@@ -24,6 +24,7 @@ from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import INSTALLABLE
 from areal_lab.engines.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.memory import memory_available_bytes
 from areal_lab.processor import native_bfloat16
 from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
 
@@ -102,7 +103,7 @@ def gather() -> Facts:
         versions={name: _version(name) for name in map(_name, requirements or ())},
         cuda=_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        memory_available=_memory_available(),
+        memory_available=memory_available_bytes(),
         native_bf16=native_bfloat16(),
         shared_memory_free=_free(SHARED_MEMORY),
         disk_free=_free(Path.cwd()),
@@ -339,27 +340,8 @@ def _torch_cuda() -> str | None:
     return torch_cuda(Path(spec.origin).parents[1])
 
 
-def _memory_available() -> int:
-    """What the kernel could give, or what is left of the container's limit, if that is less."""
-    available = sys.maxsize
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{what}") for what in ("max", "current"))
-    if limit and used and limit[0].isdigit() and used[0].isdigit():
-        available = min(available, int(limit[0]) - int(used[0]))
-    return available
-
-
 def _free(path: Path) -> int:
     try:
         return shutil.disk_usage(path).free
     except OSError:
         return 0
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

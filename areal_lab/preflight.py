@@ -204,10 +204,11 @@ def check_ports(config: TrainConfig) -> None:
     first = config.rollout.port
     if first == 0 or config.rollout.addresses:
         return
-    for port in range(first, first + engine_plan(config).servers):
-        mend = "choose another rollout.port, or rollout.port=0 for a free one"
-        if port > 65535:
-            raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")
+    mend = "choose another rollout.port, or rollout.port=0 for a free one"
+    end = first + engine_plan(config).servers
+    if end > 65536:
+        raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")
+    for port in range(first, end):
         with socket.socket() as probe:
             # As the server does: a port whose last connections are just ending is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -201,6 +201,7 @@ def test_wrong_values_are_explained_too() -> None:
             "cannot hold by waiting: eta is 1.5",
         ),
         (["rollout.port=65535", "rollout.engines=3"], "engine ports end at 65535"),
+        (["rollout.engines=200000000"], "is 200000000, but "),
         (['rollout.addresses=["127.0.0.1:30000"]'], "but an address is http://HOST:PORT"),
         (['rollout.addresses=["http://127.0.0.1:1"]'], "nothing answers at http://127.0.0.1:1"),
         (["experiment_name=a/b"], "experiment_name is 'a/b', but must be a folder name"),
