@@ -135,13 +135,14 @@ def serve(
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
     from areal_lab.engines.backends import backend_of
     from areal_lab.engines.environments import engine_version, python_of
-    from areal_lab.engines.launch import PortTaken, Start, start_server
+    from areal_lab.engines.launch import PortTaken, Start, check_host, start_server
     from areal_lab.engines.options import server_options
     from areal_lab.processes import ChildDied
     from areal_lab.training.model_path import resolve_model_path
 
     try:
         backend = backend_of(engine)
+        check_host(host)
         model = resolve_model_path(model_path)
         options = server_options(
             backend,

@@ -63,6 +63,12 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
         (("install", "embedded"), "engine embedded is part of this package"),
         (("install", "sglang", "--build", "tpu"), "--build is 'tpu', but must be cpu or gpu"),
         (("serve", "sglang"), "run: areal-lab engine install sglang"),
+        (
+            ("serve", "embedded", "--host", "nonsense.invalid", "--port", "0"),
+            "--host is 'nonsense.invalid', but must be an address of this machine, as in 127.0.0.1",
+        ),
+        (("serve", "embedded", "--host", "192.0.2.1"), "(cannot assign requested address)"),
+        (("serve", "embedded", "--host", ".."), "--host is '..', but must be an address of this"),
         (("serve", "embedd"), "did you mean 'embedded'?"),
         (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
     ],
