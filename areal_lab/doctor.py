@@ -22,6 +22,7 @@ from pathlib import Path
 from areal_lab.config import TrainConfig
 from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import INSTALLABLE
+from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.memory import memory_available_bytes
@@ -111,7 +112,7 @@ def gather() -> Facts:
         model_converted=any((cache_folder() / "models").glob(f"{_DEMO_MODEL}-*")),
         cache=str(cache_folder()),
         gpus=visible_gpus(),
-        engines=tuple(environment(name) for name in INSTALLABLE),
+        engines=tuple(examined(environment(name)) for name in INSTALLABLE),
     )
 
 
@@ -302,18 +303,18 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
     name = f"engine {found.backend}"
     command = f"areal-lab engine install {found.backend}"
     where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
-    match found.condition:
-        case Condition.MISSING:
-            detail = f"not installed, which only rollout.backend={found.backend} would need"
-            return Finding(name, Status.OK, detail)
-        case Condition.HALF_MADE:
-            detail = f"half made, in {found.folder}"
-            return Finding(name, Status.NOTE, detail, command)
-        case Condition.OUTDATED:
-            detail = f"{where}, but its requirements have changed since"
-            return Finding(name, Status.NOTE, detail, command)
-        case Condition.FOREIGN:
-            return Finding(name, Status.OK, f"{where}, made by hand")
+    mended = {
+        Condition.HALF_MADE: f"half made, in {found.folder}",
+        Condition.BROKEN: f"{where}, but broken: {found.lacks}",
+        Condition.OUTDATED: f"{where}, but its requirements have changed since",
+    }
+    if found.condition in mended:
+        return Finding(name, Status.NOTE, mended[found.condition], command)
+    if found.condition is Condition.MISSING:
+        detail = f"not installed, which only rollout.backend={found.backend} would need"
+        return Finding(name, Status.OK, detail)
+    if found.condition is Condition.FOREIGN:
+        return Finding(name, Status.OK, f"{where}, made by hand")
     if found.build == "gpu" and not gpus:
         return Finding(
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"

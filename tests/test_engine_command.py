@@ -80,6 +80,25 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(arguments: tuple[str, ...], 
     assert told.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("more", [("--dry-run",), ("--force", "--dry-run"), ()])
+def test_a_place_that_is_no_folder_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / "file"))
+    told = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert told.exit_code == 1
+    assert told.stderr == (
+        f"error: {tmp_path}/file/sglang cannot be made, as {tmp_path}/file is not a folder; let "
+        "AREAL_LAB_ENGINES name another folder\n"
+    )
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / ("n" * 300)))
+    told = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert told.exit_code == 1
+    assert "cannot be looked into (File name too long); let AREAL_LAB_ENGINES" in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
 def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
@@ -164,7 +183,12 @@ def test_doctor_refuses_what_it_cannot_explain(arguments: tuple[str, ...], said:
 
 def sglang(condition: Condition, build: Build = "cpu") -> Environment:
     return Environment(
-        backend="sglang", folder=Path("/e"), condition=condition, version="0.5", build=build
+        backend="sglang",
+        folder=Path("/e"),
+        condition=condition,
+        version="0.5",
+        build=build,
+        lacks="a.py is gone",
     )
 
 
@@ -176,6 +200,7 @@ def sglang(condition: Condition, build: Build = "cpu") -> Environment:
         (sglang(Condition.FOREIGN), (), Status.OK, "made by hand", ""),
         (sglang(Condition.HALF_MADE), (), Status.NOTE, "half made", "install sglang"),
         (sglang(Condition.OUTDATED), (), Status.NOTE, "have changed", "install sglang"),
+        (sglang(Condition.BROKEN), (), Status.NOTE, "but broken: a.py is gone", "install sglang"),
         (sglang(Condition.READY, "gpu"), (), Status.NOTE, "no GPU is", "sglang --build cpu"),
         (sglang(Condition.READY, "gpu"), ("0",), Status.OK, "(GPU build)", ""),
     ],
