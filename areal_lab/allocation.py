@@ -30,6 +30,8 @@ ENGINES: Final = tuple(BACKENDS)
 TRAINERS: Final = ("fsdp", "megatron", "archon")
 """Backends that train, as AReaL knows them."""
 _EXAMPLE: Final = "as in sglang:d2+fsdp:d1"
+_DIGITS: Final = 6
+"""Of a size: no cluster has a million devices, and Python refuses to read some thousand digits."""
 _NAMES: Final[Mapping[str, str]] = {
     "d": "data",
     "t": "tensor",
@@ -251,6 +253,8 @@ def _sizes(body: str, text: str) -> Sizes:
             raise _wrong(text, f"has {letter}{digits}; sizes are {known}")
         if _NAMES[letter] in sizes:
             raise _wrong(text, f"has {letter} twice in {body!r}")
+        if len(digits.lstrip("0")) > _DIGITS:
+            raise _wrong(text, f"has {letter}{digits}, but sizes have at most {_DIGITS} digits")
         if int(digits) < 1:
             raise _wrong(text, f"has {letter}{digits}, but sizes are >= 1")
         sizes[_NAMES[letter]] = int(digits)

@@ -22,8 +22,10 @@ from pathlib import Path
 from areal_lab.config import TrainConfig
 from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import INSTALLABLE
+from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.memory import memory_available_bytes
 from areal_lab.processor import native_bfloat16
 from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
 
@@ -33,6 +35,7 @@ DEMO_MEMORY_BYTES = 8 * GIB
 LEAST_MEMORY_BYTES = 4 * GIB
 DEMO_DISK_BYTES = 2 * GIB
 """The converted model, a checkpoint of it, logs: 0.54 GB twice, and some."""
+_LEFT_OUT = "problems, functions and the model are looked at when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
 
@@ -101,7 +104,7 @@ def gather() -> Facts:
         versions={name: _version(name) for name in map(_name, requirements or ())},
         cuda=_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        memory_available=_memory_available(),
+        memory_available=memory_available_bytes(),
         native_bf16=native_bfloat16(),
         shared_memory_free=_free(SHARED_MEMORY),
         disk_free=_free(Path.cwd()),
@@ -109,7 +112,7 @@ def gather() -> Facts:
         model_converted=any((cache_folder() / "models").glob(f"{_DEMO_MODEL}-*")),
         cache=str(cache_folder()),
         gpus=visible_gpus(),
-        engines=tuple(environment(name) for name in INSTALLABLE),
+        engines=tuple(examined(environment(name)) for name in INSTALLABLE),
     )
 
 
@@ -138,13 +141,16 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
-    """What a run with this configuration would start where, or why it cannot."""
+    """What a run with this configuration would start where, or why it cannot.
+
+    Refuses what a run refuses, as far as that shows without its problems, functions and model.
+    """
     from areal_lab import preflight
     from areal_lab.placement import explain, this_machine
 
     try:
-        preflight.check_values(config)
-        return explain(config, this_machine()), None
+        preflight.check_settings(config)
+        return [*explain(config, this_machine()), _LEFT_OUT], None
     except ValueError as error:
         reason, _, command = str(error).partition("; run: ")
         return [], Finding("configuration", Status.FAIL, reason, command)
@@ -297,18 +303,18 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
     name = f"engine {found.backend}"
     command = f"areal-lab engine install {found.backend}"
     where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
-    match found.condition:
-        case Condition.MISSING:
-            detail = f"not installed, which only rollout.backend={found.backend} would need"
-            return Finding(name, Status.OK, detail)
-        case Condition.HALF_MADE:
-            detail = f"half made, in {found.folder}"
-            return Finding(name, Status.NOTE, detail, command)
-        case Condition.OUTDATED:
-            detail = f"{where}, but its requirements have changed since"
-            return Finding(name, Status.NOTE, detail, command)
-        case Condition.FOREIGN:
-            return Finding(name, Status.OK, f"{where}, made by hand")
+    mended = {
+        Condition.HALF_MADE: f"half made, in {found.folder}",
+        Condition.BROKEN: f"{where}, but broken: {found.lacks}",
+        Condition.OUTDATED: f"{where}, but its requirements have changed since",
+    }
+    if found.condition in mended:
+        return Finding(name, Status.NOTE, mended[found.condition], command)
+    if found.condition is Condition.MISSING:
+        detail = f"not installed, which only rollout.backend={found.backend} would need"
+        return Finding(name, Status.OK, detail)
+    if found.condition is Condition.FOREIGN:
+        return Finding(name, Status.OK, f"{where}, made by hand")
     if found.build == "gpu" and not gpus:
         return Finding(
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
@@ -335,27 +341,8 @@ def _torch_cuda() -> str | None:
     return torch_cuda(Path(spec.origin).parents[1])
 
 
-def _memory_available() -> int:
-    """What the kernel could give, or what is left of the container's limit, if that is less."""
-    available = sys.maxsize
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{what}") for what in ("max", "current"))
-    if limit and used and limit[0].isdigit() and used[0].isdigit():
-        available = min(available, int(limit[0]) - int(used[0]))
-    return available
-
-
 def _free(path: Path) -> int:
     try:
         return shutil.disk_usage(path).free
     except OSError:
         return 0
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -45,10 +45,11 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Make it anew in any case.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
 ) -> None:
-    """Make the engine's own virtual environment; does nothing if that is there."""
+    """Make the engine's own virtual environment; does nothing if that is there and whole."""
     from rich.console import Console
 
     from areal_lab.engines import install as installer
+    from areal_lab.engines.damage import examined
     from areal_lab.engines.environments import environment
     from areal_lab.engines.install_progress import Progress
 
@@ -58,11 +59,17 @@ def install(
         recipe = installer.choose(engine, _as_build(build))
     except ValueError as error:
         raise _stop(str(error), WRONG) from error
-    found = environment(engine)
+    try:
+        found = examined(environment(engine))
+    except OSError as error:
+        raise _stop(
+            f"{recipe.folder} cannot be looked into ({error.strerror}); let AREAL_LAB_ENGINES name "
+            "another folder", FAILED,
+        ) from error  # fmt: skip
     if not force and not installer.needed(recipe, found):
         typer.echo(
             f"{engine} {found.version} ({found.build.upper()} build) is installed in "
-            f"{found.folder}; nothing to do"
+            f"{found.folder} (--force makes it anew); nothing to do"
         )
         return
     typer.echo("\n".join(installer.describe(recipe, found)))
@@ -74,7 +81,7 @@ def install(
             typer.echo("nothing was done (--dry-run)")
             return
         installer.make(recipe, progress)
-    except installer.InstallError as error:
+    except (installer.InstallError, OSError) as error:
         progress.end()
         raise _stop(str(error), FAILED) from error
     except KeyboardInterrupt:
@@ -135,13 +142,14 @@ def serve(
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
     from areal_lab.engines.backends import backend_of
     from areal_lab.engines.environments import engine_version, python_of
-    from areal_lab.engines.launch import PortTaken, Start, start_server
+    from areal_lab.engines.launch import PortTaken, Start, check_host, start_server
     from areal_lab.engines.options import server_options
     from areal_lab.processes import ChildDied
     from areal_lab.training.model_path import resolve_model_path
 
     try:
         backend = backend_of(engine)
+        check_host(host)
         model = resolve_model_path(model_path)
         options = server_options(
             backend,

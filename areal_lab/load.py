@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import json
+import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ ALIASES = {
 }
 """Other spellings of a setting: short ones, AReaL's, and those of texts about it."""
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_SINGLE = (str, int, float, bool)
 _Record = TypeVar("_Record")
 
 
@@ -46,6 +49,11 @@ class Setting:
     default: Any
     record: type
     """The configuration record it is a field of."""
+
+    @property
+    def element(self) -> Any:
+        """Type of what a list holds; None if this is no list."""
+        return typing.get_args(self.type)[0] if typing.get_origin(self.type) is list else None
 
     @property
     def type_name(self) -> str:
@@ -96,10 +104,11 @@ def load_record(
         schema.take(values, dict([schema.read_override(override)]), "the overrides")
     config = OmegaConf.structured(record)
     for name, value in values.items():
+        schema.refuse_nested(name, value)
         try:
             OmegaConf.update(config, name, value)
         except OmegaConfBaseException as error:
-            raise ValueError(schema.wrong_type(name, value, error)) from error
+            raise ValueError(schema.wrong_type(name, value)) from error
     try:
         loaded = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:  # a ${reference} that leads nowhere
@@ -186,11 +195,20 @@ class _Schema:
         assert isinstance(parsed, dict)
         return key, parsed["value"]
 
-    def wrong_type(self, name: str, value: Any, error: Exception) -> str:
+    def refuse_nested(self, name: str, value: Any) -> None:
+        """Refuse lists in a list of single values, which OmegaConf lets pass."""
+        single = self._settings[name].element in _SINGLE
+        if single and isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
+            raise ValueError(self.wrong_type(name, value))
+
+    def wrong_type(self, name: str, value: Any) -> str:
         """What to say of a value that does not fit."""
-        if name in self._settings:
-            return f"{name} is {value!r}, but must be of type {self._settings[name].type_name}"
-        return str(error).split("\n", 1)[0]
+        setting = self._settings[name]
+        wrong = f"{name} is {value!r}, but must be of type {setting.type_name}"
+        if setting.element not in _SINGLE:
+            return wrong
+        example = setting.default or ([value] if isinstance(value, setting.element) else [])
+        return f"{wrong}; as in {shlex.quote(f'{name}={json.dumps(example)}')}"
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

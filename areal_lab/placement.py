@@ -7,7 +7,7 @@ TrainConfig, Machine --check_placement--> EnginePlan, or the one line that says 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +16,14 @@ from areal_lab.config import TrainConfig
 from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import Environment, environment
+from areal_lab.memory import memory_bytes
 
 _ONE: Final = Sizes()
+_LEAST_BYTES: Final = 256 << 20
+"""Memory that a server shares with nobody, before any weights: an embedded one of a tiny model had
+278 MiB (torch 2.13), SGLang and vLLM take more."""
+_LISTED: Final = 8
+"""Lines about engines, or about addresses, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +31,16 @@ class Machine:
     """What there is to run on."""
 
     cores: int
+    memory_bytes: int
     gpus: tuple[str, ...]
     engines: Mapping[str, Environment]
 
 
 def this_machine() -> Machine:
-    """Look at cores, GPUs and installed engines; runs nothing."""
+    """Look at cores, memory, GPUs and installed engines; runs nothing."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
+        memory_bytes=memory_bytes(),
         gpus=visible_gpus(),
         engines={name: environment(name) for name in BACKENDS},
     )
@@ -68,6 +76,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"{plan.backend}:t{plan.tensor_parallel} divides a server over GPUs, but the CPU build "
             f"is installed; write {plan.backend}:d{plan.servers}"
         )
+    _check_memory(plan, machine)
     return plan
 
 
@@ -79,7 +88,8 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
     """
     plan = check_placement(config, machine)
     if config.rollout.addresses:
-        lines = [f"attaches to {url}; starts no engine" for url in config.rollout.addresses]
+        urls = config.rollout.addresses
+        lines = _each(len(urls), lambda i: f"attaches to {urls[i]}; starts no engine")
     else:
         found = machine.engines[plan.backend]
         place = f" from {found.folder}" if BACKENDS[plan.backend].own_environment else ""
@@ -87,7 +97,7 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
             f"starts {plan.servers} x {plan.backend} {found.version} ({found.build.upper()} build)"
             f"{place}"
         ]
-        lines += [f"engine {i}: {_where(i, plan, found, machine)}" for i in range(plan.servers)]
+        lines += _each(plan.servers, lambda i: f"engine {i}: {_where(i, plan, found, machine)}")
     lines.append(f"trainer: 1 process on {machine.cores} core(s)")
     if config.allocation_mode:
         plain = parse_allocation(config.allocation_mode)
@@ -98,6 +108,14 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
             "trainer: more engines will not be faster here"
         )
     return lines
+
+
+def _each(count: int, line: Callable[[int], str]) -> list[str]:
+    """A line for each; of many, for the first ones and the last."""
+    if count <= _LISTED:
+        return [line(index) for index in range(count)]
+    first = [line(index) for index in range(_LISTED - 2)]
+    return [*first, f"... {count - len(first) - 1} more ...", line(count - 1)]
 
 
 def _where(index: int, plan: EnginePlan, found: Environment, machine: Machine) -> str:
@@ -156,4 +174,15 @@ def _check_gpus(plan: EnginePlan, machine: Machine) -> None:
             f"{plan.backend}:{Sizes(data=plan.servers, tensor=plan.tensor_parallel)} needs "
             f"{needed} GPU(s), but {len(machine.gpus)} are visible; ask for fewer servers, or run: "
             f"areal-lab engine install {plan.backend} --build cpu"
+        )
+
+
+def _check_memory(plan: EnginePlan, machine: Machine) -> None:
+    """Before anything is made for each server: their number is whatever was typed."""
+    most = max(1, machine.memory_bytes // _LEAST_BYTES)
+    if plan.servers > most:
+        raise ValueError(
+            f"rollout.engines (the d of rollout.backend and allocation_mode) is {plan.servers}, "
+            f"but {machine.memory_bytes / 2**30:.1f} GiB of memory hold at most {most} servers, "
+            f"{_LEAST_BYTES >> 20} MiB each before any weights; ask for fewer"
         )

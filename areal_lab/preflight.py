@@ -28,6 +28,7 @@ from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
 from areal_lab.model_facts import ModelFacts, read_model_facts, transfer_bytes
+from areal_lab.pipeline.plan import limits_of
 from areal_lab.placement import check_placement, this_machine
 from areal_lab.training.model_path import (
     PACKAGED_MODELS,
@@ -69,21 +70,33 @@ def check(
     Raises:
         ConfigError: for the first thing found wrong.
     """
-    check_values(config)
-    check_staleness(config)
-    check_batches(config)
-    check_engines(config)
-    check_transfer(config)
-    check_sampling(config)
-    check_servers(config)
-    check_ports(config)
-    check_run_folder(config)
+    check_settings(config)
     problems = check_problems(config, problems)
     check_functions(config)
     folder = check_model(config, disk_usage)
     facts = _facts(folder)
     check_tokens(config, problems, folder, facts)
     check_space(config, facts, disk_usage)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Refuse what shows without problems, functions and model; `doctor --config` asks the same.
+
+    Takes a moment, or 5 s where an address that leads nowhere is silent.
+
+    Raises:
+        ConfigError: for the first thing found wrong.
+    """
+    check_values(config)
+    check_staleness(config)
+    check_batches(config)
+    check_limits(config)
+    check_engines(config)
+    check_transfer(config)
+    check_sampling(config)
+    check_servers(config)
+    check_ports(config)
+    check_run_folder(config)
 
 
 def notes(config: TrainConfig) -> list[str]:
@@ -163,6 +176,14 @@ def check_batches(config: TrainConfig) -> None:
         )
 
 
+def check_limits(config: TrainConfig) -> None:
+    """The coordinator would not come to a standstill."""
+    try:
+        limits_of(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def check_engines(config: TrainConfig) -> None:
     """The engines are installed, and what they are to run on is there."""
     try:
@@ -199,10 +220,11 @@ def check_ports(config: TrainConfig) -> None:
     first = config.rollout.port
     if first == 0 or config.rollout.addresses:
         return
-    for port in range(first, first + engine_plan(config).servers):
-        mend = "choose another rollout.port, or rollout.port=0 for a free one"
-        if port > 65535:
-            raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")
+    mend = "choose another rollout.port, or rollout.port=0 for a free one"
+    end = first + engine_plan(config).servers
+    if end > 65536:
+        raise ConfigError(f"rollout.port is {first}, but engine ports end at 65535; {mend}")
+    for port in range(first, end):
         with socket.socket() as probe:
             # As the server does: a port whose last connections are just ending is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

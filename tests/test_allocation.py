@@ -93,6 +93,8 @@ def test_devices_are_the_product_without_experts() -> None:
         ("sglang", "'sglang' has sizes 'sglang'"),
         ("sglang:", "has sizes ''"),
         ("sglang:d0", "has d0, but sizes are >= 1"),
+        ("sglang:d1000000", "has d1000000, but sizes have at most 6 digits"),
+        pytest.param("fsdp:d" + "9" * 5000, "but sizes have at most 6 digits", id="5000 digits"),
         ("sglang:d2d3", "has d twice in 'd2d3'"),
         ("sglang:x2", "has x2; sizes are d (data), t (tensor)"),
         ("sglang:d-2", "has a part 'sglang:d-2' that is not backend:sizes"),

@@ -115,7 +115,17 @@ def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
         ("actor.optimizer=1", "'actor.optimizer' in the overrides is a group of settings"),
         ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast', but must be of type float"),
         ("total_train_steps=2.5", "total_train_steps is 2.5, but must be of type int"),
-        ("dataset.digits=3", "dataset.digits is 3, but must be of type list[int]"),
+        (
+            "dataset.digits=3",
+            "dataset.digits is 3, but must be of type list[int]; as in 'dataset.digits=[1, 1]'",
+        ),
+        ("dataset.digits=[[1]]", "dataset.digits is [[1]], but must be of type list[int]"),
+        (
+            "rollout.addresses=http://host:1",
+            "rollout.addresses is 'http://host:1', but must be of type list[str]; as in "
+            """'rollout.addresses=["http://host:1"]'""",
+        ),
+        ("rollout.addresses=[[a]]", "rollout.addresses is [['a']], but must be of type list[str]"),
         ("dataset.digits=[a]", "dataset.digits is ['a'], but must be of type list[int]"),
         ("plots=maybe", "plots is 'maybe', but must be of type bool"),
         ("seed=", "seed is None, but must be of type int"),

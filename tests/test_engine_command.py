@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,12 +18,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from areal_lab import cli, doctor
+from areal_lab import cli, doctor, placement, preflight
 from areal_lab.doctor import Status
 from areal_lab.engines.backends import Build
 from areal_lab.engines.environments import Condition, Environment
 from areal_lab.engines.weights import write_weights
 from areal_lab.load import load_config
+from areal_lab.pipeline.run import prepare
+from areal_lab.preflight import ConfigError
 from tests.engines.tiny import tiny_model
 
 BOUND_S = 60.0
@@ -60,6 +63,12 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
         (("install", "embedded"), "engine embedded is part of this package"),
         (("install", "sglang", "--build", "tpu"), "--build is 'tpu', but must be cpu or gpu"),
         (("serve", "sglang"), "run: areal-lab engine install sglang"),
+        (
+            ("serve", "embedded", "--host", "nonsense.invalid", "--port", "0"),
+            "--host is 'nonsense.invalid', but must be an address of this machine, as in 127.0.0.1",
+        ),
+        (("serve", "embedded", "--host", "192.0.2.1"), "(cannot assign requested address)"),
+        (("serve", "embedded", "--host", ".."), "--host is '..', but must be an address of this"),
         (("serve", "embedd"), "did you mean 'embedded'?"),
         (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
     ],
@@ -68,6 +77,25 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(arguments: tuple[str, ...], 
     told = call("engine", *arguments)
     assert told.exit_code == 2
     assert said in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [("--dry-run",), ("--force", "--dry-run"), ()])
+def test_a_place_that_is_no_folder_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / "file"))
+    told = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert told.exit_code == 1
+    assert told.stderr == (
+        f"error: {tmp_path}/file/sglang cannot be made, as {tmp_path}/file is not a folder; let "
+        "AREAL_LAB_ENGINES name another folder\n"
+    )
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / ("n" * 300)))
+    told = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert told.exit_code == 1
+    assert "cannot be looked into (File name too long); let AREAL_LAB_ENGINES" in told.stderr
     assert told.stderr.count("\n") == 1
 
 
@@ -155,7 +183,12 @@ def test_doctor_refuses_what_it_cannot_explain(arguments: tuple[str, ...], said:
 
 def sglang(condition: Condition, build: Build = "cpu") -> Environment:
     return Environment(
-        backend="sglang", folder=Path("/e"), condition=condition, version="0.5", build=build
+        backend="sglang",
+        folder=Path("/e"),
+        condition=condition,
+        version="0.5",
+        build=build,
+        lacks="a.py is gone",
     )
 
 
@@ -167,6 +200,7 @@ def sglang(condition: Condition, build: Build = "cpu") -> Environment:
         (sglang(Condition.FOREIGN), (), Status.OK, "made by hand", ""),
         (sglang(Condition.HALF_MADE), (), Status.NOTE, "half made", "install sglang"),
         (sglang(Condition.OUTDATED), (), Status.NOTE, "have changed", "install sglang"),
+        (sglang(Condition.BROKEN), (), Status.NOTE, "but broken: a.py is gone", "install sglang"),
         (sglang(Condition.READY, "gpu"), (), Status.NOTE, "no GPU is", "sglang --build cpu"),
         (sglang(Condition.READY, "gpu"), ("0",), Status.OK, "(GPU build)", ""),
     ],
@@ -185,6 +219,56 @@ def test_wrong_values_are_explained_too() -> None:
     assert plan == []
     assert refusal is not None
     assert "must be an integer >= 1" in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["eta=-1"], "(eta) is -1, but must be >= 0 versions"),
+        (["gconfig.n_samples=1"], "gconfig.n_samples is 1, but advantages normalized"),
+        (["actor.ppo_n_minibatches=65"], "is 65, but a batch has only 64 samples"),
+        (
+            ["rollout.batch_order=bounded_lag", "rollout.max_lag=1.5", "eta=1.5"],
+            "cannot hold by waiting: eta is 1.5",
+        ),
+        (["rollout.port=65535", "rollout.engines=3"], "engine ports end at 65535"),
+        (["rollout.engines=200000000"], "is 200000000, but "),
+        (['rollout.addresses=["127.0.0.1:30000"]'], "but an address is http://HOST:PORT"),
+        (['rollout.addresses=["http://127.0.0.1:1"]'], "nothing answers at http://127.0.0.1:1"),
+        (["experiment_name=a/b"], "experiment_name is 'a/b', but must be a folder name"),
+        (["run_dir=/dev/null/runs"], "/dev/null is not a folder"),
+    ],
+)
+def test_the_doctor_refuses_what_a_run_refuses(overrides: list[str], said: str) -> None:
+    config = load_config(None, overrides)
+    plan, refusal = doctor.explain_config(config)
+    assert plan == []
+    assert refusal is not None
+    assert refusal.status is Status.FAIL
+    assert said in refusal.detail
+    with pytest.raises(ConfigError) as raised:
+        prepare(config)
+    assert refusal.detail == str(raised.value)
+
+
+def test_the_doctor_knows_how_an_engine_takes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = placement.this_machine()
+    ready = replace(here.engines["vllm"], condition=Condition.READY, version="1.2")
+    there = replace(here, engines={**here.engines, "vllm": ready})
+    monkeypatch.setattr(placement, "this_machine", lambda: there)
+    monkeypatch.setattr(preflight, "this_machine", lambda: there)
+    config = load_config(None, ["rollout.backend=vllm", "rollout.transfer=distributed"])
+    _, refusal = doctor.explain_config(config)
+    assert refusal is not None
+    assert "vllm takes weights by folder only" in refusal.detail
+    assert refusal.detail.endswith("set rollout.transfer=folder")
+
+
+def test_what_the_doctor_leaves_to_the_run_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("actor: {path: nowhere}\n")
+    told = call("doctor", "--config", str(file), "dataset.type=jsonl")
+    assert "problems, functions and the model are looked at when a run starts" in told.stdout
 
 
 def test_help_answers_without_torch() -> None:

@@ -13,9 +13,15 @@ from areal_lab.engines.environments import Condition, Environment
 from areal_lab.load import load_config
 from areal_lab.placement import Machine, check_placement, explain
 
+GIB = 1 << 30
+
 
 def machine(
-    *, gpus: int = 0, build: str = "cpu", condition: Condition = Condition.READY
+    *,
+    gpus: int = 0,
+    build: str = "cpu",
+    condition: Condition = Condition.READY,
+    memory_bytes: int = 16 * GIB,
 ) -> Machine:
     engines = {
         name: Environment(
@@ -27,7 +33,9 @@ def machine(
         )
         for name in BACKENDS
     }
-    return Machine(cores=2, gpus=tuple(map(str, range(gpus))), engines=engines)
+    return Machine(
+        cores=2, memory_bytes=memory_bytes, gpus=tuple(map(str, range(gpus))), engines=engines
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,53 @@ def test_more_engines_than_cores_are_remarked_on() -> None:
     told = explain(load_config(None, ["rollout.backend=vllm:d3"]), machine())
     assert told[1] == "engine 0: CPU, 2 core(s) shared"
     assert "3 engines share 2 core(s)" in told[-1]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.engines=65",
+        "rollout.engines=200000000",
+        "rollout.engines=1000000000000000000000000000000",
+        "rollout.backend=embedded:d1000",
+        "rollout.backend=sglang:d999999",
+        "allocation_mode=vllm:d1000+fsdp:d1",
+    ],
+)
+def test_more_engines_than_fit_into_memory_are_refused(override: str) -> None:
+    """16 GiB are 64 times 256 MiB."""
+    with pytest.raises(ValueError, match="hold at most 64 servers") as refusal:
+        explain(load_config(None, [override]), machine())
+    count = re.sub(r"\D*(\d+).*", r"\1", override)
+    assert str(refusal.value) == (
+        f"rollout.engines (the d of rollout.backend and allocation_mode) is {count}, but 16.0 GiB "
+        "of memory hold at most 64 servers, 256 MiB each before any weights; ask for fewer"
+    )
+
+
+def test_one_engine_may_always_be_tried_and_as_many_as_fit() -> None:
+    assert check_placement(load_config(None, []), machine(memory_bytes=1)).servers == 1
+    config = load_config(None, ["rollout.engines=64"])
+    assert check_placement(config, machine()).servers == 64
+
+
+def test_a_long_list_of_engines_is_abbreviated() -> None:
+    told = explain(load_config(None, ["rollout.engines=8"]), machine())
+    assert [line.partition(":")[0] for line in told[1:9]] == [f"engine {i}" for i in range(8)]
+    told = explain(load_config(None, ["rollout.engines=60"]), machine())
+    assert told[6:10] == [
+        "engine 5: CPU, 2 core(s) shared",
+        "... 53 more ...",
+        "engine 59: CPU, 2 core(s) shared",
+        "trainer: 1 process on 2 core(s)",
+    ]
+    addresses = ",".join(f"http://127.0.0.1:{port}" for port in range(1, 10))
+    told = explain(load_config(None, [f"rollout.addresses=[{addresses}]"]), machine())
+    assert told[5:8] == [
+        "attaches to http://127.0.0.1:6; starts no engine",
+        "... 2 more ...",
+        "attaches to http://127.0.0.1:9; starts no engine",
+    ]
 
 
 def test_somebody_elses_servers_need_no_installation() -> None:

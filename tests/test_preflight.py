@@ -143,6 +143,48 @@ def test_a_port_in_use_is_refused(configured: Configured) -> None:
     check(configured(f"rollout.port={port}"))
 
 
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        ("127.0.0.1:30000", "it does not begin with http://"),
+        ("https://127.0.0.1:30000", "it does not begin with http://"),
+        ("5", "it does not begin with http://"),
+        ("http://[::1", "invalid IPv6 URL"),
+        ("http://:80", "it has no host"),
+        ("http://host", "it has no port"),
+        ("http://host:0", "nothing listens on port 0"),
+        ("http://host:65536", "port out of range 0-65535"),
+        ("http://host:abc", "port could not be cast to integer value as 'abc'"),
+        ("http://host:80/v1", "it has more than a host and a port"),
+        ("http://host:80?a=b", "it has more than a host and a port"),
+        ("http://me@host:80", "it has more than a host and a port"),
+        ("http://.:80", "no host is named '.'"),
+        pytest.param(f"http://{'a' * 64}:80", f"no host is named '{'a' * 64}'", id="64 letters"),
+    ],
+)
+def test_what_is_no_address_is_refused_before_any_is_tried(
+    configured: Configured, address: str, wrong: str
+) -> None:
+    with socket.socket() as untouched:
+        untouched.bind(("127.0.0.1", 0))
+        untouched.listen()
+        untouched.setblocking(False)
+        there = f"http://127.0.0.1:{untouched.getsockname()[1]}"
+        said = refused(configured(f"rollout.addresses=['{there}', '{address}']"))
+        with pytest.raises(BlockingIOError):
+            untouched.accept()
+    assert said == (
+        f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
+        f"http://127.0.0.1:30000: {wrong}"
+    )
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_an_address_counts_once(configured: Configured, end: str) -> None:
+    config = configured(f"rollout.addresses=['http://h:1', 'http://h:1{end}']")
+    assert "twice; each server once" in refused(config)
+
+
 def test_engine_ports_end_where_ports_end(configured: Configured) -> None:
     config = configured("rollout.port=65535", "rollout.engines=2")
     assert "engine ports end at 65535" in refused(config)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
 CONNECT_S = 5.0
 """For a connection to an address, before a run starts."""
+_EXAMPLE: Final = "http://127.0.0.1:30000"
 
 
 class CannotAttach(ValueError):
@@ -21,26 +23,56 @@ def check_addresses(addresses: Sequence[str]) -> None:
     Raises:
         CannotAttach: for the first one.
     """
+    places = [_place(address) for address in addresses]
     for index, address in enumerate(addresses):
-        parts = urlsplit(address)
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        if parts.scheme != "http" or not parts.hostname or port is None or parts.path.strip("/"):
-            raise CannotAttach(
-                f"rollout.addresses has {address!r}, but an address is http://HOST:PORT"
-            )
         if address.rstrip("/") in [other.rstrip("/") for other in addresses[:index]]:
             raise CannotAttach(f"rollout.addresses has {address} twice; each server once")
+    for address, place in zip(addresses, places, strict=True):
         try:
-            socket.create_connection((parts.hostname, port), timeout=CONNECT_S).close()
+            socket.create_connection(place, timeout=CONNECT_S).close()
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CannotAttach(
                 f"rollout.addresses: nothing answers at {address} ({reason}); start a server there "
                 "(areal-lab engine serve), or leave it out"
             ) from error
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Host and port of an address.
+
+    Raises:
+        CannotAttach: with what is wrong and an example.
+    """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port
+        if wrong := _wrong(parts, host, port):
+            raise ValueError(wrong)
+    except ValueError as error:
+        raise CannotAttach(
+            f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
+            f"{_EXAMPLE}: {str(error)[:1].lower()}{str(error)[1:]}"
+        ) from error
+    assert port is not None
+    return host, port
+
+
+def _wrong(parts: SplitResult, host: str, port: int | None) -> str:
+    """What is wrong with the parts of an address; empty if nothing is."""
+    if parts.scheme != "http":
+        return "it does not begin with http://"
+    if not host:
+        return "it has no host"
+    if not port:
+        return "it has no port" if port is None else "nothing listens on port 0"
+    if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+        return "it has more than a host and a port"
+    try:
+        host.encode("idna")  # as the system is asked for it; empty and overlong labels fail
+    except UnicodeError:
+        return f"no host is named {host!r}"
+    return "" if host.isprintable() else f"no host is named {host!r}"
 
 
 def is_local(address: str) -> bool:

@@ -36,6 +36,8 @@ class Condition(StrEnum):
     """Works, but was made from other requirements than those of this package."""
     FOREIGN = "made by hand"
     """Works, as far as can be seen; not made by `areal-lab engine install`."""
+    BROKEN = "broken"
+    """Was ready, and lacks something now; only a closer look tells (`damage`)."""
     HALF_MADE = "half made"
     MISSING = "not installed"
 
@@ -55,6 +57,8 @@ class Environment:
     version: str = ""
     """Of the engine; empty if there is none."""
     build: Build = "cpu"
+    lacks: str = ""
+    """Of a broken one: the first thing that is missing."""
 
 
 def environment_folder(backend: str) -> Path:
@@ -79,6 +83,12 @@ def python_of(backend: str) -> Path:
 def requirements_file(backend: str, build: Build) -> Path:
     """The file of pinned requirements."""
     return _REQUIREMENTS / f"{backend}-{build}.txt"
+
+
+def pinned(requirements: Path) -> list[str]:
+    """The lines of a file of requirements, without comments."""
+    lines = (line.split("#")[0].strip() for line in requirements.read_text().splitlines())
+    return [line for line in lines if line]
 
 
 def requirements_hash(backend: str, build: Build) -> str:

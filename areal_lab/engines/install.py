@@ -1,7 +1,7 @@
 """Make the virtual environment of an engine: `areal-lab engine install sglang|vllm`.
 
     choose() -> Recipe --make()--> venv, pip, a look at what came --> stamp
-                                   ^ the old one goes first, if it is half made or outdated
+                                   ^ the old one goes first, if it is half made, broken or outdated
 
 A stamp that says "not complete" is written first and replaced last, so an environment that was left
 halfway is known as such, and made again from the beginning: pip keeps what it has downloaded.
@@ -33,6 +33,7 @@ from areal_lab.engines.environments import (
     engine_version,
     environment_folder,
     installed,
+    pinned,
     requirements_file,
     requirements_hash,
     torch_cuda,
@@ -139,14 +140,15 @@ def needed(recipe: Recipe, found: Environment) -> bool:
 def describe(recipe: Recipe, found: Environment) -> list[str]:
     """What will be done, said before it begins."""
     cost = recipe.cost
-    lines = _pinned(recipe.requirements)
+    lines = pinned(recipe.requirements)
     packages = f"{len(lines)} packages, each with its version"
+    state = f"{found.condition}: {found.lacks}" if found.lacks else found.condition
     if recipe.with_dependencies:
         packages = f"{', '.join(lines)} and what it requires"
     rough = "" if cost.measured else " (not measured)"
     return [
         f"{recipe.name}: {recipe.build.upper()} build, because {recipe.why}",
-        f"  folder  {recipe.folder} ({found.condition})",
+        f"  folder  {recipe.folder} ({state})",
         f"  what    {packages}",
         f"  costs   about {cost.download_bytes / _GIB:.1f} GiB to download, "
         f"{cost.disk_bytes / _GIB:.1f} GiB on disk, {cost.time}{rough}",
@@ -170,8 +172,14 @@ def check(recipe: Recipe, *, force: bool = False) -> None:
             f"{folder} is there, but was not made by this command; move it away, let "
             "AREAL_LAB_ENGINES name another folder, or replace it with --force"
         )
-    place = next(p for p in (folder, *folder.parents) if p.exists())
-    if not os.access(place, os.W_OK):
+    inside = (folder, *folder.parents) if folder.is_dir() else folder.parents
+    place = next(p for p in inside if p.exists())
+    if not place.is_dir():
+        raise InstallError(
+            f"{folder} cannot be made, as {place} is not a folder; let AREAL_LAB_ENGINES name "
+            "another folder"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
         raise InstallError(f"{place} is not writable; let AREAL_LAB_ENGINES name another folder")
     free = shutil.disk_usage(place).free + _size(folder)
     if free < recipe.cost.disk_bytes:
@@ -190,9 +198,14 @@ def make(recipe: Recipe, progress: Progress) -> None:
         KeyboardInterrupt: what is there then counts as half made.
     """
     folder = recipe.folder
-    if folder.is_symlink():
-        folder.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InstallError(
+            f"{folder} cannot be made ({error.strerror}); let AREAL_LAB_ENGINES name another folder"
+        ) from error
     with _only_one(folder, recipe.name):
         _write_stamp(recipe, complete=False)
         for old in folder.iterdir():
@@ -207,7 +220,7 @@ def make(recipe: Recipe, progress: Progress) -> None:
         venv.create(folder, symlinks=True, with_pip=False)
         log = folder / _LOG
         log.touch()
-        total = None if recipe.with_dependencies else len(_pinned(recipe.requirements))
+        total = None if recipe.with_dependencies else len(pinned(recipe.requirements))
         wanted = ("--requirement", str(recipe.requirements))
         deep = recipe.with_dependencies
         _pip(folder, [*(() if deep else ("--no-deps",)), *wanted], progress, total)
@@ -215,7 +228,7 @@ def make(recipe: Recipe, progress: Progress) -> None:
             # Where pip knows no CPU build of torch, the ordinary one comes, which is nothing
             # without its libraries.
             progress.stage("torch came as its CUDA build: fetching what that needs")
-            torch = next(line for line in _pinned(recipe.requirements) if line.startswith("torch="))
+            torch = next(line for line in pinned(recipe.requirements) if line.startswith("torch="))
             _pip(folder, [torch], progress, None)
         progress.stage("a first look at the engine")
         _run(recipe, [_python(folder), *recipe.look], "the look at the engine", recipe.variables)
@@ -293,11 +306,6 @@ def _write_stamp(recipe: Recipe, *, complete: bool) -> None:
     aside = recipe.folder / f"{STAMP}.tmp"
     aside.write_text(json.dumps(stamp) + "\n", encoding="utf-8")
     aside.replace(recipe.folder / STAMP)
-
-
-def _pinned(requirements: Path) -> list[str]:
-    lines = (line.split("#")[0].strip() for line in requirements.read_text().splitlines())
-    return [line for line in lines if line]
 
 
 def _python(folder: Path) -> str:

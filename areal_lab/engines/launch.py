@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -214,11 +215,22 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
     return engine
 
 
+def check_host(host: str) -> None:
+    """Refuse a host that no server here could listen on.
+
+    Raises:
+        ValueError: with an example.
+    """
+    if not host:
+        raise _wrong_host(host, "it is empty")
+    bind(0, host).close()
+
+
 def bind(port: int, host: str = HOST) -> socket.socket:
     """A TCP socket bound to this port, not listening yet; 0 takes a free port.
 
     Raises:
-        ValueError: naming the port, if it is not available.
+        ValueError: naming the port, if it is not available, or the host, if it is not this machine.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -226,11 +238,25 @@ def bind(port: int, host: str = HOST) -> socket.socket:
         # And the server may bind it too while it is kept here: both say so, and only one listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = getattr(error, "strerror", None) or str(error)
+        if _is_about_host(error):
+            raise _wrong_host(host, reason.lower()) from error
         raise ValueError(f"port {port} is not available for an engine: {reason}") from error
     return listener
+
+
+def _is_about_host(error: Exception) -> bool:
+    unknown = isinstance(error, socket.gaierror | UnicodeError)
+    return unknown or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+
+
+def _wrong_host(host: str, reason: str) -> ValueError:
+    return ValueError(
+        f"--host is {host!r}, but must be an address of this machine, as in {HOST}, or "
+        f"{EVERYWHERE} for all of them ({reason})"
+    )
 
 
 async def _until_ready(engine: EngineProcess, backend: Backend, options: ServerOptions) -> None:

@@ -68,10 +68,6 @@ def prepare(
         ConfigError: in one line, naming the value, the bound and the mend.
     """
     preflight.check(config, problems)
-    try:
-        limits_of(config)
-    except ValueError as error:
-        raise preflight.ConfigError(str(error)) from error
     if loss is not None:
         from areal_lab.training.loss import check_loss  # torch, which the caller has by now
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import io
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +15,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from areal_lab import cli
 from areal_lab.engines import environments, install, install_progress
+from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment
 from areal_lab.engines.install import InstallError, Recipe, check, describe, make, needed
 from areal_lab.engines.install_progress import Progress
@@ -116,6 +121,75 @@ def test_what_somebody_else_made_is_left_alone(recipe: Recipe) -> None:
     check(recipe, force=True)
 
 
+def broken(recipe: Recipe) -> str:
+    """What the environment lacks; it is to be made again, and then it is whole."""
+    found = examined(environment("sglang"))
+    assert found.condition is Condition.BROKEN
+    assert needed(recipe, found)
+    assert f"{recipe.folder} (broken: {found.lacks})" in "\n".join(describe(recipe, found))
+    told = CliRunner().invoke(cli.app, ["engine", "install", "sglang", "--dry-run"])
+    assert f"(broken: {found.lacks})" in told.stdout
+    check(recipe)
+    make(recipe, silent())
+    assert not needed(recipe, examined(environment("sglang")))
+    return found.lacks
+
+
+def test_what_was_complete_and_is_broken_is_made_again(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "visible_gpus", lambda: ())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    wheel(tmp_path, "two_words", "1.0")
+    recipe.requirements.write_text("sglang==0.5\nTwo.Words==1.0  # spelled otherwise\n")
+    recipe = replace(recipe, stamp=environments.requirements_hash("sglang", "cpu"))
+    make(recipe, silent())
+    (packages,) = recipe.folder.glob("lib/python3*/site-packages")
+    shutil.rmtree(packages / "__pycache__")
+    assert examined(environment("sglang")).condition is Condition.READY
+    told = CliRunner().invoke(cli.app, ["engine", "install", "sglang"])
+    assert told.stdout.endswith("(--force makes it anew); nothing to do\n")
+
+    shutil.rmtree(packages / "two_words-1.0.dist-info")
+    assert broken(recipe) == "Two.Words is not in it"
+    (packages / "sglang.py").unlink()
+    assert broken(recipe) == "sglang-0.5 has lost sglang.py"
+    (packages / "sglang-0.5.dist-info" / "RECORD").unlink()
+    assert broken(recipe) == "sglang-0.5 has lost its list of files"
+    python = recipe.folder / "bin" / "python"
+    python.unlink()
+    python.write_text("not a program")
+    assert broken(recipe) == "its Python does not run"
+    # The system's Python has become another one.
+    python.unlink()
+    python.write_text("#!/bin/sh\necho /elsewhere\n")
+    python.chmod(0o755)
+    assert "looks for packages in /elsewhere" in broken(recipe)
+
+
+def test_a_file_in_the_way_is_replaced_if_asked_for(recipe: Recipe) -> None:
+    recipe.folder.parent.mkdir()
+    recipe.folder.write_text("precious")
+    with pytest.raises(InstallError, match="was not made by this command"):
+        check(recipe)
+    check(recipe, force=True)
+    make(recipe, silent())
+    assert condition() is Condition.READY
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)  # the tests may run as root
+        with pytest.raises(InstallError, match="is not writable; let AREAL_LAB_ENGINES name"):
+            check(recipe)
+    nowhere = replace(recipe, folder=Path("/proc/areal_lab/sglang"))
+    with pytest.raises(InstallError, match=r"/proc/areal_lab/sglang cannot be made \(No such"):
+        make(nowhere, silent())
+
+
 def test_two_do_not_install_at_the_same_time(recipe: Recipe) -> None:
     recipe.folder.mkdir(parents=True)
     with (recipe.folder / ".lock").open("w") as lock:
@@ -140,7 +214,7 @@ def test_what_will_be_done_is_said(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("backend", ["sglang", "vllm"])
 def test_the_shipped_requirements_are_pinned_to_the_last(backend: str) -> None:
-    lines = install._pinned(environments.requirements_file(backend, "cpu"))
+    lines = environments.pinned(environments.requirements_file(backend, "cpu"))
     names = [line.partition("==")[0].lower().replace("_", "-") for line in lines]
     assert all("==" in line for line in lines)
     assert len(set(names)) == len(names)

@@ -22,7 +22,14 @@ import pytest
 
 from areal_lab.engines import launch
 from areal_lab.engines.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
-from areal_lab.engines.launch import EngineProcess, PortTaken, Start, bind, start_server
+from areal_lab.engines.launch import (
+    EngineProcess,
+    PortTaken,
+    Start,
+    bind,
+    check_host,
+    start_server,
+)
 from areal_lab.engines.leftovers import group_lives
 from areal_lab.engines.listeners import Listener, who_listens
 from areal_lab.engines.options import server_command, server_options
@@ -126,6 +133,23 @@ def left_behind(folder: Path) -> list[Path]:
     names = ("shared", "semaphore", "more", "scratch")
     told = [Path((folder / name).read_text()) for name in names if (folder / name).exists()]
     return [path for path in told if path.exists()]
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("", "it is empty"),
+        ("nonsense.invalid", ""),
+        ("192.0.2.1", "cannot assign requested address"),
+        ("a..b", ""),
+        ("::1", ""),
+    ],
+)
+def test_a_host_is_an_address_of_this_machine(host: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"--host is '{host}', but must be an .*{reason}.*$"):
+        check_host(host)
+    check_host("127.0.0.1")
+    check_host("0.0.0.0")
 
 
 async def until_written(file: Path) -> str:
