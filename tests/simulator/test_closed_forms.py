@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from simulator.model_shape import find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.replica import Replica
 from simulator.run import run_system
-from simulator.system import UpdateSeconds
+from simulator.system import Seconds, UpdateSeconds
+from simulator.training_timing import Sizes
 from tests.simulator.toy_engine import toy_engines
 from tests.simulator.toy_system import (
     Drawn,
@@ -251,6 +253,48 @@ def test_littles_law_holds_for_the_slots_that_engines_are_said_to_use() -> None:
     tokens_per_s = result.columns["tokens"].sum() / result.makespan_s
     busy = 3 * result.pools["rollout"].busy["decode"]
     assert busy == pytest.approx(tokens_per_s * 0.25, rel=EXACT)
+
+
+# --- queues --------------------------------------------------------------------------------------
+
+
+@dataclass
+class DrawnTraining:
+    """Steps of exponential times of mean 1, whatever they are given."""
+
+    generator: np.random.Generator
+
+    def step(self, lengths: Sizes, *, minibatches: int) -> Seconds:
+        assert len(lengths) == minibatches == 1
+        return Seconds(seconds=self.generator.exponential(1.0))
+
+
+@pytest.mark.parametrize(("eta", "generated_per_trained"), [(0, 2.0), (1, 0.7), (4, 1.0)])
+def test_eta_is_the_buffer_of_the_queue_m_m_1_k(eta: int, generated_per_trained: float) -> None:
+    r"""One answer at a time, a batch of one: generation goes on while eq. 3 admits one more.
+
+    With j answers that wait or are trained on, it does for j <= eta, so that K = eta + 1, and
+
+    $$ rate = 1 - \pi_0 = 1 - (1 - r) / (1 - r^{K + 1}), \quad K / (K + 1) \text{ for } r = 1. $$
+    """
+    mean_tokens = 2000 / generated_per_trained
+    system = toy_system(
+        asynchronous(eta),
+        batch=1,
+        samples=1,
+        in_flight=1,
+        engines=1,
+        slots=1,
+        steps=12_000,
+        token_s=1 / 2000,
+        lengths=Drawn(lambda g, shape: np.round(g.exponential(mean_tokens, shape))),
+        training=DrawnTraining(np.random.default_rng(7)),
+        weights=UpdateSeconds(),
+    )
+    r, places = generated_per_trained, eta + 1
+    empty = 1 / (places + 1) if r == 1 else (1 - r) / (1 - r ** (places + 1))
+    steps_s = run_system(system, 1).columns["step_s"]
+    assert 1 / steps_s.mean() == pytest.approx(1 - empty, rel=0.02)
 
 
 # --- rewards as a queue --------------------------------------------------------------------------
