@@ -69,8 +69,8 @@ class Connection:
         """Send a request and hand on the messages of its answer; patience is the caller's business.
 
         Raises:
-            EngineUnreachable: if the connection is lost.
-            EngineError: if the answer is an error.
+            EngineUnreachable: if the connection is lost, or the server says that it is broken.
+            EngineError: if the answer is another error.
         """
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
@@ -79,7 +79,10 @@ class Connection:
             ) as answer:
                 if answer.is_error:
                     await answer.aread()
-                    raise self._refused(call, answer)
+                    refused = self._refused(call, answer)
+                    # Of a request that it will not serve a server says 400.
+                    broken = answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+                    raise EngineUnreachable(str(refused)) if broken else refused
                 async for message in _messages(answer):
                     yield message
         except httpx.TransportError as error:

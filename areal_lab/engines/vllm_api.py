@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import httpx
+
 from areal_lab.engines.dialect import (
     Answer,
     Call,
@@ -33,7 +35,7 @@ from areal_lab.engines.dialect import (
     parse_version,
     post,
 )
-from areal_lab.engines.errors import EngineError
+from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
 
 _ID_START = "generate-tokens-"
@@ -80,7 +82,7 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
 def read(answer: Answer) -> Chunk:
     """One message about one sample: the tokens since the message before."""
     if not isinstance(answer, Mapping) or not answer.get("choices"):
-        raise EngineError(f"the answer is {answer!r:.200}")
+        raise _error(answer)
     choice = answer["choices"][0]
     tokens = tuple(int(token) for token in choice["token_ids"])
     content = (choice.get("logprobs") or {}).get("content") or []
@@ -96,6 +98,14 @@ def read(answer: Answer) -> Chunk:
         spans=None if not spans else parse_spans(spans),
         finish_reason=parse_finish_reason(choice.get("finish_reason")),
     )
+
+
+def _error(answer: Answer) -> EngineError:
+    """What the answer is instead of a message: the end of what computes, or a refusal."""
+    error = answer.get("error") if isinstance(answer, Mapping) else None
+    if isinstance(error, Mapping) and error.get("code") == httpx.codes.INTERNAL_SERVER_ERROR:
+        return EngineUnreachable(f"it is broken: {error.get('message')!s:.200}")
+    return EngineError(f"the answer is {answer!r:.200}")
 
 
 def load(

@@ -88,8 +88,11 @@ class Server:
         return generated
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding."""
+        """Stop decoding; over when what computes has taken note of it."""
         await self._call(self.client.pause(mode))
+        # From here on it is not watched for a stall, as to load weights may take long. SGLang's
+        # HTTP process answers to some pauses by itself.
+        await self._call(self.client.computes())
         self.paused = True
 
     async def resume(self) -> None:

@@ -468,6 +468,18 @@ def test_an_engine_that_is_gone_is_named() -> None:
     assert answering(handler, lambda client: client.ready()) is False
 
 
+@pytest.mark.parametrize(("status", "lost"), [(500, True), (400, False)])
+def test_a_server_that_says_that_it_is_broken_is_lost_and_one_that_refuses_is_not(
+    status: int, lost: bool
+) -> None:
+    def handler(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, json={"error": {"message": "why"}})
+
+    with pytest.raises(EngineError, match="why") as raised:
+        answering(handler, lambda client: client.generate([request("a", [5])]))
+    assert isinstance(raised.value, EngineUnreachable) is lost
+
+
 def test_a_refusal_says_why() -> None:
     def handler(_: httpx.Request) -> httpx.Response:
         return httpx.Response(400, json={"error": {"message": "the context is 8"}})

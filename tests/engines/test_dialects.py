@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from areal_lab.engines.dialect import Call, Dialect, Digest, GenerateOptions, Span
-from areal_lab.engines.errors import EngineError, VersionMismatch
+from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
@@ -241,6 +241,15 @@ def test_a_message_of_vllm() -> None:
 def test_bad_messages_of_vllm(message: dict[str, Any], error: str) -> None:
     with pytest.raises(EngineError, match=error):
         VLLM.read(message)
+
+
+def test_vllm_says_in_the_middle_of_an_answer_that_what_computes_has_ended() -> None:
+    message = {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}
+    with pytest.raises(EngineUnreachable, match="it is broken: EngineCore encountered an issue"):
+        VLLM.read({"error": message | {"code": 500}})
+    with pytest.raises(EngineError, match="the answer is") as raised:
+        VLLM.read({"error": message | {"code": 400}})
+    assert not isinstance(raised.value, EngineUnreachable)
 
 
 def test_errors_inside_a_stream_of_sglang() -> None:

@@ -110,9 +110,10 @@ class Case:
         return bool(started - ended)
 
     def victim(self) -> EngineClient | None:
-        """The connection to engine 1 while it is in use, after the first update."""
+        """The connection to engine 1 while it is in use, after the first update, and no other one
+        is on its way to it."""
         server = self.servers.alive.get(VICTIM) if self.trainer.version else None
-        return None if server is None else server.client
+        return None if server is None or server.paused else server.client
 
     def check_nothing_was_lost(self) -> None:
         """Every sample of every group was trained on once, and every token's version is true.
