@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from simulator.bottleneck import STALENESS_BOUND
 from simulator.hardware import find_gpu
-from simulator.plan_limit import STALENESS_BOUND
 from simulator.plan_result import Comparison, Outcome, Plan
 from simulator.plan_space import Refusal
 from simulator.quantities import number, quantity

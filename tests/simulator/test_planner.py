@@ -279,6 +279,8 @@ def test_a_price_of_ones_own_counts() -> None:
             "staleness-bound",
         ),
         ({"train": 0.5, "waiting for weights": 0.5}, {"decode": 0.5}, "weight updates"),
+        ({"train": 0.25, "lost": 0.75}, {"decode": 0.2, "lost": 0.05}, "failures"),
+        ({"train": 0.67, "lost": 0.3, "waiting for a batch": 0.03}, {"decode": 0.9}, "failures"),
         (
             {"train": 0.5, "waiting for a batch": 0.5},
             {"decode": 0.5, "waiting for rewards": 0.5},

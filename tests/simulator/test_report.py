@@ -190,6 +190,39 @@ def test_the_side_that_limits_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "limit", "helps"),
+    [
+        (
+            ["workload.reward.mean_s=10", "workload.reward_workers=4"],
+            "Rewards limit this run",
+            "More workload.reward_workers would help",
+        ),
+        (["workload.reward.mean_s=10"], "Rewards limit this run", "Faster rewards"),
+        (["workload.turns=4", "workload.tool.mean_s=5"], "Tools limit this run", "Faster tools"),
+        (["weights.update_s=20"], "Weight updates limit this run", "A faster weights.backend"),
+        (
+            ["faults.node_mtbf_h=0.01", "faults.restart_s=60"],
+            "Failures limit this run",
+            "faults.node_mtbf_h",
+        ),
+        (
+            ["schedule.name=synchronous", "cluster.placement=colocated"],
+            "Generation takes the largest part",
+            "generate and train in turn",
+        ),
+    ],
+)
+def test_what_limits_is_neither_side_where_both_wait_for_something_else(
+    overrides: list[str], limit: str, helps: str
+) -> None:
+    text = " ".join(printed(*overrides).split())
+    assert limit in text
+    assert helps in text
+    assert "More GPUs for generation" not in text
+    assert "More GPUs for training" not in text
+
+
 def test_a_missing_price_is_no_number() -> None:
     assert "no price known" in printed("cluster.gpu=H800")
 
