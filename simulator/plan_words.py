@@ -120,6 +120,12 @@ def verdict(one: Comparison) -> str:
     where = f"on {slow.candidate.hardware}"
     if one.pays:
         return f"asynchrony pays {where}, {pair}"
+    if one.pays is None:
+        seeds = len(slow.trials)
+        return (
+            f"whether asynchrony pays {where} cannot be told with {seeds} seeds, {pair}; take "
+            f"more: search.seeds={4 * seeds}"
+        )
     why = "" if slow.limit == STALENESS_BOUND else f"; the synchronous run is {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
@@ -128,18 +134,19 @@ def plan_warnings(plan: Plan) -> list[str]:
     """What a reader has to know."""
     found: list[str] = []
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
-    for name in types:
-        some = next(one for one in plan.space.possible if one.config.cluster.gpu == name)
+    for spelled in types:
+        some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
         config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
         own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+        name = find_gpu(spelled).name
         for line in warnings(config):
             about_price = "price" in line
             if about_price and (name in own or config.cluster.price_per_gpu_h is not None):
                 continue
-            if about_price and find_gpu(name).price.typical is None:
+            if about_price and find_gpu(spelled).price.typical is None:
                 line = (  # noqa: PLW2901 - the same, with this file's way to mend it
                     f"{name}: nobody publishes a price, so money is unknown; give one as prices: "
-                    f"[{{gpu: {name}, typical: 2.0}}] (dollars per GPU-hour)"
+                    f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
                 )
             if line not in found:
                 found.append(line)

@@ -15,7 +15,7 @@ from simulator.measured_engine import GIVEN, measured_decode, measured_prefill
 from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
-from simulator.trainer_speeds import AREAL
+from simulator.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.weight_sync import weight_sync
 
 UNCERTAIN: Final = 0.15
@@ -38,7 +38,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
     rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
     return [
         *_engine_parts(config, model, rollout_gpu),
-        _training_part(config),
+        _training_part(config, gpu),
         *_weights_parts(config, model, gpu),
         _lengths_part(config),
     ]
@@ -51,6 +51,8 @@ def warnings(config: SimulationConfig) -> list[str]:
         for part in cost_parts(config)
         if part.error is not None and part.error >= UNCERTAIN
     ]
+    model = find_model(config.model)
+    found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
         found.extend(_gpu_warnings(gpu, config.cluster.price_per_gpu_h))
@@ -101,12 +103,16 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
             yield Part("engine CPU", "rollout.engine_overhead_s, given", 0.0)
 
 
-def _training_part(config: SimulationConfig) -> Part:
+def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
     if config.trainer.step_s is not None:
         return _measured_training(config)
     if config.trainer.mfu is not None:
         return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
-    return Part("training", AREAL.provenance, AREAL.error)
+    error = speed_error(gpu).error
+    if gpu.name in FITTED_ON:
+        return Part("training", AREAL.provenance, error)
+    elsewhere = f"{AREAL.provenance}; not measured on {gpu.name}: some ±{error:.0%}"
+    return Part("training", f"{elsewhere}; trainer.mfu or trainer.step_s replace it", error)
 
 
 def _measured_training(config: SimulationConfig) -> Part:

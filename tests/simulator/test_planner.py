@@ -10,11 +10,13 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from simulator.pareto import Point, dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
@@ -23,6 +25,7 @@ from simulator.plan_limit import limit_of
 from simulator.plan_report import plan_report
 from simulator.plan_result import Comparison, Plan
 from simulator.plan_space import expand, nearest_split
+from simulator.plan_tables import show_plan
 from simulator.plan_trial import Job, Trial, run_job, workers
 from simulator.plan_words import answer_lines, nothing_possible, question_lines, verdict
 from simulator.planner import find_plan
@@ -159,6 +162,32 @@ def test_both_sides_of_a_split_divide(gpus: int, share: float, engine: int, trai
         assert abs(split - share * gpus) == min(abs(k - share * gpus) for k in fitting)
 
 
+def own_gpu(folder: Path) -> str:
+    file = folder / "mygpu.yaml"
+    file.write_text("like: H100\nmemory_bytes_per_s: 1.0e12\n")
+    return str(file)
+
+
+def test_a_gpu_of_ones_own_is_a_candidate(tmp_path: Path) -> None:
+    file = own_gpu(tmp_path)
+    for override in (f"candidates.gpu=[{file}]", f"base.cluster.gpu={file}"):
+        found = solved(override, "candidates.gpus=[4]", "candidates.eta=[1]", "search.seeds=1")
+        assert found.best is not None
+        assert found.best.candidate.config.cluster.gpu == file
+        assert found.best.candidate.hardware == "4 mygpu"
+        assert "4 mygpu" in "\n".join(answer_lines(found))
+
+
+def test_a_gpu_of_ones_own_generates_beside_one_of_the_catalogue(tmp_path: Path) -> None:
+    space = expand(
+        small_plan(
+            *(f"candidates.rollout_gpu=[{own_gpu(tmp_path)}]", "candidates.gpu=[h100]"),
+            *("candidates.gpus=[4]", "candidates.eta=[1]", "candidates.rollout_share=[0.25]"),
+        )
+    )
+    assert [one.hardware for one in space.possible] == ["1 mygpu + 3 H100"]
+
+
 # --- the answer ---------------------------------------------------------------------------------
 
 
@@ -229,6 +258,36 @@ def test_asynchrony_pays_where_generation_and_training_take_alike() -> None:
     assert comparison.pays
     assert comparison.ratio.mean > 1.5
     assert "asynchrony pays" in verdict(comparison)
+
+
+def compared(*ratios: float) -> Comparison:
+    """Two of the same GPUs, seed by seed."""
+    one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
+    trial = one.trials[0]
+    slow = tuple(dataclasses.replace(trial, step_s=trial.step_s * ratio) for ratio in ratios)
+    return Comparison(
+        synchronous=dataclasses.replace(one, trials=slow),
+        asynchronous=dataclasses.replace(one, trials=(trial,) * len(ratios)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "pays", "says"),
+    [
+        ((0.9, 2.27, 3.6), None, "whether asynchrony pays on 4 H100 cannot be told with 3 seeds"),
+        ((2.2, 2.27, 2.3), True, "asynchrony pays on 4 H100"),
+        ((0.98, 0.986, 0.99), False, "asynchrony does not help on 4 H100"),
+        ((0.998, 1.0, 1.002), False, "asynchrony does not help on 4 H100"),
+        ((2.27,), True, "asynchrony pays on 4 H100"),
+    ],
+)
+def test_seeds_that_cannot_tell_whether_asynchrony_pays_say_so(
+    ratios: tuple[float, ...], *, pays: bool | None, says: str
+) -> None:
+    comparison = compared(*ratios)
+    assert comparison.pays is pays
+    assert verdict(comparison).startswith(says)
+    assert ("take more: search.seeds=12" in verdict(comparison)) is (pays is None)
 
 
 def test_no_limit_that_can_be_kept_names_the_fastest() -> None:
@@ -349,6 +408,34 @@ def test_slower_memory_and_training_are_slower() -> None:
     assert memory >= base * 0.99
 
 
+@pytest.mark.parametrize(
+    ("gpu", "ends", "source"),
+    [
+        ("H100", ("-29.6%", "+29.6%"), "two known trainers differ by 1.42 times: ±30%"),
+        (
+            "L40S",
+            ("-42.1%", "+42.1%"),
+            "two known trainers differ by 1.42 times; fitted on other GPUs, ±30%: ±42%",
+        ),
+    ],
+)
+def test_the_speed_of_training_is_no_better_known_than_trainers_are_alike(
+    gpu: str, ends: tuple[str, str], source: str
+) -> None:
+    found = solved(
+        *("search.sensitivity=1", f"candidates.gpu=[{gpu}]", "candidates.gpus=[4]"),
+        *("candidates.eta=[1]", "base.trainer.step_s=null", "candidates.rollout_share=[0.5]"),
+        "search.seeds=1",
+    )
+    assert found.sensitivity is not None
+    speed = next(one for one in found.sensitivity.inputs if one.name == "MFU of training")
+    assert (speed.low.value, speed.high.value) == ends
+    assert speed.source == source
+    text = StringIO()
+    show_plan(Console(file=text, width=200), found)
+    assert source in text.getvalue()
+
+
 # --- the file -----------------------------------------------------------------------------------
 
 
@@ -419,11 +506,4 @@ def test_what_the_closed_form_leaves_out_was_not_the_best() -> None:
 
 @pytest.mark.parametrize(("gain", "pays"), [(0.9, False), (1.01, False), (1.05, True)])
 def test_asynchrony_pays_from_two_percent(gain: float, *, pays: bool) -> None:
-    one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
-    trial = one.trials[0]
-    slower = dataclasses.replace(trial, step_s=trial.step_s * gain)
-    comparison = Comparison(
-        synchronous=dataclasses.replace(one, trials=(slower, slower)),
-        asynchronous=dataclasses.replace(one, trials=(trial, trial)),
-    )
-    assert comparison.pays is pays
+    assert compared(gain, gain).pays is pays

@@ -7,6 +7,7 @@ import json
 import math
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from simulator.comparison import show_comparison
 from simulator.config import SimulationConfig
+from simulator.hardware import find_gpu
 from simulator.load import load_simulation
 from simulator.quantities import duration, number, quantity
 from simulator.report import comparison, report
@@ -21,6 +23,7 @@ from simulator.result import Replicated
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
 from simulator.tables import show_report
+from simulator.trainer_speeds import speed_error
 
 
 @cache
@@ -133,6 +136,10 @@ def test_what_was_given_is_known_and_what_was_fitted_has_its_error() -> None:
         (["cluster.gpu=H100"], []),
         (["cluster.gpu=H100", "cluster.rollout_gpu=MI300X"], ["decode: ", "prefill: ", "MI300X: "]),
         (["cluster.gpu=H100", "seeds=2"], ["2 seeds: wide intervals"]),
+        (
+            ["cluster.gpu=MI300X", "cluster.rollout_gpu=H100"],
+            ["training: prime-rl's coefficients", "MI300X: "],
+        ),
     ],
 )
 def test_warnings_name_what_is_uncertain(overrides: list[str], expected: list[str]) -> None:
@@ -141,6 +148,30 @@ def test_warnings_name_what_is_uncertain(overrides: list[str], expected: list[st
     for beginning in expected:
         assert any(line.startswith(beginning) for line in found), (beginning, found)
     assert all(any(line.startswith(one) for one in expected) for line in found), found
+
+
+def test_training_is_as_uncertain_as_a_plan_takes_it_to_be() -> None:
+    for gpu in ("H100", "H200", "L40S", "MI300X"):
+        parts = cost_parts(load_simulation(None, [f"cluster.gpu={gpu}"]))
+        training = next(part for part in parts if part.name == "training")
+        assert training.error == speed_error(find_gpu(gpu)).error
+        assert (training.error == 0.3) is (gpu in {"L40S", "MI300X"})
+        assert (f"not measured on {gpu}: some ±30%" in training.source) is (training.error == 0.3)
+
+
+def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> None:
+    shape = {
+        **{"model_type": "unheard_of", "hidden_size": 896, "intermediate_size": 4864},
+        **{"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
+        **{"vocab_size": 151936, "sliding_window": 1024, "max_position_embeddings": 32768},
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shape))
+    config = load_simulation("small", [f"model={file}"])
+    found = warnings(config)
+    assert any("'unheard_of' is not known: it is counted as if it were Llama" in a for a in found)
+    assert any("24 of its 24 layers look at a part of the context only" in line for line in found)
+    assert not any("Llama" in line for line in warnings(load_simulation("small")))
 
 
 def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None:
