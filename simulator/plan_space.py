@@ -47,7 +47,7 @@ class Candidate:
     @property
     def eta(self) -> float:
         """How many versions generation may run ahead."""
-        return effective_eta(self.config)
+        return self.config.schedule.versions_ahead
 
     @property
     def stale(self) -> bool:
@@ -142,13 +142,6 @@ def expand(plan: PlanConfig) -> Space:
         impossible=tuple(impossible),
         over_limits=tuple(over),
         merged=merged,
-    )
-
-
-def effective_eta(config: SimulationConfig) -> float:
-    """How many versions the schedule lets generation run ahead."""
-    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(
-        config.schedule.name, config.schedule.eta
     )
 
 
@@ -265,6 +258,6 @@ def _key(config: SimulationConfig) -> tuple[object, ...]:
     cluster, trainer, schedule = config.cluster, config.trainer, config.schedule
     return (
         *(cluster.gpu, cluster.rollout_gpu, cluster.gpus, cluster.placement, cluster.rollout_gpus),
-        *(schedule.name, effective_eta(config), config.rollout.tensor_parallel),
+        *(schedule.name, schedule.versions_ahead, config.rollout.tensor_parallel),
         *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.micro_batch_tokens),
     )

@@ -92,7 +92,7 @@ def _sensitivity_table(plan: Plan) -> Table:
     table.add_column("from .. to", no_wrap=True)
     table.add_column(f"{name}, change", justify="right", no_wrap=True)
     table.add_column("the best then")
-    table.add_column("from .. to is")
+    table.add_column("source of the range")
     for one in plan.sensitivity.inputs:
         changes = [_change(plan, end) for end in (one.low, one.high)]
         best = {end.value: _best_then(plan, end) for end in (one.low, one.high)}

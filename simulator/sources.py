@@ -10,6 +10,7 @@ from simulator.config import SimulationConfig
 from simulator.decode_cost import decode_cost
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
+from simulator.ignored import ignored_settings
 from simulator.lengths import TraceLengths, lengths_from
 from simulator.measured_engine import GIVEN, measured_decode, measured_prefill
 from simulator.model_shape import ModelShape, find_model
@@ -45,11 +46,14 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
 
 
 def warnings(config: SimulationConfig) -> list[str]:
-    """What a reader of the results has to know: uncertain parts, unverified numbers, no price."""
+    """What a reader has to know: uncertain parts, unverified numbers, no price, no effect."""
     found = [
-        f"{part.name}: {part.source}"
-        for part in cost_parts(config)
-        if part.error is not None and part.error >= UNCERTAIN
+        *ignored_settings(config),
+        *(
+            f"{part.name}: {part.source}"
+            for part in cost_parts(config)
+            if part.error is not None and part.error >= UNCERTAIN
+        ),
     ]
     model = find_model(config.model)
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)

@@ -16,7 +16,8 @@ from rich.console import Console
 from simulator.comparison import show_comparison
 from simulator.config import SimulationConfig
 from simulator.hardware import find_gpu
-from simulator.load import load_simulation
+from simulator.ignored import ignored_overrides, ignored_settings
+from simulator.load import load_simulation, presets
 from simulator.quantities import duration, number, quantity
 from simulator.report import comparison, report
 from simulator.result import Replicated
@@ -172,6 +173,80 @@ def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> No
     assert any("'unheard_of' is not known: it is counted as if it were Llama" in a for a in found)
     assert any("24 of its 24 layers look at a part of the context only" in line for line in found)
     assert not any("Llama" in line for line in warnings(load_simulation("small")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["eta=8"], "lags still grow after the 2 steps of warm-up"),
+        (["eta=8", "trainer.step_s=0.1"], "workload.warmup_steps is 2, but a pipeline that may"),
+        (["eta=8", "steps=80", "warmup_steps=50"], ""),
+        (["eta=8", "workload.whole_run=true"], ""),
+        (["eta=8", "schedule.name=synchronous"], ""),
+        (["eta=inf"], ""),
+        ([], ""),
+    ],
+)
+def test_a_pipeline_that_still_fills_is_noticed(overrides: list[str], says: str) -> None:
+    found = [line for line in told(*overrides)["warnings"] if "warm-up" in line or "warmup" in line]
+    assert len(found) == (1 if says else 0)
+    assert all(line.startswith(says) for line in found)
+
+
+def test_lags_are_what_they_are_where_nothing_is_warned_of() -> None:
+    early, late = told("eta=8"), told("eta=8", "steps=80", "warmup_steps=50")
+    assert early["lag"]["token"]["mean"]["high"] < 5
+    assert late["lag"]["token"]["mean"]["mean"] == pytest.approx(7.7, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("schedule.max_lag=3", "schedule.drop_late=true", "weights.switch_s=2"),
+        *("rollout.engine_overhead_s=0.1", "trainer.mfu=0.3", "weights.load_s=2"),
+        *("weights.export_s=2", "workload.tool.mean_s=3"),
+    ],
+)
+def test_a_setting_without_effect_is_warned_of(override: str) -> None:
+    found = [
+        line
+        for line in warnings(load_simulation("small", [override]))
+        if "effect" in line or "proportion" in line
+    ]
+    assert len(found) == 1
+    assert found[0].startswith(override.replace("=", " is "))
+
+
+def test_a_setting_that_has_its_effect_is_not() -> None:
+    for preset in presets():
+        assert not list(ignored_settings(load_simulation(preset)))
+    effective = [
+        *("schedule.batch_order=bounded_lag", "schedule.max_lag=3", "schedule.drop_late=true"),
+        *("cluster.placement=colocated", "schedule.name=synchronous", "weights.switch_s=2"),
+        *("rollout.decode_step_s=null", "rollout.engine_overhead_s=0.1", "trainer.step_s=null"),
+        *("trainer.mfu=0.3", "weights.update_s=null", "weights.load_s=2", "workload.turns=2"),
+        "workload.tool.mean_s=3",
+    ]
+    assert not list(ignored_settings(load_simulation("small", effective)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["schedule.name=synchronous", "eta=4"], True),
+        (["schedule.name=one_step_overlap", "schedule.eta=4"], True),
+        (["schedule.name=one_step_overlap", "max_staleness=1"], False),
+        (["schedule.name=synchronous"], False),
+        (["eta=4"], False),
+        (["schedule.name=partial_rollout", "eta=4"], False),
+    ],
+)
+def test_asking_a_schedule_for_an_eta_that_it_does_not_have_is_warned_of(
+    overrides: list[str], *, says: bool
+) -> None:
+    found = list(ignored_overrides(load_simulation("small", overrides), overrides))
+    assert bool(found) is says
+    assert all("use schedule.name=asynchronous" in line for line in found)
 
 
 def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None:
