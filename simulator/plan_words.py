@@ -97,6 +97,12 @@ def answer_lines(plan: Plan) -> Iterator[str]:
 def nothing_possible(plan: Plan) -> str:
     """In one line, which bounds left no candidate, those that leave out most first."""
     limits, space = plan.config.limits, plan.space
+    every = {one.why for one in space.impossible}
+    if len(every) == 1 and not space.over_limits:
+        return (
+            f"no candidate is possible, for one reason: {every.pop()}; change it in base, or give "
+            "candidates without it"
+        )
     reasons = [
         (row["count"], f"{row['kind']} = {getattr(limits, row['kind'].split('.')[1]):g}", row)
         for row in counted(space.over_limits)

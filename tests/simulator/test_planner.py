@@ -1,6 +1,7 @@
 """The planner: the front, the space of candidates, and answers small enough to check.
 
-The system is the preset `small`: a token takes 10 ms, a training step 2 s, new weights 0.5 s.
+The system is the preset `small`: a token takes 10 ms, new weights 0.5 s; a training step takes 2 s
+on two GPUs, less on more.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def _loaded(overrides: tuple[str, ...]) -> PlanConfig:
         [
             *("simulation=small", "objective=hours", "steps=100", "search.sensitivity=0"),
             *("candidates.gpus=[4, 8]", "candidates.eta=[0, 1, 4]", "search.seeds=2"),
+            *("base.trainer.step_s=null", "base.trainer.mfu=0.0016"),
             *("candidates.rollout_share=[0.25, 0.5]", *overrides),
         ],
     )
@@ -134,6 +136,12 @@ def test_an_impossible_space_says_why() -> None:
     assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (as: ")
 
 
+def test_what_every_candidate_has_is_told_as_such() -> None:
+    told = nothing_possible(solved("base.trainer.mfu=5"))
+    assert told.startswith("no candidate is possible, for one reason: trainer.mfu is 5")
+    assert told.endswith("change it in base, or give candidates without it")
+
+
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
     found = solved(
         "limits.gpus=3", "limits.eta=4", "candidates.gpus=[4, 2, 1]", "candidates.eta=[8]"
@@ -186,6 +194,51 @@ def test_a_gpu_of_ones_own_generates_beside_one_of_the_catalogue(tmp_path: Path)
         )
     )
     assert [one.hardware for one in space.possible] == ["1 mygpu + 3 H100"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["base.trainer.step_s=150"],
+            "base.trainer.step_s is 150, measured on some GPUs and taken for all, but candidates "
+            "differ in number of GPUs that train (2, 3, 4, 6); compute it "
+            "(base.trainer.step_s=null)",
+        ),
+        (
+            ["base.trainer.step_s=150", "candidates.gpu=[H100, L40S]", "base.trainer.token_s=1"],
+            "candidates differ in type of GPU that trains (H100, L40S); number of GPUs that train "
+            "(2, 3, 4, 6); compute it (base.trainer.step_s=null base.trainer.token_s=0)",
+        ),
+        (
+            ["candidates.gpu=[H100, L40S]"],
+            "base.rollout.decode_step_s is 0.01, measured on some GPUs and taken for all, but "
+            "candidates differ in type of GPU that generates (H100, L40S)",
+        ),
+        (
+            ["base.rollout.prefill_pass_s=0.1", "candidates.rollout_tensor_parallel=[1, 2]"],
+            "base.rollout.prefill_pass_s is 0.1, measured on some GPUs and taken for all, but "
+            "candidates differ in rollout.tensor_parallel (1, 2)",
+        ),
+    ],
+)
+def test_what_was_measured_on_some_gpus_is_not_taken_for_others(
+    overrides: Sequence[str], says: str
+) -> None:
+    with pytest.raises(ValueError, match=r"measured on some GPUs") as error:
+        solved(*overrides)
+    assert says in str(error.value)
+
+
+def test_what_was_measured_holds_where_its_gpus_stay() -> None:
+    found = solved(
+        *("base.trainer.step_s=2", "candidates.gpus=[4]", "candidates.rollout_share=[0.5]"),
+        *("base.rollout.prefill_pass_s=0.01", "candidates.schedule=[synchronous, asynchronous]"),
+    )
+    assert found.best is not None
+    more = solved("candidates.eta=[1]", "candidates.rollout_share=[0.5]")
+    hours = {one.candidate.gpus: one.hours.mean for one in more.screened}
+    assert hours[8] < hours[4]
 
 
 # --- the answer ---------------------------------------------------------------------------------
@@ -244,7 +297,10 @@ def test_more_of_a_limit_is_never_worse(objective: str) -> None:
 
 
 def test_a_run_that_training_fills_gains_nothing_from_asynchrony() -> None:
-    found = solved("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]")
+    found = solved(
+        *("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]"),
+        "candidates.rollout_share=[0.5]",
+    )
     (comparison,) = found.comparisons
     assert not comparison.pays
     assert comparison.ratio.mean == pytest.approx(1, abs=0.02)
@@ -377,7 +433,10 @@ def test_the_price_moves_money_in_proportion_and_nothing_else() -> None:
 
 
 def test_longer_answers_take_longer_where_generation_limits() -> None:
-    found = solved("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]")
+    found = solved(
+        *("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]"),
+        "candidates.rollout_share=[0.5]",
+    )
     assert found.sensitivity is not None
     length = next(one for one in found.sensitivity.inputs if one.name == "mean length")
     ends = [at_end(end, found.sensitivity.base) for end in (length.low, length.high)]
@@ -390,8 +449,7 @@ def test_longer_answers_take_longer_where_generation_limits() -> None:
 def test_slower_memory_and_training_are_slower() -> None:
     # The preset has so much CPU time of the engine that reading memory hides behind it.
     overrides = ["simulation=table_7", "base.workload.steps=3", "base.rollout.engine_overhead_s=0"]
-    config = load_plan(None, overrides).base
-    config.workload.warmup_steps = 1
+    config = load_plan(None, [*overrides, "base.workload.warmup_steps=1"]).base
     config.workload.prompts_per_batch = 16
     base, memory, training = (
         run_job(Job(config=config, seed=1, memory_slowdown=one, training_slowdown=two)).step_s
@@ -424,7 +482,7 @@ def test_the_speed_of_training_is_no_better_known_than_trainers_are_alike(
 ) -> None:
     found = solved(
         *("search.sensitivity=1", f"candidates.gpu=[{gpu}]", "candidates.gpus=[4]"),
-        *("candidates.eta=[1]", "base.trainer.step_s=null", "candidates.rollout_share=[0.5]"),
+        *("candidates.eta=[1]", "base.trainer.mfu=null", "candidates.rollout_share=[0.5]"),
         "search.seeds=1",
     )
     assert found.sensitivity is not None
@@ -459,6 +517,16 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["limits.deadline_h=-1"], "limits.deadline_h is -1"),
         (["base.workload.answers.drift_per_step=0.01"], "drift"),
         (["candidates.etas=[1]"], "did you mean 'candidates.eta'"),
+        (["candidates.rollout_gpu=[H1000]"], "candidates.rollout_gpu: unknown GPU 'H1000'"),
+        (["base.model=Qwen2.5-72"], "base.model: unknown model 'Qwen2.5-72'"),
+        (["base.trainer.step_s=nan"], "base.trainer.step_s is nan, but must be > 0"),
+        (["base.seeds=0"], "base.seeds is 0, but must be >= 1"),
+        (["base.cluster.gpus=0", "candidates.gpus=[4]"], "base.cluster.gpus is 0, but must be"),
+        (
+            ["base.cluster.gpu=H1000", "candidates.gpu=[H100]"],
+            "base.cluster.gpu: unknown GPU 'H1000'",
+        ),
+        (["base.workload.minibatches=99999"], "base.workload.minibatches is 99999, but a batch"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:
