@@ -115,8 +115,11 @@ def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
     error = speed_error(gpu).error
     if gpu.name in FITTED_ON:
         return Part("training", AREAL.provenance, error)
-    elsewhere = f"{AREAL.provenance}; not measured on {gpu.name}: some ±{error:.0%}"
-    return Part("training", f"{elsewhere}; trainer.mfu or trainer.step_s replace it", error)
+    source = (
+        f"not measured on {gpu.name}, some ±{error:.0%}; trainer.mfu or trainer.step_s replace it: "
+        f"{AREAL.provenance}"
+    )
+    return Part("training", source, error)
 
 
 def _measured_training(config: SimulationConfig) -> Part:

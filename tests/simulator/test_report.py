@@ -139,7 +139,7 @@ def test_what_was_given_is_known_and_what_was_fitted_has_its_error() -> None:
         (["cluster.gpu=H100", "seeds=2"], ["2 seeds: wide intervals"]),
         (
             ["cluster.gpu=MI300X", "cluster.rollout_gpu=H100"],
-            ["training: prime-rl's coefficients", "MI300X: "],
+            ["training: not measured on MI300X", "MI300X: "],
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_training_is_as_uncertain_as_a_plan_takes_it_to_be() -> None:
         training = next(part for part in parts if part.name == "training")
         assert training.error == speed_error(find_gpu(gpu)).error
         assert (training.error == 0.3) is (gpu in {"L40S", "MI300X"})
-        assert (f"not measured on {gpu}: some ±30%" in training.source) is (training.error == 0.3)
+        assert (f"not measured on {gpu}, some ±30%" in training.source) is (training.error == 0.3)
 
 
 def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> None:
