@@ -11,7 +11,7 @@ from typing import Any, Final
 from simulator.bottleneck import STALENESS_BOUND
 from simulator.hardware import find_gpu
 from simulator.plan_result import Comparison, Outcome, Plan
-from simulator.plan_space import Refusal
+from simulator.plan_space import OTHER, Refusal
 from simulator.quantities import number, quantity
 from simulator.sources import warnings
 from simulator.statistics import Estimate
@@ -110,7 +110,10 @@ def nothing_possible(plan: Plan) -> str:
     reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
     reasons.sort(key=lambda reason: -reason[0])
     told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
-    return f"no candidate is possible: {'; '.join(told)}; relax a bound, or change candidates"
+    mend = "relax a bound, or change candidates"
+    if any(one.kind == OTHER for one in space.impossible):
+        mend = "mend these settings in base, or change candidates"
+    return f"no candidate is possible: {'; '.join(told)}; {mend}"
 
 
 def verdict(one: Comparison) -> str:

@@ -142,6 +142,14 @@ def test_what_every_candidate_has_is_told_as_such() -> None:
     assert told.endswith("change it in base, or give candidates without it")
 
 
+def test_settings_of_base_are_to_be_mended_there() -> None:
+    told = nothing_possible(
+        solved("base.trainer.mfu=5", "candidates.placement=[disaggregated, colocated]")
+    )
+    assert "by settings (as: trainer.mfu is 5" in told
+    assert told.endswith("; mend these settings in base, or change candidates")
+
+
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
     found = solved(
         "limits.gpus=3", "limits.eta=4", "candidates.gpus=[4, 2, 1]", "candidates.eta=[8]"
