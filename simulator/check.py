@@ -68,16 +68,21 @@ def problems(config: SimulationConfig) -> list[str]:
 
     Sizes and names come first: with a wrong one of these nothing else can be looked at.
     """
-    found = [*_numbers(config), *_names(config)]
+    found = wrong_values(config)
     if found:
         return found
     gpu = find_gpu(config.cluster.gpu)
     rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
     model = find_model(config.model)
-    found = [*_workload(config), *_placement(config, gpu), *_schedule(config)]
+    found = [*wrong_workload(config), *_placement(config, gpu), *_schedule(config)]
     if found:
         return found
     return list(_costs(config, model, gpu, rollout_gpu))
+
+
+def wrong_values(config: SimulationConfig) -> list[str]:
+    """Numbers and names that are wrong whatever the others are, one line each."""
+    return [*_numbers(config), *_names(config)]
 
 
 def _numbers(config: SimulationConfig) -> Iterator[str]:
@@ -144,7 +149,8 @@ def _names(config: SimulationConfig) -> Iterator[str]:
     yield from _refused("model", lambda: find_model(config.model))
 
 
-def _workload(config: SimulationConfig) -> Iterator[str]:
+def wrong_workload(config: SimulationConfig) -> Iterator[str]:
+    """What is wrong about a workload whatever it runs on, one line each."""
     workload = config.workload
     if workload.warmup_steps >= workload.steps:
         yield (

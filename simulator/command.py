@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_lab.control.eventlog import Log, Record, RunHeader
 from simulator.check import check_config
 from simulator.config import SimulationConfig
+from simulator.ignored import ignored_overrides
 from simulator.load import load_simulation, presets
 from simulator.report import comparison, report
 from simulator.result import Replicated
@@ -58,12 +59,15 @@ def run_command(wanted: Wanted) -> None:
     Raises:
         ValueError: if something about the settings is wrong; one line each.
     """
-    configs = [_load(wanted, source) for source in wanted.sources]
+    loaded = [_load(wanted, source) for source in wanted.sources]
+    configs = [config for config, _ in loaded]
     for config in configs:
         check_config(config)
     notes = _console(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
+    for told, (config, overrides) in zip(reports, loaded, strict=True):
+        told["warnings"].extend(ignored_overrides(config, overrides))
     if wanted.as_json:
         print(json.dumps(_json(runs, reports), indent=2, allow_nan=False))
     else:
@@ -96,7 +100,8 @@ def print_presets() -> None:
     list_presets(_console(sys.stdout))
 
 
-def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
+def _load(wanted: Wanted, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
+    """What is to be simulated, and the overrides that went into it."""
     overrides = list(wanted.overrides)
     if wanted.seeds is not None:
         overrides.append(f"seeds={wanted.seeds}")
@@ -106,7 +111,7 @@ def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
     config = load_simulation(source, [*overrides, *own])
     if own:
         config.name = " ".join([config.name, *own])
-    return config
+    return config, [*overrides, *own]
 
 
 @contextmanager

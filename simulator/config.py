@@ -205,6 +205,11 @@ class ScheduleConfig:
     max_concurrent_prompts: int = 0
     """Prompts that may be generated at once; 0 is what the engines can run, at least a batch."""
 
+    @property
+    def versions_ahead(self) -> float:
+        """How many versions this schedule lets generation run ahead; not all of them read eta."""
+        return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(self.name, self.eta)
+
 
 @dataclass(kw_only=True)
 class FaultsConfig:

@@ -25,6 +25,8 @@ _NEEDED = tuple(
     and field.name not in ("idle_power_w", "price")
 )
 _OWN = "given by the user"
+OWN_FILES = (".yaml", ".yml", ".json")
+"""How the name of a GPU ends that is a file of the user's own."""
 
 
 def find_gpu(name: str) -> GPU:
@@ -37,7 +39,7 @@ def find_gpu(name: str) -> GPU:
     Raises:
         ValueError: in one line: nothing of that name (with the nearest ones), or a broken file.
     """
-    if name.endswith((".yaml", ".yml", ".json")):
+    if name.endswith(OWN_FILES):
         path = Path(name)
         return gpu_from_fields({"name": path.stem, **_read_fields(path)})
     known = {plain(one): one for one in GPUS} | {plain(one): gpu for one, gpu in ALIASES.items()}

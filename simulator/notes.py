@@ -5,11 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from areal_lab.control.activity import NOTHING_ADMITTED, WAIT_BATCH
+from areal_lab.control.activity import (
+    LOST,
+    NOTHING_ADMITTED,
+    ON_ITS_WAY,
+    PAUSED,
+    WAIT_BATCH,
+    WAIT_REWARDS,
+    WAIT_WEIGHTS,
+)
+from simulator.bottleneck import (
+    FAILURES,
+    GENERATION_BOUND,
+    REWARDS_AND_TOOLS,
+    STALENESS_BOUND,
+    TRAIN_BOUND,
+    WAITING,
+    WEIGHT_UPDATES,
+    bottleneck,
+    largest_parts,
+    updating,
+    working,
+)
 from simulator.hardware import find_gpu
+from simulator.pools import MOVING_WEIGHTS
 
-_BEHIND: Final = 0.1
-"""Share of its time that a pool waits for the other, from which it is worth a word."""
+_NAMES: Final[Mapping[str, str]] = {
+    TRAIN_BOUND: "Training",
+    GENERATION_BOUND: "Generation",
+    STALENESS_BOUND: "Having nothing to do (staleness bound)",
+    WEIGHT_UPDATES: "Moving weights",
+    REWARDS_AND_TOOLS: "Waiting for rewards and tools",
+    FAILURES: "Being lost to failures",
+}
+"""What takes the time of GPUs that do both."""
 
 
 def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
@@ -52,33 +81,89 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def limit_note(told: Mapping[str, Any]) -> str:
-    """Which side waits for the other, if one clearly does."""
-    idle = told["idle"]
-    if "training" not in idle:
-        return ""
-    engines, trainer = (
-        mean_of(idle[pool].get(cause, {"mean": 0.0}))
-        for pool, cause in (("rollout", NOTHING_ADMITTED), ("training", WAIT_BATCH))
+    """What holds the run up, as `simulator.bottleneck` finds it, and what would help."""
+    shares = {
+        pool: {name: mean_of(share) for name, share in (*busy.items(), *told["idle"][pool].items())}
+        for pool, busy in told["busy"].items()
+    }
+    limit = bottleneck(shares)
+    if "all" in shares:
+        part = largest_parts(shares["all"])[limit]
+        return (
+            f"[bold]{_NAMES[limit]}[/] takes the largest part of the time of these GPUs, which "
+            f"generate and train in turn: {_percent(part)}."
+        )
+    workload, engines, trainer = told["config"]["workload"], shares["rollout"], shares["training"]
+    says = {
+        TRAIN_BOUND: _training_limits(engines, trainer),
+        WEIGHT_UPDATES: _updates_limit(engines, trainer),
+        REWARDS_AND_TOOLS: _rewards_limit(engines, workload["reward_workers"]),
+        FAILURES: (
+            f"[bold]Failures limit this run:[/] the trainer loses "
+            f"{_percent(trainer.get(LOST, 0.0))} of the time, engines "
+            f"{_percent(engines.get(LOST, 0.0))}. Fewer of them (faults.node_mtbf_h), or less time "
+            "for each (detection_s, restart_s), would help; more nodes fail more often."
+        ),
+        STALENESS_BOUND: (
+            "[bold]Both sides wait:[/] engines have nothing to do "
+            f"{_percent(engines.get(NOTHING_ADMITTED, 0.0))} of the time, the trainer waits for a "
+            f"batch {_percent(trainer.get(WAIT_BATCH, 0.0))} of it. They take turns, or wait for "
+            "the longest answers; more eta helps if anything does."
+        ),
+        GENERATION_BOUND: (
+            "[bold]Generation limits this run:[/] the trainer waits for a batch "
+            f"{_percent(trainer.get(WAIT_BATCH, 0.0))} of the time. More GPUs for generation, "
+            "fewer for training, would help."
+        ),
+    }
+    return says[limit]
+
+
+def _training_limits(engines: Mapping[str, float], trainer: Mapping[str, float]) -> str:
+    idle = engines.get(NOTHING_ADMITTED, 0.0)
+    if idle < WAITING:
+        return (
+            "[bold]Training limits this run:[/] the trainer works "
+            f"{_percent(working(trainer))} of the time. More GPUs for training would help; more "
+            "eta would not."
+        )
+    return (
+        f"[bold]Training limits this run:[/] engines have nothing to do {_percent(idle)} "
+        "of the time. More GPUs for training, fewer for generation, would help; more eta would "
+        "not."
     )
-    if trainer < _BEHIND < engines:
-        return (
-            f"[bold]Training limits this run:[/] engines have nothing to do {100 * engines:.0f} % "
-            "of the time. More GPUs for training, fewer for generation, would help; more eta would "
-            "not."
-        )
-    if engines < _BEHIND < trainer:
-        return (
-            f"[bold]Generation limits this run:[/] the trainer waits for a batch "
-            f"{100 * trainer:.0f} % of the time. More GPUs for generation, fewer for training, "
-            "would help."
-        )
-    if min(engines, trainer) > _BEHIND:
-        return (
-            f"[bold]Both sides wait:[/] engines have nothing to do {100 * engines:.0f} % of the "
-            f"time, the trainer waits for a batch {100 * trainer:.0f} % of it. They take turns, or "
-            "wait for the longest answers; more eta helps if anything does."
-        )
-    return ""
+
+
+def _updates_limit(engines: Mapping[str, float], trainer: Mapping[str, float]) -> str:
+    standing = sum(engines.get(name, 0.0) for name in (*MOVING_WEIGHTS, PAUSED, WAIT_WEIGHTS))
+    help_ = "A faster weights.backend"
+    if engines.get(PAUSED, 0.0) >= WAITING:
+        help_ += ", or schedule.interruptible,"
+    taken, works = updating(trainer), working(trainer)
+    also = f", and so would more GPUs for training, which takes {_percent(works)}"
+    return (
+        f"[bold]Weight updates limit this run:[/] they take the trainer {_percent(taken)} of the "
+        f"time, engines {_percent(standing)}. {help_} would help"
+        f"{also if works > taken else '; more GPUs would not'}."
+    )
+
+
+def _rewards_limit(engines: Mapping[str, float], reward_workers: int) -> str:
+    rewards, tools = engines.get(WAIT_REWARDS, 0.0), engines.get(ON_ITS_WAY, 0.0)
+    if tools > rewards:
+        what, help_ = "Tools limit", "Faster tools, or more eta,"
+    elif reward_workers:
+        what, help_ = "Rewards limit", "More workload.reward_workers"
+    else:
+        what, help_ = "Rewards limit", "Faster rewards, or more eta,"
+    return (
+        f"[bold]{what} this run:[/] engines wait for them {_percent(max(rewards, tools))} of the "
+        f"time. {help_} would help; more GPUs would not."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def lag_note(told: Mapping[str, Any]) -> str:

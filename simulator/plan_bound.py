@@ -29,7 +29,6 @@ from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
 from simulator.measured_engine import measured_decode
 from simulator.model_shape import find_model
-from simulator.plan_space import effective_eta
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
@@ -66,7 +65,7 @@ def least_step_s(config: SimulationConfig) -> float:
     else:
         sync = weight_sync(config.weights, model, gpu)
         update_s = sync.export_s + sync.load_s
-    eta = effective_eta(config)
+    eta = config.schedule.versions_ahead
     if eta == 0:
         longest_s = float(
             np.mean([_alone_s(decode, workload.prompt_tokens, int(one.max())) for one in lengths])

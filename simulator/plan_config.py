@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from areal_lab.load import load_record
+from simulator.check import wrong_values, wrong_workload
 from simulator.config import SimulationConfig
 from simulator.hardware import find_gpu
 from simulator.load import load_simulation
@@ -159,7 +160,12 @@ def check_plan(plan: PlanConfig) -> None:
     Raises:
         ValueError: one line for each mistake.
     """
-    found = [*_wrong_question(plan), *_wrong_candidates(plan.candidates), *_wrong_search(plan)]
+    found = [
+        *_wrong_question(plan),
+        *_wrong_base(plan.base),
+        *_wrong_candidates(plan.candidates),
+        *_wrong_search(plan),
+    ]
     for entry in plan.prices:
         known = [one for one in (entry.low, entry.typical, entry.high) if one is not None]
         if any(not math.isfinite(one) or one < 0 for one in known) or known != sorted(known):
@@ -167,9 +173,7 @@ def check_plan(plan: PlanConfig) -> None:
                 f"the price of {entry.gpu} is {entry.low} / {entry.typical} / {entry.high}, but "
                 "must be 0 <= low <= typical <= high dollars per GPU-hour"
             )
-    if not found:
-        for name in (*plan.candidates.gpu, *(entry.gpu for entry in plan.prices)):
-            find_gpu(name)
+    found.extend(_wrong_gpus(plan))
     if found:
         raise ValueError("\n".join(found))
 
@@ -191,6 +195,25 @@ def _wrong_question(plan: PlanConfig) -> Iterator[str]:
             "but a plan looks at a few steps and takes them for all: give the mean length of the "
             "whole run as answers.mean_tokens, and drift 0"
         )
+
+
+def _wrong_base(base: SimulationConfig) -> Iterator[str]:
+    """What no candidate can mend, for none has another."""
+    for line in wrong_values(base) or wrong_workload(base):
+        yield f"base.{line}"
+
+
+def _wrong_gpus(plan: PlanConfig) -> Iterator[str]:
+    for where, names in (
+        ("candidates.gpu", plan.candidates.gpu),
+        ("candidates.rollout_gpu", [name for name in plan.candidates.rollout_gpu if name]),
+        ("prices", [entry.gpu for entry in plan.prices]),
+    ):
+        for name in names:
+            try:
+                find_gpu(name)
+            except ValueError as error:
+                yield f"{where}: {error}"
 
 
 def _wrong_candidates(candidates: CandidatesConfig) -> Iterator[str]:

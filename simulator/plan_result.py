@@ -99,9 +99,14 @@ class Comparison:
         return estimate([slow.step_s / fast.step_s for slow, fast in pairs])
 
     @property
-    def pays(self) -> bool:
-        """Whether asynchrony is clearly faster: by 2 % at least, and beyond chance."""
+    def pays(self) -> bool | None:
+        """Whether asynchrony is clearly faster: by 2 % at least, and beyond chance.
+
+        None where the interval has room for such a gain and for a loss: the seeds cannot tell.
+        """
         ratio = self.ratio
+        if math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high:
+            return None
         surely = ratio.low > 1 or not math.isfinite(ratio.low)
         return surely and ratio.mean >= 1 + LEAST_GAIN
 

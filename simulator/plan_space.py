@@ -13,7 +13,7 @@ from typing import Final
 
 from simulator.check import problems
 from simulator.config import SimulationConfig
-from simulator.hardware import find_gpu
+from simulator.hardware import OWN_FILES, find_gpu
 from simulator.plan_config import PlanConfig
 
 _KINDS: Final = (
@@ -47,7 +47,7 @@ class Candidate:
     @property
     def eta(self) -> float:
         """How many versions generation may run ahead."""
-        return effective_eta(self.config)
+        return self.config.schedule.versions_ahead
 
     @property
     def stale(self) -> bool:
@@ -58,10 +58,12 @@ class Candidate:
     def hardware(self) -> str:
         """As in `128 H100`, `96 H20 + 32 H100` or `8 H100`."""
         cluster = self.config.cluster
+        name = find_gpu(cluster.gpu).name
         if cluster.placement == "colocated" or cluster.rollout_gpu in ("", cluster.gpu):
-            return f"{cluster.gpus} {cluster.gpu}"
+            return f"{cluster.gpus} {name}"
         trains = cluster.gpus - cluster.rollout_gpus
-        return f"{cluster.rollout_gpus} {cluster.rollout_gpu} + {trains} {cluster.gpu}"
+        generates = find_gpu(cluster.rollout_gpu).name
+        return f"{cluster.rollout_gpus} {generates} + {trains} {name}"
 
     @property
     def split(self) -> str:
@@ -143,13 +145,6 @@ def expand(plan: PlanConfig) -> Space:
     )
 
 
-def effective_eta(config: SimulationConfig) -> float:
-    """How many versions the schedule lets generation run ahead."""
-    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(
-        config.schedule.name, config.schedule.eta
-    )
-
-
 def _gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
@@ -165,7 +160,7 @@ def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
     for gpu in lists.gpu or [base.cluster.gpu]:
         for choice in itertools.product(
             _counts(plan, gpu),
-            lists.rollout_gpu or [base.cluster.rollout_gpu],
+            [_spelled(name) for name in lists.rollout_gpu or [base.cluster.rollout_gpu]],
             lists.placement or [base.cluster.placement],
             lists.schedule or [base.schedule.name],
             lists.eta or [base.schedule.eta],
@@ -175,7 +170,12 @@ def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
             lists.micro_batch_tokens or [base.trainer.micro_batch_tokens],
             lists.rollout_share or [share],
         ):
-            yield _combine(base, find_gpu(gpu).name, *choice)
+            yield _combine(base, _spelled(gpu), *choice)
+
+
+def _spelled(gpu: str) -> str:
+    """A GPU as the catalogue spells it; one of the user's own stays the file that it is."""
+    return gpu if gpu.endswith(OWN_FILES) or not gpu else find_gpu(gpu).name
 
 
 def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
@@ -258,6 +258,6 @@ def _key(config: SimulationConfig) -> tuple[object, ...]:
     cluster, trainer, schedule = config.cluster, config.trainer, config.schedule
     return (
         *(cluster.gpu, cluster.rollout_gpu, cluster.gpus, cluster.placement, cluster.rollout_gpus),
-        *(schedule.name, effective_eta(config), config.rollout.tensor_parallel),
+        *(schedule.name, schedule.versions_ahead, config.rollout.tensor_parallel),
         *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.micro_batch_tokens),
     )

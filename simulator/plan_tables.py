@@ -92,6 +92,7 @@ def _sensitivity_table(plan: Plan) -> Table:
     table.add_column("from .. to", no_wrap=True)
     table.add_column(f"{name}, change", justify="right", no_wrap=True)
     table.add_column("the best then")
+    table.add_column("source of the range")
     for one in plan.sensitivity.inputs:
         changes = [_change(plan, end) for end in (one.low, one.high)]
         best = {end.value: _best_then(plan, end) for end in (one.low, one.high)}
@@ -100,7 +101,8 @@ def _sensitivity_table(plan: Plan) -> Table:
             if set(best.values()) == {"stays"}
             else "; ".join(f"{value}: {text}" for value, text in best.items() if text != "stays")
         )
-        table.add_row(one.name, f"{one.low.value} .. {one.high.value}", " .. ".join(changes), told)
+        ends = f"{one.low.value} .. {one.high.value}"
+        table.add_row(one.name, ends, " .. ".join(changes), told, one.source)
     return table
 
 

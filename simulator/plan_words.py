@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from simulator.bottleneck import STALENESS_BOUND
 from simulator.hardware import find_gpu
-from simulator.plan_limit import STALENESS_BOUND
 from simulator.plan_result import Comparison, Outcome, Plan
-from simulator.plan_space import Refusal
+from simulator.plan_space import OTHER, Refusal
 from simulator.quantities import number, quantity
 from simulator.sources import warnings
 from simulator.statistics import Estimate
@@ -97,6 +97,12 @@ def answer_lines(plan: Plan) -> Iterator[str]:
 def nothing_possible(plan: Plan) -> str:
     """In one line, which bounds left no candidate, those that leave out most first."""
     limits, space = plan.config.limits, plan.space
+    every = {one.why for one in space.impossible}
+    if len(every) == 1 and not space.over_limits:
+        return (
+            f"no candidate is possible, for one reason: {every.pop()}; change it in base, or give "
+            "candidates without it"
+        )
     reasons = [
         (row["count"], f"{row['kind']} = {getattr(limits, row['kind'].split('.')[1]):g}", row)
         for row in counted(space.over_limits)
@@ -104,7 +110,10 @@ def nothing_possible(plan: Plan) -> str:
     reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
     reasons.sort(key=lambda reason: -reason[0])
     told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
-    return f"no candidate is possible: {'; '.join(told)}; relax a bound, or change candidates"
+    mend = "relax a bound, or change candidates"
+    if any(one.kind == OTHER for one in space.impossible):
+        mend = "mend these settings in base, or change candidates"
+    return f"no candidate is possible: {'; '.join(told)}; {mend}"
 
 
 def verdict(one: Comparison) -> str:
@@ -120,6 +129,12 @@ def verdict(one: Comparison) -> str:
     where = f"on {slow.candidate.hardware}"
     if one.pays:
         return f"asynchrony pays {where}, {pair}"
+    if one.pays is None:
+        seeds = len(slow.trials)
+        return (
+            f"whether asynchrony pays {where} cannot be told with {seeds} seeds, {pair}; take "
+            f"more: search.seeds={4 * seeds}"
+        )
     why = "" if slow.limit == STALENESS_BOUND else f"; the synchronous run is {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
@@ -128,18 +143,19 @@ def plan_warnings(plan: Plan) -> list[str]:
     """What a reader has to know."""
     found: list[str] = []
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
-    for name in types:
-        some = next(one for one in plan.space.possible if one.config.cluster.gpu == name)
+    for spelled in types:
+        some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
         config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
         own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+        name = find_gpu(spelled).name
         for line in warnings(config):
             about_price = "price" in line
             if about_price and (name in own or config.cluster.price_per_gpu_h is not None):
                 continue
-            if about_price and find_gpu(name).price.typical is None:
+            if about_price and find_gpu(spelled).price.typical is None:
                 line = (  # noqa: PLW2901 - the same, with this file's way to mend it
                     f"{name}: nobody publishes a price, so money is unknown; give one as prices: "
-                    f"[{{gpu: {name}, typical: 2.0}}] (dollars per GPU-hour)"
+                    f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
                 )
             if line not in found:
                 found.append(line)

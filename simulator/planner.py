@@ -21,6 +21,7 @@ from simulator.economics import HOUR_S, Cost
 from simulator.pareto import dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig
+from simulator.plan_measured import check_measured
 from simulator.plan_result import (
     Comparison,
     Outcome,
@@ -62,10 +63,12 @@ def find_plan(
         bound: least seconds of a candidate's training step.
 
     Raises:
-        ValueError: money is asked for where no price is known.
+        ValueError: money is asked for where no price is known, or candidates differ in what a
+            number of the base was measured on.
     """
     search = _Search(config, run, progress or Silent(), bound)
     space = expand(config)
+    check_measured(config, space.possible)
     _check_prices(config, [search.hourly(one) for one in space.possible], space)
     search.screen(space.possible)
     search.look_again(_worth_another_look(search.screened.values(), config))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.control.activity import NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
+from areal_lab.control.activity import LOST, NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
 
 GENERATE = "generate"
 LOAD = "load weights"
@@ -116,9 +116,10 @@ def shared_gpus(
 ) -> dict[str, float]:
     """Shares of GPUs that generate and train in turn, from the shares of either.
 
-    While the trainer works, engines count as idle: that is taken from the causes that stand for it.
+    While the trainer works, or is lost, engines count as idle: that is taken from the causes that
+    stand for it.
     """
-    causes = frozenset(idle_causes)
+    causes = frozenset(idle_causes) - {LOST}
     working = {name: share for name, share in trainer.items() if name not in causes}
     both = dict(engines)
     left = sum(working.values())

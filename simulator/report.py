@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from areal_lab.control.eventlog import finite_json
 from simulator.config import SimulationConfig
+from simulator.filling import filling_warnings
 from simulator.result import Replicated, SimulationResult
 from simulator.sources import cost_parts, warnings
 
@@ -37,7 +38,7 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
         **told,
         "tokens_per_s_per_gpu": _divided(told["tokens_per_s"], told["gpus"]),
         "sources": [part._asdict() for part in cost_parts(config)],
-        "warnings": warnings(config),
+        "warnings": [*warnings(config), *filling_warnings(config, results.results)],
         "config": finite_json(dataclasses.asdict(config)),
     }
 

@@ -25,7 +25,7 @@ from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan_trial import Job, Progress, Trial, shortened
 from simulator.quantities import number
 from simulator.switch_cost import switch_cost
-from simulator.trainer_speeds import AREAL
+from simulator.trainer_speeds import speed_error
 from simulator.weight_sync import weight_sync
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
@@ -36,14 +36,10 @@ GIVEN: Final = 0.1
 LENGTH_MEAN: Final = 0.2
 LENGTH_SIGMA: Final = 0.2
 """Relative errors of the workload's lengths: assumed. They change that much within a run."""
-TRAINER_ELSEWHERE: Final = 0.3
-"""Relative error of training speed on other chips than it was fitted on
-(`simulator.trainer_speeds`)."""
 UPDATE: Final = 0.3
 """Relative error of a weight update where the fit states none: assumed."""
 CLEARLY: Final = 0.005
 """By how much another candidate must be better, of one seed, for the best to have changed."""
-_FITTED_ON: Final = ("H100", "H800", "H200")
 
 Change: TypeAlias = Callable[[Job], Job]
 
@@ -208,10 +204,9 @@ def _memory_bandwidth(config: SimulationConfig) -> _Tried:
 def _training_speed(config: SimulationConfig) -> _Tried:
     if config.trainer.mfu is not None:
         error, source = GIVEN, f"given: ±{GIVEN:.0%}"
-    elif find_gpu(config.cluster.gpu).name in _FITTED_ON:
-        error, source = AREAL.error, f"fit of published training speeds: ±{AREAL.error:.1%}"
     else:
-        error, source = TRAINER_ELSEWHERE, f"fitted on other GPUs: ±{TRAINER_ELSEWHERE:.0%}"
+        known = speed_error(find_gpu(config.cluster.gpu))
+        error, source = known.span, f"{known.source}: ±{known.span:.0%}"
 
     def end(change: float) -> tuple[str, Change]:
         slowdown = 1 / (1 + change)

@@ -10,12 +10,13 @@ from simulator.config import SimulationConfig
 from simulator.decode_cost import decode_cost
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
+from simulator.ignored import ignored_settings
 from simulator.lengths import TraceLengths, lengths_from
 from simulator.measured_engine import GIVEN, measured_decode, measured_prefill
 from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
-from simulator.trainer_speeds import AREAL
+from simulator.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.weight_sync import weight_sync
 
 UNCERTAIN: Final = 0.15
@@ -38,19 +39,24 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
     rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
     return [
         *_engine_parts(config, model, rollout_gpu),
-        _training_part(config),
+        _training_part(config, gpu),
         *_weights_parts(config, model, gpu),
         _lengths_part(config),
     ]
 
 
 def warnings(config: SimulationConfig) -> list[str]:
-    """What a reader of the results has to know: uncertain parts, unverified numbers, no price."""
+    """What a reader has to know: uncertain parts, unverified numbers, no price, no effect."""
     found = [
-        f"{part.name}: {part.source}"
-        for part in cost_parts(config)
-        if part.error is not None and part.error >= UNCERTAIN
+        *ignored_settings(config),
+        *(
+            f"{part.name}: {part.source}"
+            for part in cost_parts(config)
+            if part.error is not None and part.error >= UNCERTAIN
+        ),
     ]
+    model = find_model(config.model)
+    found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
         found.extend(_gpu_warnings(gpu, config.cluster.price_per_gpu_h))
@@ -101,12 +107,19 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
             yield Part("engine CPU", "rollout.engine_overhead_s, given", 0.0)
 
 
-def _training_part(config: SimulationConfig) -> Part:
+def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
     if config.trainer.step_s is not None:
         return _measured_training(config)
     if config.trainer.mfu is not None:
         return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
-    return Part("training", AREAL.provenance, AREAL.error)
+    error = speed_error(gpu).error
+    if gpu.name in FITTED_ON:
+        return Part("training", AREAL.provenance, error)
+    source = (
+        f"not measured on {gpu.name}, some ±{error:.0%}; trainer.mfu or trainer.step_s replace it: "
+        f"{AREAL.provenance}"
+    )
+    return Part("training", source, error)
 
 
 def _measured_training(config: SimulationConfig) -> Part:

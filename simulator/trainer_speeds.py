@@ -5,16 +5,20 @@
 
 The default is AREAL, the slower. Neither was measured on GPUs of other kinds, which get the
 efficiencies of an H100: uncertain by some +-30 %; better give `trainer.mfu` or `trainer.step_s`.
+A trainer that is neither may be as far from AREAL as they are from each other, 1.42 times.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.model_shape import find_model
 from simulator.training_speed import PRIME_RL_POINTS, PublishedPoint, TrainerSpeed, fit_columns
@@ -64,6 +68,34 @@ AREAL = TrainerSpeed(
     ),
 )
 """Megatron-Core 0.11 under AReaL's own pipeline, 2025."""
+
+FITTED_ON: Final = ("H100", "H800", "H200")
+"""GPUs that training was measured on, and the one that differs from them in its links alone."""
+ELSEWHERE: Final = 0.3
+"""Relative error of training speed on other GPUs: assumed."""
+OTHER_TRAINERS: Final = 1 - 1 / AREAL.slowdown
+"""How far a trainer may be from the default: as far as the two known ones are from each other."""
+
+
+class SpeedError(NamedTuple):
+    """How far off the default trainer's speed is on a type of GPU."""
+
+    error: float
+    """Mean relative error there of the trainer that it was fitted to."""
+    span: float
+    """How far the speed of another trainer may be from it, either way."""
+    source: str
+    """Where the span comes from."""
+
+
+def speed_error(gpu: GPU) -> SpeedError:
+    """Of training at the default speed."""
+    source = f"two known trainers differ by {AREAL.slowdown:g} times"
+    if gpu.name in FITTED_ON:
+        return SpeedError(AREAL.error, OTHER_TRAINERS, source)
+    span = math.hypot(OTHER_TRAINERS, ELSEWHERE)
+    return SpeedError(ELSEWHERE, span, f"{source}; fitted on other GPUs, ±{ELSEWHERE:.0%}")
+
 
 FIGURE_6A = {
     # model: GPUs, pipeline stages, tensor parallel, TFLOP/s dynamic (token budget 32,768), and

@@ -36,7 +36,11 @@ def test_memory_is_looked_at_in_every_step() -> None:
 
 def test_the_question_has_500_configurations_and_a_quick_one_is_answered() -> None:
     assert len(expand(load_plan(simulator.PLAN, simulator.QUESTION)).possible) >= 500
-    quick = [*simulator.QUICK_QUESTION, "candidates.rollout_share=[0.5]", "simulation=small"]
+    quick = [
+        *(*simulator.QUICK_QUESTION, "candidates.rollout_share=[0.5]", "simulation=small"),
+        *("base.rollout.decode_step_s=null", "base.trainer.step_s=null"),
+        "base.workload.prompts_per_batch=32",
+    ]
     figures = simulator.plan_seconds(quick, 1)
     assert figures["plan_s"] > 0
     assert 0 < figures["screened"] <= figures["possible"]

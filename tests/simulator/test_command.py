@@ -36,6 +36,16 @@ def test_json_is_one_object_and_nothing_else() -> None:
     assert found["config"]["schedule"]["eta"] == 2
 
 
+def test_an_eta_without_effect_is_among_the_warnings() -> None:
+    result = call("--preset", "small", "schedule.name=synchronous", "--json", "seeds=2", "eta=4")
+    assert any(
+        line.startswith("schedule.eta is 4, but has no effect")
+        for line in json.loads(result.stdout)["warnings"]
+    )
+    both = call("--compare", "small", "small schedule.name=synchronous eta=4")
+    assert "schedule.eta is 4, but has no effect" in both.stdout
+
+
 def test_the_same_call_says_the_same() -> None:
     first, second = (call("--preset", "small", "--json").stdout for _ in range(2))
     assert first == second

@@ -1,6 +1,7 @@
 """The planner: the front, the space of candidates, and answers small enough to check.
 
-The system is the preset `small`: a token takes 10 ms, a training step 2 s, new weights 0.5 s.
+The system is the preset `small`: a token takes 10 ms, new weights 0.5 s; a training step takes 2 s
+on two GPUs, less on more.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from simulator.pareto import Point, dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
@@ -23,6 +26,7 @@ from simulator.plan_limit import limit_of
 from simulator.plan_report import plan_report
 from simulator.plan_result import Comparison, Plan
 from simulator.plan_space import expand, nearest_split
+from simulator.plan_tables import show_plan
 from simulator.plan_trial import Job, Trial, run_job, workers
 from simulator.plan_words import answer_lines, nothing_possible, question_lines, verdict
 from simulator.planner import find_plan
@@ -53,6 +57,7 @@ def _loaded(overrides: tuple[str, ...]) -> PlanConfig:
         [
             *("simulation=small", "objective=hours", "steps=100", "search.sensitivity=0"),
             *("candidates.gpus=[4, 8]", "candidates.eta=[0, 1, 4]", "search.seeds=2"),
+            *("base.trainer.step_s=null", "base.trainer.mfu=0.0016"),
             *("candidates.rollout_share=[0.25, 0.5]", *overrides),
         ],
     )
@@ -131,6 +136,20 @@ def test_an_impossible_space_says_why() -> None:
     assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (as: ")
 
 
+def test_what_every_candidate_has_is_told_as_such() -> None:
+    told = nothing_possible(solved("base.trainer.mfu=5"))
+    assert told.startswith("no candidate is possible, for one reason: trainer.mfu is 5")
+    assert told.endswith("change it in base, or give candidates without it")
+
+
+def test_settings_of_base_are_to_be_mended_there() -> None:
+    told = nothing_possible(
+        solved("base.trainer.mfu=5", "candidates.placement=[disaggregated, colocated]")
+    )
+    assert "by settings (as: trainer.mfu is 5" in told
+    assert told.endswith("; mend these settings in base, or change candidates")
+
+
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
     found = solved(
         "limits.gpus=3", "limits.eta=4", "candidates.gpus=[4, 2, 1]", "candidates.eta=[8]"
@@ -157,6 +176,77 @@ def test_both_sides_of_a_split_divide(gpus: int, share: float, engine: int, trai
     if split is not None:
         assert split in fitting
         assert abs(split - share * gpus) == min(abs(k - share * gpus) for k in fitting)
+
+
+def own_gpu(folder: Path) -> str:
+    file = folder / "mygpu.yaml"
+    file.write_text("like: H100\nmemory_bytes_per_s: 1.0e12\n")
+    return str(file)
+
+
+def test_a_gpu_of_ones_own_is_a_candidate(tmp_path: Path) -> None:
+    file = own_gpu(tmp_path)
+    for override in (f"candidates.gpu=[{file}]", f"base.cluster.gpu={file}"):
+        found = solved(override, "candidates.gpus=[4]", "candidates.eta=[1]", "search.seeds=1")
+        assert found.best is not None
+        assert found.best.candidate.config.cluster.gpu == file
+        assert found.best.candidate.hardware == "4 mygpu"
+        assert "4 mygpu" in "\n".join(answer_lines(found))
+
+
+def test_a_gpu_of_ones_own_generates_beside_one_of_the_catalogue(tmp_path: Path) -> None:
+    space = expand(
+        small_plan(
+            *(f"candidates.rollout_gpu=[{own_gpu(tmp_path)}]", "candidates.gpu=[h100]"),
+            *("candidates.gpus=[4]", "candidates.eta=[1]", "candidates.rollout_share=[0.25]"),
+        )
+    )
+    assert [one.hardware for one in space.possible] == ["1 mygpu + 3 H100"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["base.trainer.step_s=150"],
+            "base.trainer.step_s is 150, measured on some GPUs and taken for all, but candidates "
+            "differ in number of GPUs that train (2, 3, 4, 6); compute it "
+            "(base.trainer.step_s=null)",
+        ),
+        (
+            ["base.trainer.step_s=150", "candidates.gpu=[H100, L40S]", "base.trainer.token_s=1"],
+            "candidates differ in type of GPU that trains (H100, L40S); number of GPUs that train "
+            "(2, 3, 4, 6); compute it (base.trainer.step_s=null base.trainer.token_s=0)",
+        ),
+        (
+            ["candidates.gpu=[H100, L40S]"],
+            "base.rollout.decode_step_s is 0.01, measured on some GPUs and taken for all, but "
+            "candidates differ in type of GPU that generates (H100, L40S)",
+        ),
+        (
+            ["base.rollout.prefill_pass_s=0.1", "candidates.rollout_tensor_parallel=[1, 2]"],
+            "base.rollout.prefill_pass_s is 0.1, measured on some GPUs and taken for all, but "
+            "candidates differ in rollout.tensor_parallel (1, 2)",
+        ),
+    ],
+)
+def test_what_was_measured_on_some_gpus_is_not_taken_for_others(
+    overrides: Sequence[str], says: str
+) -> None:
+    with pytest.raises(ValueError, match=r"measured on some GPUs") as error:
+        solved(*overrides)
+    assert says in str(error.value)
+
+
+def test_what_was_measured_holds_where_its_gpus_stay() -> None:
+    found = solved(
+        *("base.trainer.step_s=2", "candidates.gpus=[4]", "candidates.rollout_share=[0.5]"),
+        *("base.rollout.prefill_pass_s=0.01", "candidates.schedule=[synchronous, asynchronous]"),
+    )
+    assert found.best is not None
+    more = solved("candidates.eta=[1]", "candidates.rollout_share=[0.5]")
+    hours = {one.candidate.gpus: one.hours.mean for one in more.screened}
+    assert hours[8] < hours[4]
 
 
 # --- the answer ---------------------------------------------------------------------------------
@@ -215,7 +305,10 @@ def test_more_of_a_limit_is_never_worse(objective: str) -> None:
 
 
 def test_a_run_that_training_fills_gains_nothing_from_asynchrony() -> None:
-    found = solved("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]")
+    found = solved(
+        *("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]"),
+        "candidates.rollout_share=[0.5]",
+    )
     (comparison,) = found.comparisons
     assert not comparison.pays
     assert comparison.ratio.mean == pytest.approx(1, abs=0.02)
@@ -229,6 +322,36 @@ def test_asynchrony_pays_where_generation_and_training_take_alike() -> None:
     assert comparison.pays
     assert comparison.ratio.mean > 1.5
     assert "asynchrony pays" in verdict(comparison)
+
+
+def compared(*ratios: float) -> Comparison:
+    """Two of the same GPUs, seed by seed."""
+    one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
+    trial = one.trials[0]
+    slow = tuple(dataclasses.replace(trial, step_s=trial.step_s * ratio) for ratio in ratios)
+    return Comparison(
+        synchronous=dataclasses.replace(one, trials=slow),
+        asynchronous=dataclasses.replace(one, trials=(trial,) * len(ratios)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "pays", "says"),
+    [
+        ((0.9, 2.27, 3.6), None, "whether asynchrony pays on 4 H100 cannot be told with 3 seeds"),
+        ((2.2, 2.27, 2.3), True, "asynchrony pays on 4 H100"),
+        ((0.98, 0.986, 0.99), False, "asynchrony does not help on 4 H100"),
+        ((0.998, 1.0, 1.002), False, "asynchrony does not help on 4 H100"),
+        ((2.27,), True, "asynchrony pays on 4 H100"),
+    ],
+)
+def test_seeds_that_cannot_tell_whether_asynchrony_pays_say_so(
+    ratios: tuple[float, ...], *, pays: bool | None, says: str
+) -> None:
+    comparison = compared(*ratios)
+    assert comparison.pays is pays
+    assert verdict(comparison).startswith(says)
+    assert ("take more: search.seeds=12" in verdict(comparison)) is (pays is None)
 
 
 def test_no_limit_that_can_be_kept_names_the_fastest() -> None:
@@ -279,6 +402,8 @@ def test_a_price_of_ones_own_counts() -> None:
             "staleness-bound",
         ),
         ({"train": 0.5, "waiting for weights": 0.5}, {"decode": 0.5}, "weight updates"),
+        ({"train": 0.25, "lost": 0.75}, {"decode": 0.2, "lost": 0.05}, "failures"),
+        ({"train": 0.67, "lost": 0.3, "waiting for a batch": 0.03}, {"decode": 0.9}, "failures"),
         (
             {"train": 0.5, "waiting for a batch": 0.5},
             {"decode": 0.5, "waiting for rewards": 0.5},
@@ -316,7 +441,10 @@ def test_the_price_moves_money_in_proportion_and_nothing_else() -> None:
 
 
 def test_longer_answers_take_longer_where_generation_limits() -> None:
-    found = solved("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]")
+    found = solved(
+        *("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]"),
+        "candidates.rollout_share=[0.5]",
+    )
     assert found.sensitivity is not None
     length = next(one for one in found.sensitivity.inputs if one.name == "mean length")
     ends = [at_end(end, found.sensitivity.base) for end in (length.low, length.high)]
@@ -329,8 +457,7 @@ def test_longer_answers_take_longer_where_generation_limits() -> None:
 def test_slower_memory_and_training_are_slower() -> None:
     # The preset has so much CPU time of the engine that reading memory hides behind it.
     overrides = ["simulation=table_7", "base.workload.steps=3", "base.rollout.engine_overhead_s=0"]
-    config = load_plan(None, overrides).base
-    config.workload.warmup_steps = 1
+    config = load_plan(None, [*overrides, "base.workload.warmup_steps=1"]).base
     config.workload.prompts_per_batch = 16
     base, memory, training = (
         run_job(Job(config=config, seed=1, memory_slowdown=one, training_slowdown=two)).step_s
@@ -345,6 +472,34 @@ def test_slower_memory_and_training_are_slower() -> None:
     )
     assert two > one
     assert memory >= base * 0.99
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ends", "source"),
+    [
+        ("H100", ("-29.6%", "+29.6%"), "two known trainers differ by 1.42 times: ±30%"),
+        (
+            "L40S",
+            ("-42.1%", "+42.1%"),
+            "two known trainers differ by 1.42 times; fitted on other GPUs, ±30%: ±42%",
+        ),
+    ],
+)
+def test_the_speed_of_training_is_no_better_known_than_trainers_are_alike(
+    gpu: str, ends: tuple[str, str], source: str
+) -> None:
+    found = solved(
+        *("search.sensitivity=1", f"candidates.gpu=[{gpu}]", "candidates.gpus=[4]"),
+        *("candidates.eta=[1]", "base.trainer.mfu=null", "candidates.rollout_share=[0.5]"),
+        "search.seeds=1",
+    )
+    assert found.sensitivity is not None
+    speed = next(one for one in found.sensitivity.inputs if one.name == "MFU of training")
+    assert (speed.low.value, speed.high.value) == ends
+    assert speed.source == source
+    text = StringIO()
+    show_plan(Console(file=text, width=200), found)
+    assert source in text.getvalue()
 
 
 # --- the file -----------------------------------------------------------------------------------
@@ -370,6 +525,16 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["limits.deadline_h=-1"], "limits.deadline_h is -1"),
         (["base.workload.answers.drift_per_step=0.01"], "drift"),
         (["candidates.etas=[1]"], "did you mean 'candidates.eta'"),
+        (["candidates.rollout_gpu=[H1000]"], "candidates.rollout_gpu: unknown GPU 'H1000'"),
+        (["base.model=Qwen2.5-72"], "base.model: unknown model 'Qwen2.5-72'"),
+        (["base.trainer.step_s=nan"], "base.trainer.step_s is nan, but must be > 0"),
+        (["base.seeds=0"], "base.seeds is 0, but must be >= 1"),
+        (["base.cluster.gpus=0", "candidates.gpus=[4]"], "base.cluster.gpus is 0, but must be"),
+        (
+            ["base.cluster.gpu=H1000", "candidates.gpu=[H100]"],
+            "base.cluster.gpu: unknown GPU 'H1000'",
+        ),
+        (["base.workload.minibatches=99999"], "base.workload.minibatches is 99999, but a batch"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:
@@ -417,11 +582,4 @@ def test_what_the_closed_form_leaves_out_was_not_the_best() -> None:
 
 @pytest.mark.parametrize(("gain", "pays"), [(0.9, False), (1.01, False), (1.05, True)])
 def test_asynchrony_pays_from_two_percent(gain: float, *, pays: bool) -> None:
-    one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
-    trial = one.trials[0]
-    slower = dataclasses.replace(trial, step_s=trial.step_s * gain)
-    comparison = Comparison(
-        synchronous=dataclasses.replace(one, trials=(slower, slower)),
-        asynchronous=dataclasses.replace(one, trials=(trial, trial)),
-    )
-    assert comparison.pays is pays
+    assert compared(gain, gain).pays is pays

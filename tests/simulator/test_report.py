@@ -7,6 +7,7 @@ import json
 import math
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from rich.console import Console
 
 from simulator.comparison import show_comparison
 from simulator.config import SimulationConfig
-from simulator.load import load_simulation
+from simulator.hardware import find_gpu
+from simulator.ignored import ignored_overrides, ignored_settings
+from simulator.load import load_simulation, presets
 from simulator.quantities import duration, number, quantity
 from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
 from simulator.tables import show_report
+from simulator.trainer_speeds import speed_error
 
 
 @cache
@@ -133,6 +137,10 @@ def test_what_was_given_is_known_and_what_was_fitted_has_its_error() -> None:
         (["cluster.gpu=H100"], []),
         (["cluster.gpu=H100", "cluster.rollout_gpu=MI300X"], ["decode: ", "prefill: ", "MI300X: "]),
         (["cluster.gpu=H100", "seeds=2"], ["2 seeds: wide intervals"]),
+        (
+            ["cluster.gpu=MI300X", "cluster.rollout_gpu=H100"],
+            ["training: not measured on MI300X", "MI300X: "],
+        ),
     ],
 )
 def test_warnings_name_what_is_uncertain(overrides: list[str], expected: list[str]) -> None:
@@ -141,6 +149,104 @@ def test_warnings_name_what_is_uncertain(overrides: list[str], expected: list[st
     for beginning in expected:
         assert any(line.startswith(beginning) for line in found), (beginning, found)
     assert all(any(line.startswith(one) for one in expected) for line in found), found
+
+
+def test_training_is_as_uncertain_as_a_plan_takes_it_to_be() -> None:
+    for gpu in ("H100", "H200", "L40S", "MI300X"):
+        parts = cost_parts(load_simulation(None, [f"cluster.gpu={gpu}"]))
+        training = next(part for part in parts if part.name == "training")
+        assert training.error == speed_error(find_gpu(gpu)).error
+        assert (training.error == 0.3) is (gpu in {"L40S", "MI300X"})
+        assert (f"not measured on {gpu}, some ±30%" in training.source) is (training.error == 0.3)
+
+
+def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> None:
+    shape = {
+        **{"model_type": "unheard_of", "hidden_size": 896, "intermediate_size": 4864},
+        **{"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
+        **{"vocab_size": 151936, "sliding_window": 1024, "max_position_embeddings": 32768},
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shape))
+    config = load_simulation("small", [f"model={file}"])
+    found = warnings(config)
+    assert any("'unheard_of' is not known: it is counted as if it were Llama" in a for a in found)
+    assert any("24 of its 24 layers look at a part of the context only" in line for line in found)
+    assert not any("Llama" in line for line in warnings(load_simulation("small")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["eta=8"], "lags still grow after the 2 steps of warm-up"),
+        (["eta=8", "trainer.step_s=0.1"], "workload.warmup_steps is 2, but a pipeline that may"),
+        (["eta=8", "steps=80", "warmup_steps=50"], ""),
+        (["eta=8", "workload.whole_run=true"], ""),
+        (["eta=8", "schedule.name=synchronous"], ""),
+        (["eta=inf"], ""),
+        ([], ""),
+    ],
+)
+def test_a_pipeline_that_still_fills_is_noticed(overrides: list[str], says: str) -> None:
+    found = [line for line in told(*overrides)["warnings"] if "warm-up" in line or "warmup" in line]
+    assert len(found) == (1 if says else 0)
+    assert all(line.startswith(says) for line in found)
+
+
+def test_lags_are_what_they_are_where_nothing_is_warned_of() -> None:
+    early, late = told("eta=8"), told("eta=8", "steps=80", "warmup_steps=50")
+    assert early["lag"]["token"]["mean"]["high"] < 5
+    assert late["lag"]["token"]["mean"]["mean"] == pytest.approx(7.7, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("schedule.max_lag=3", "schedule.drop_late=true", "weights.switch_s=2"),
+        *("rollout.engine_overhead_s=0.1", "trainer.mfu=0.3", "weights.load_s=2"),
+        *("weights.export_s=2", "workload.tool.mean_s=3"),
+    ],
+)
+def test_a_setting_without_effect_is_warned_of(override: str) -> None:
+    found = [
+        line
+        for line in warnings(load_simulation("small", [override]))
+        if "effect" in line or "proportion" in line
+    ]
+    assert len(found) == 1
+    assert found[0].startswith(override.replace("=", " is "))
+
+
+def test_a_setting_that_has_its_effect_is_not() -> None:
+    for preset in presets():
+        assert not list(ignored_settings(load_simulation(preset)))
+    effective = [
+        *("schedule.batch_order=bounded_lag", "schedule.max_lag=3", "schedule.drop_late=true"),
+        *("cluster.placement=colocated", "schedule.name=synchronous", "weights.switch_s=2"),
+        *("rollout.decode_step_s=null", "rollout.engine_overhead_s=0.1", "trainer.step_s=null"),
+        *("trainer.mfu=0.3", "weights.update_s=null", "weights.load_s=2", "workload.turns=2"),
+        "workload.tool.mean_s=3",
+    ]
+    assert not list(ignored_settings(load_simulation("small", effective)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["schedule.name=synchronous", "eta=4"], True),
+        (["schedule.name=one_step_overlap", "schedule.eta=4"], True),
+        (["schedule.name=one_step_overlap", "max_staleness=1"], False),
+        (["schedule.name=synchronous"], False),
+        (["eta=4"], False),
+        (["schedule.name=partial_rollout", "eta=4"], False),
+    ],
+)
+def test_asking_a_schedule_for_an_eta_that_it_does_not_have_is_warned_of(
+    overrides: list[str], *, says: bool
+) -> None:
+    found = list(ignored_overrides(load_simulation("small", overrides), overrides))
+    assert bool(found) is says
+    assert all("use schedule.name=asynchronous" in line for line in found)
 
 
 def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None:
@@ -188,6 +294,39 @@ def test_the_side_that_limits_is_named() -> None:
     assert "limits this run" not in printed(
         "schedule.name=synchronous", "cluster.placement=colocated"
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit", "helps"),
+    [
+        (
+            ["workload.reward.mean_s=10", "workload.reward_workers=4"],
+            "Rewards limit this run",
+            "More workload.reward_workers would help",
+        ),
+        (["workload.reward.mean_s=10"], "Rewards limit this run", "Faster rewards"),
+        (["workload.turns=4", "workload.tool.mean_s=5"], "Tools limit this run", "Faster tools"),
+        (["weights.update_s=20"], "Weight updates limit this run", "A faster weights.backend"),
+        (
+            ["faults.node_mtbf_h=0.01", "faults.restart_s=60"],
+            "Failures limit this run",
+            "faults.node_mtbf_h",
+        ),
+        (
+            ["schedule.name=synchronous", "cluster.placement=colocated"],
+            "Generation takes the largest part",
+            "generate and train in turn",
+        ),
+    ],
+)
+def test_what_limits_is_neither_side_where_both_wait_for_something_else(
+    overrides: list[str], limit: str, helps: str
+) -> None:
+    text = " ".join(printed(*overrides).split())
+    assert limit in text
+    assert helps in text
+    assert "More GPUs for generation" not in text
+    assert "More GPUs for training" not in text
 
 
 def test_a_missing_price_is_no_number() -> None:

@@ -145,6 +145,20 @@ def test_gpus_that_do_both_are_not_idle_while_they_train() -> None:
     }
 
 
+def test_gpus_that_do_both_are_lost_while_their_trainer_is() -> None:
+    engines = {"decode": 60.0, "nothing admitted (staleness bound)": 40.0}
+    trainer = {"train": 10.0, "lost": 25.0, "waiting for a batch": 65.0}
+    both = shared_gpus(
+        engines, trainer, ["lost", "nothing admitted (staleness bound)", "waiting for a batch"]
+    )
+    assert both == {
+        "decode": 60.0,
+        "nothing admitted (staleness bound)": 5.0,
+        "train": 10.0,
+        "lost": 25.0,
+    }
+
+
 # --- money, energy, JSON -------------------------------------------------------------------------
 
 

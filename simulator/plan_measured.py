@@ -1,0 +1,98 @@
+"""Measured seconds in a plan's base: of which candidates they can be true.
+
+A number that was measured on some GPUs stays what it is whatever a candidate has, so that more or
+other GPUs would seem to change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from simulator.hardware import find_gpu
+from simulator.plan_config import PlanConfig
+from simulator.plan_space import Candidate
+
+
+def check_measured(plan: PlanConfig, candidates: Sequence[Candidate]) -> None:
+    """Refuse candidates that differ in what a number of the base was measured on.
+
+    Raises:
+        ValueError: one line for each number, with what differs and the mend.
+    """
+    found = list(_differing(plan, candidates))
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _differing(plan: PlanConfig, candidates: Sequence[Candidate]) -> Iterator[str]:
+    rollout, trainer = plan.base.rollout, plan.base.trainer
+    training = [_training_side(one) for one in candidates]
+    engines = [_engine_side(one) for one in candidates]
+    for name, seconds, sides, added in (
+        ("trainer.step_s", trainer.step_s, training, {"trainer.token_s": trainer.token_s}),
+        (
+            "rollout.decode_step_s",
+            rollout.decode_step_s,
+            engines,
+            {
+                "rollout.decode_sequence_s": rollout.decode_sequence_s,
+                "rollout.decode_context_token_s": rollout.decode_context_token_s,
+            },
+        ),
+        (
+            "rollout.prefill_pass_s",
+            rollout.prefill_pass_s,
+            engines,
+            {
+                "rollout.prefill_token_s": rollout.prefill_token_s,
+                "rollout.prefill_pair_s": rollout.prefill_pair_s,
+            },
+        ),
+    ):
+        differ = _what_differs(sides)
+        if seconds is None or not differ:
+            continue
+        mend = " ".join(
+            [f"base.{name}=null", *(f"base.{other}=0" for other, value in added.items() if value)]
+        )
+        yield (
+            f"base.{name} is {seconds:g}, measured on some GPUs and taken for all, but candidates "
+            f"differ in {'; '.join(differ)}; compute it ({mend}), or keep to what it was measured "
+            "on"
+        )
+
+
+def _training_side(one: Candidate) -> Mapping[str, object]:
+    cluster, trainer = one.config.cluster, one.config.trainer
+    generating = 0 if cluster.placement == "colocated" else cluster.rollout_gpus
+    return {
+        "type of GPU that trains": find_gpu(cluster.gpu).name,
+        "number of GPUs that train": cluster.gpus - generating,
+        "trainer.tensor_parallel": trainer.tensor_parallel,
+        "trainer.pipeline_parallel": trainer.pipeline_parallel,
+        "trainer.micro_batch_tokens": trainer.micro_batch_tokens,
+    }
+
+
+def _engine_side(one: Candidate) -> Mapping[str, object]:
+    cluster = one.config.cluster
+    return {
+        "type of GPU that generates": find_gpu(cluster.rollout_gpu or cluster.gpu).name,
+        "rollout.tensor_parallel": one.config.rollout.tensor_parallel,
+    }
+
+
+def _what_differs(sides: Sequence[Mapping[str, object]]) -> list[str]:
+    """As in `number of GPUs that train (8, 16, 32)`."""
+    values = (
+        {name: dict.fromkeys(side[name] for side in sides) for name in sides[0]} if sides else {}
+    )
+    return [
+        f"{name} ({', '.join(map(str, sorted(some, key=_order)))})"
+        for name, some in values.items()
+        if len(some) > 1
+    ]
+
+
+def _order(value: object) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, int) else (0.0, str(value))
