@@ -190,7 +190,12 @@ class FaultLab:
         Args:
             client: the connection of whoever waits for answers, if there is one.
         """
-        names = [request_id("train", group, s) for group in range(64) for s in range(SAMPLES)]
+        names = [
+            request_id("train", group, sample)
+            for group in range(64)
+            for sample in range(SAMPLES)
+            if answer_tokens(group, sample) == LONG
+        ]
 
         def in_the_middle() -> bool:
             asked = client()
