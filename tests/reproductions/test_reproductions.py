@@ -142,7 +142,7 @@ def value_of(config: SimulationConfig, name: str) -> object:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "colocated"])
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "one_step_overlap", "colocated"])
 def test_presets_of_table_1_hold_what_is_listed(model: str, kind: str) -> None:
     preset = f"table_1_{model.lower()}_{kind}"
     chosen = parameters(model)
