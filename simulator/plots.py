@@ -57,7 +57,6 @@ _BUSY_COLORS: Final[Mapping[str, str]] = {
     LOAD: BLACK,
     "forward/backward": ORANGE,
     "train": ORANGE,
-    "measured": ORANGE,
     "proximal log-probs": YELLOW,
     "optimizer": VERMILION,
     EXPORT: PURPLE,
@@ -260,21 +259,13 @@ def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool
 
 def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:
     """Shares by lag, mean over the seeds, and how far the intervals reach below and above."""
-    lags = sorted({lag for result in run.results for lag in result.lags(kind)})
-    shares: dict[int, float] = {}
-    below: list[float] = []
-    above: list[float] = []
-    for lag in lags or [0]:
-        values = []
-        for result in run.results:
-            counts = result.lags(kind)
-            values.append(counts.get(lag, 0) / max(1, sum(counts.values())))
-        found = estimate(values)
-        shares[lag] = found.mean
-        if len(values) > 1:
-            below.append(100 * min(found.mean, found.half_width))
-            above.append(100 * found.half_width)
-    return shares, [below, above] if below else None
+    found = run.lag_shares(kind)
+    shares = {lag: one.mean for lag, one in found.items()} or {0: 0.0}
+    if len(run.results) == 1:
+        return shares, None
+    below = [100 * min(one.mean, one.half_width) for one in found.values()]
+    above = [100 * one.half_width for one in found.values()]
+    return shares, [below, above] if found else None
 
 
 def _bar_name(run: Replicated, pool: str, mark: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMES: Final = {"measured": "train", "generate": "decode and prefill"}
+_NAMES: Final = {"generate": "decode and prefill"}
 _LEAST_HALF: Final = 1e-6
 """Of the mean: intervals below are rounding errors of numbers that do not scatter."""
 
