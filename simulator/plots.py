@@ -77,6 +77,7 @@ _IDLE_LOOKS: Final[Mapping[str, tuple[str, str]]] = {  # face, pattern
 _OTHER_IDLE: Final = ("#FFFFFF", "++")
 _LEAST_SHARE: Final = 0.001
 """Of a pool's time: what took less is not drawn."""
+_LEGEND_COLUMNS: Final = 3
 _LETTERS: Final = "ABCDEF"
 _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
@@ -170,12 +171,14 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
             steps = np.arange(1, values.shape[1] + 1)
             warmup = run.results[0].warmup_steps
             if len(run.results) > 1:
-                for one in values:
-                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35)
+                for seed, one in enumerate(values):
+                    label = "thin: each seed; thick: their mean" if place == seed == 0 else None
+                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35, label=label)
             average = float(values[:, warmup:].mean())
             if axes is panels[1]:  # tokens over seconds, not the mean of their quotients
                 average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
-            label = f"{_marks(runs)[place]}{number(average)} after warm-up"
+            unit = "s" if axes is panels[0] else "tokens/s"
+            label = f"{_marks(runs)[place]}{number(average)} {unit} after warm-up (dashed)"
             axes.plot(steps, values.mean(axis=0), color=color, linewidth=1.6, label=label)
             axes.plot(
                 [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
@@ -184,10 +187,12 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
     for axes, name in zip(panels, ("seconds per step", "trained tokens per second"), strict=True):
         if warmup:
             axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, left out")
-        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+        entries = len(axes.get_legend_handles_labels()[1])
+        rows = -(-entries // _LEGEND_COLUMNS)
+        axes.set_ylim(0, (1.13 + 0.12 * rows) * axes.get_ylim()[1])
         axes.set_ylabel(name)
         axes.yaxis.set_major_formatter("{x:,g}")
-        axes.legend(loc="upper right", ncols=len(runs) + 1)
+        axes.legend(loc="upper right", ncols=_LEGEND_COLUMNS)
     panels[1].set_xlabel("training step")
     panels[1].set_xlim(0.5, None)
     whole_numbers(panels[1])

@@ -46,6 +46,19 @@ def duration(seconds: float) -> str:
     return f"{number(seconds / 86400)} days"
 
 
+def short_time(seconds: float) -> str:
+    """Three digits, in s, ms, us or ns: the largest unit of which it is at least one."""
+    for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= length or seconds == 0:
+            return f"{_digits(seconds / length)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns"
+
+
+def _digits(value: float) -> str:
+    """Three of them, and no power of ten where the number is large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def shown_name(activity: str) -> str:
     """What an activity of the cost model is called in tables and pictures."""
     return _NAMES.get(activity, activity)

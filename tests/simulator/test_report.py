@@ -15,7 +15,7 @@ from rich.console import Console
 from simulator.comparison import show_comparison
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation
-from simulator.quantities import duration, number, quantity
+from simulator.quantities import duration, number, quantity, short_time
 from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.run import IDLE_CAUSES
@@ -314,6 +314,23 @@ def test_one_seed_shows_the_mean_alone() -> None:
 )
 def test_durations_have_the_unit_that_one_would_say(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0843, "84.3 ms"),
+        (0.0371, "37.1 ms"),
+        (2.44e-6, "2.44 us"),
+        (3.1e-9, "3.1 ns"),
+        (0.9996, "1,000 ms"),
+        (1.5, "1.5 s"),
+        (0.0, "0 s"),
+        (4e-12, "0.004 ns"),
+    ],
+)
+def test_short_times_have_the_unit_that_fits(seconds: float, shown: str) -> None:
+    assert short_time(seconds) == shown
 
 
 def test_what_is_no_number_is_shown_as_it_is() -> None:
