@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
 QUICK = {"1.5B": (32, 256)}
+_FEW_TICKS = 5
+"""Ratio of an axis's ends below which it has ticks between the powers of two."""
 WHY = (
     "What AReaL is compared with generates on all GPUs, then trains on all of them, with AReaL's "
     "own engine and trainer: what taking turns itself costs. The paper's other system is verl, "
@@ -182,7 +184,9 @@ def title(curves: Curves) -> str:
 
 def draw(curves: Curves) -> Figure:
     """A panel per model and context; above the points, how many times as fast AReaL is."""
-    from areal_lab.plots.style import new_figure
+    from matplotlib.lines import Line2D
+
+    from areal_lab.plots.style import BLUE, new_figure
 
     models = list(dict.fromkeys(model for model, _ in curves))
     contexts = list(dict.fromkeys(context for _, context in curves))
@@ -201,11 +205,15 @@ def draw(curves: Curves) -> Figure:
             if row == len(contexts) - 1:
                 axes.set_xlabel("GPUs")
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    handles.append(Line2D([], [], linewidth=0, marker="$1.5x$", markersize=18, color=BLUE))
+    labels.append("throughput of AReaL over that of taking turns")
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
 
 
 def _panel(axes: Axes, curve: Mapping[int, Point]) -> None:
+    from matplotlib.ticker import LogLocator
+
     from areal_lab.plots.style import BLUE, GREY, VERMILION
 
     gpus = sorted(curve)
@@ -242,6 +250,9 @@ def _panel(axes: Axes, curve: Mapping[int, Point]) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    lowest, highest = axes.get_ylim()
+    if highest < _FEW_TICKS * lowest:  # powers of two would be one or two ticks
+        axes.yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
     axes.set_xticks(gpus, [str(one) for one in gpus])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:.0f}")

@@ -9,6 +9,7 @@ A gap is `ours / paper - 1`; for a gain, which is a percentage itself, it is the
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ class Row:
             "paper": self.paper,
             "ours": self.ours.mean,
             "gap": self.gap,
-            "interval": [self.ours.low, self.ours.high],
+            "interval": [self.ours.low, self.ours.high] if self._has_interval else None,
             "fitted": self.fitted,
             "unit": self.unit,
             "gap_in": "points" if self.points else "relative",
@@ -116,12 +117,23 @@ class Row:
             "unit": "" if self.points else self.unit,
             "paper": "" if self.paper is None else self._number(self.paper),
             "ours": self._number(self.ours.mean),
-            "95 % interval": f"{self._number(self.ours.low)} .. {self._number(self.ours.high)}",
+            "95 % interval": self._interval,
             "gap": "" if gap is None else f"{gap:+.1%}" + (" pts" if self.points else ""),
             "aim": aim,
             "": verdict,
             "how": "fitted" if self.fitted else "predicted",
         }
+
+    @property
+    def _has_interval(self) -> bool:
+        """A single seed has none."""
+        return math.isfinite(self.ours.half_width)
+
+    @property
+    def _interval(self) -> str:
+        if not self._has_interval:
+            return "-"
+        return f"{self._number(self.ours.low)} .. {self._number(self.ours.high)}"
 
     def _gap(self, ours: float) -> float | None:
         if self.paper is None:

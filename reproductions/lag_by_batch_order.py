@@ -15,6 +15,7 @@ what the engines hold.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -236,7 +237,7 @@ def _draw_cost(axes: Axes, own: Replicated, first: Replicated) -> None:
 
     ratio = own.ratio(first, lambda result: result.tokens_per_s)
     axes.barh(0, ratio.mean, 0.5, color=BLUE)
-    if ratio.high > ratio.low:
+    if 0 < ratio.half_width < math.inf:
         axes.errorbar(ratio.mean, 0, xerr=ratio.half_width, color="black", capsize=3)
     axes.text(
         0.03,

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.harness import Arguments
 from reproductions.harness import Parameter, Reproduction, Row, main
 from reproductions.record_pair import ETA, KINDS, RECORDED
-from simulator.calibrate import FIRST, Calibration, calibrate
+from simulator.calibrate import FIRST, Calibration, calibrate_from
 from simulator.calibrate_fit import is_held_out
 from simulator.calibrate_plots import draw_replay
 from simulator.calibrate_report import configuration
@@ -47,7 +47,7 @@ WHY = (
 def reproduce(arguments: Arguments, folder: Path = RECORDED) -> Reproduction:
     """Calibrate on the synchronous run of a pair and predict both; `--quick` without intervals."""
     known, unknown = (read_recorded_run(folder / kind) for kind in KINDS)
-    found = calibrate(folder / "synchronous")
+    found = calibrate_from(folder / "synchronous")
     costs = configuration(found)
     own, predicted = (
         replay(costs, known, name="synchronous"),
@@ -109,7 +109,7 @@ def _jackknife(value: float, without_one: Sequence[float]) -> Estimate:
 
 def _without(folder: Path, step: int, unknown: RecordedRun) -> Replay:
     """The prediction of a fit that has not seen one training step more."""
-    found = calibrate(folder / "synchronous", without={*FIRST, step})
+    found = calibrate_from(folder / "synchronous", without={*FIRST, step})
     return replay(configuration(found), unknown)
 
 

@@ -32,7 +32,8 @@ def to_text(result: Reproduction, arguments: Arguments) -> str:
         )
     )
     parts.extend(result.why)
-    parts.append(f"{arguments.repeats} seeds; {here['cpu']}, {here['cores']} cores")
+    seeds = "one seed" if arguments.repeats == 1 else f"{arguments.repeats} seeds"
+    parts.append(f"{seeds}; {here['cpu']}, {here['cores']} cores")
     return "\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -215,25 +215,50 @@ def draw(maps: Maps) -> Figure:
     right = panels[2].secondary_yaxis("right")
     right.set_yticks(range(len(maps.tails)), [f"{tail:.1f}" for tail in maps.tails.values()])
     right.set_ylabel("longest answer of 1,024 / mean answer")
+    handles, labels = _legend()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
+
+
+def _legend() -> tuple[list[Any], list[str]]:
+    """What numbers, colors and lines are."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    told = {
+        "number: throughput of asynchronous training over the other's": Line2D(
+            [], [], linewidth=0, marker="$1.75$", markersize=20, color="black"
+        ),
+        "1 or less: asynchronous is not faster": Patch(
+            facecolor="#F4A582", hatch="///", edgecolor="#777777", linewidth=0
+        ),
+        "equal speed": Line2D([], [], color="black", linewidth=2),
+        "trainer and engines are idle alike": Line2D(
+            [], [], color="black", linestyle="dashed", linewidth=1.2
+        ),
+    }
+    return list(told.values()), list(told)
 
 
 def _panel(axes: Axes, cells: Mapping[Cell, Estimate], title: str, label: str) -> None:
     """Throughput of asynchronous over another, a number per cell; contour at 1."""
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     across = sorted({cell[0] for cell in cells})
     up = sorted({cell[1] for cell in cells})
     values = np.array([[cells[one, sigma].mean for one in across] for sigma in up])
-    axes.imshow(
+    image = axes.imshow(
         values, origin="lower", aspect="auto", cmap="RdBu", norm=LogNorm(vmin=1 / 4, vmax=4)
     )
     for row, line in enumerate(values):
         for column, value in enumerate(line):
             dark = not 0.4 < value < 2.5
             color = "white" if dark else "black"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, zorder=3)
+            shade = image.cmap(image.norm(value))  # lines keep clear of the numbers
+            text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", zorder=3)
+            text.set(color=color, path_effects=[withStroke(linewidth=2.5, foreground=shade)])
             if value <= 1:
                 place = (column - 0.5, row - 0.5)
                 axes.add_patch(

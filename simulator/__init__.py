@@ -3,6 +3,8 @@
     config = simulator.SimulationConfig(model="R1-Distill-Qwen-1.5B")
     result = simulator.simulate(config)          one seed: rows per step, shares of time, lags
     many = simulator.replicate(config)           all seeds: 95 % intervals
+    plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    what to rent
+    found = simulator.calibrate_from(Path("run"))                   costs of a recorded run
 
 Names are loaded when they are first used; none of them loads torch.
 """
@@ -13,15 +15,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simulator.calibrate import Calibration as Calibration
+    from simulator.calibrate import calibrate_from as calibrate_from
     from simulator.check import check_config as check_config
     from simulator.check import problems as problems
     from simulator.config import SimulationConfig as SimulationConfig
     from simulator.hardware import GPU as GPU
     from simulator.hardware import GPUS as GPUS
     from simulator.hardware import find_gpu as find_gpu
+    from simulator.load import load_simulation as load_simulation
+    from simulator.load import presets as presets
     from simulator.model_shape import MODELS as MODELS
     from simulator.model_shape import ModelShape as ModelShape
     from simulator.model_shape import find_model as find_model
+    from simulator.plan_config import PlanConfig as PlanConfig
+    from simulator.plan_config import load_plan as load_plan
+    from simulator.plan_result import Outcome as Outcome
+    from simulator.plan_result import Plan as Plan
+    from simulator.plan_trial import workers as workers
+    from simulator.planner import find_plan as find_plan
+    from simulator.recorded import read_recorded_run as read_recorded_run
+    from simulator.recorded_replay import Replay as Replay
+    from simulator.recorded_replay import replay as replay
     from simulator.result import Replicated as Replicated
     from simulator.result import SimulationResult as SimulationResult
     from simulator.run import run_system as run_system
@@ -41,6 +56,21 @@ _HOMES = {
     "Replicated": "simulator.result",
     "Estimate": "simulator.statistics",
     "estimate": "simulator.statistics",
+    "load_simulation": "simulator.load",
+    "presets": "simulator.load",
+    # plan
+    "find_plan": "simulator.planner",
+    "load_plan": "simulator.plan_config",
+    "workers": "simulator.plan_trial",
+    "PlanConfig": "simulator.plan_config",
+    "Plan": "simulator.plan_result",
+    "Outcome": "simulator.plan_result",
+    # calibrate, and replay a recorded run
+    "calibrate_from": "simulator.calibrate",
+    "Calibration": "simulator.calibrate",
+    "read_recorded_run": "simulator.recorded",
+    "replay": "simulator.recorded_replay",
+    "Replay": "simulator.recorded_replay",
     # check and build
     "check_config": "simulator.check",
     "problems": "simulator.check",

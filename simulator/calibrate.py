@@ -80,7 +80,7 @@ class Calibration:
     """What a reader has to know."""
 
 
-def calibrate(
+def calibrate_from(
     source: Path, overrides: Sequence[str] = (), *, without: Collection[int] = FIRST
 ) -> Calibration:
     """Fit costs and lengths.

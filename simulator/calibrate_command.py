@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.calibrate import Calibration, calibrate
+from simulator.calibrate import Calibration, calibrate_from
 from simulator.calibrate_report import configuration, show, to_json, to_yaml
 from simulator.check import check_config
 from simulator.load import ALIASES, load_simulation
@@ -40,7 +40,7 @@ def run_calibration(wanted: WantedCalibration) -> None:
     Raises:
         ValueError: in one line: what is wrong with the source, or with a setting.
     """
-    found = calibrate(wanted.source, wanted.overrides)
+    found = calibrate_from(wanted.source, wanted.overrides)
     check_config(configuration(found))
     out = wanted.out or _beside(wanted.source)
     out.parent.mkdir(parents=True, exist_ok=True)

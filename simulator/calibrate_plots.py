@@ -40,7 +40,7 @@ _LEAST_SHARE: Final = 0.005
 _TRAIN: Final = "train"
 _GENERATE: Final = "generate"
 _TOGETHER: Final = {
-    **dict.fromkeys(("measured", "forward/backward", "optimizer", "proximal log-probs"), _TRAIN),
+    **dict.fromkeys(("train", "forward/backward", "optimizer", "proximal log-probs"), _TRAIN),
     "advantages and packing": _TRAIN,
     **dict.fromkeys(("prefill", "recompute", "decode", "prefill and decode"), _GENERATE),
 }

@@ -9,7 +9,7 @@ from areal_lab.control.eventlog import finite_json
 from simulator.calibrate import Calibration
 from simulator.calibrate_fit import PartFit
 from simulator.config import SimulationConfig
-from simulator.quantities import number
+from simulator.quantities import number, short_time
 from simulator.recorded_settings import Value, with_settings
 
 if TYPE_CHECKING:
@@ -164,11 +164,7 @@ def _found(settings: Mapping[str, float]) -> str:
 
 
 def _seconds(value: Value) -> str:
-    """In the unit that leaves digits before the point."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if float(value) * factor >= 1:
-            return f"{float(value) * factor:.3g} {unit}"
-    return f"{float(value) * 1e9:.3g} ns"
+    return short_time(float(value))
 
 
 def _rounded(value: Value) -> Value:

@@ -60,9 +60,11 @@ In Python: `simulator.hardware.gpu_from_fields({{...}})`, or `dataclasses.replac
 
 `model` is a name of the table (organization and tuning are not looked at:
 `Qwen/Qwen2.5-7B-Instruct`), or a Hugging Face folder or `config.json`, dense or mixture of experts.
-Parameters are those of the matrices; *active* ones are what one token passes. What a decode step
-reads is all but the input embedding; of a mixture of experts it is all experts, which large batches
-come near to.
+Parameters are those of the matrices; *active* ones are what one token passes. GFLOPs are of one
+token in one forward pass: in matrix products, and in attention for every 1,000 tokens of context
+that it looks back at; forward and backward together take three times as much, without what is
+recomputed. What a decode step reads is all but the input embedding; of a mixture of experts it is
+all experts, which large batches come near to.
 
 {models}
 From a `config.json` the simulator reads widths and counts only. Layers that look at a part of the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.notes import mean_of, setting_lines
-from simulator.quantities import number, quantity
+from simulator.notes import setting_lines
+from simulator.quantities import quantity
 from simulator.tables import empty_table, escaped, show_warnings, time_table
 
 if TYPE_CHECKING:
@@ -51,26 +51,20 @@ def _comparison_table(
             quantity(second[name], unit[name]),
             quantity(ratio[name]),
         )
-    for title, path, unit_name in (
-        ("GPU-hours a step", ("cost", "gpu_hours_per_step"), ""),
-        ("dollars a step", ("cost", "dollars_per_step", "typical"), ""),
-        ("kWh a step", ("energy", "kwh_per_step"), ""),
+    for title, name, path in (
+        ("GPU-hours a step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
+        ("dollars a step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
+        ("kWh a step", "kwh_per_step", ("energy", "kwh_per_step")),
     ):
-        values = [_at(told, path) for told in (first, second)]
-        if None in values:
-            continue
-        means = [value["mean"] for value in values]
-        table.add_row(
-            title,
-            *(quantity(value, unit_name) for value in values),
-            number(means[1] / means[0]) if means[0] else "",
-        )
+        if ratio[name] is not None:
+            values = (_at(told, path) for told in (first, second))
+            table.add_row(title, *map(quantity, values), quantity(ratio[name]))
     for title, kind, which in (
         ("lag of a trained token", "token", "mean"),
         ("lag of the oldest token", "head", "max"),
     ):
-        lags = [mean_of(told["lag"][kind][which]) for told in (first, second)]
-        table.add_row(f"{title}, {which}", *(f"{lag:.2f} versions" for lag in lags), "")
+        lags = [told["lag"][kind][which] for told in (first, second)]
+        table.add_row(f"{title}, {which}", *(quantity(lag, "versions") for lag in lags), "")
     return table
 
 
@@ -98,5 +92,5 @@ def _verdict(ratio: Mapping[str, Any]) -> str:
 def _at(told: Mapping[str, Any], path: Sequence[str]) -> Any:
     value: Any = told
     for name in path:
-        value = None if value is None else value[name]
+        value = value[name]
     return value

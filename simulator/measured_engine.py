@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from simulator.quantities import short_time
 from simulator.roofline import smooth_max
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class MeasuredDecode:
         if self.sequence_s == self.context_token_s == 0:
             return f"a measured step of {self.step_s:g} s, {self.source}"
         return (
-            f"measured: {1e3 * self.step_s:.3g} ms a step, {1e6 * self.sequence_s:.3g} us for each "
-            f"sequence, {1e9 * self.context_token_s:.3g} ns for each token of context; "
+            f"measured: {short_time(self.step_s)} a step, {short_time(self.sequence_s)} for each "
+            f"sequence, {short_time(self.context_token_s)} for each token of context; "
             f"{self.source}"
         )
 
@@ -90,8 +91,8 @@ class MeasuredPrefill:
     def provenance(self) -> str:
         """Where the numbers come from, in words."""
         return (
-            f"measured: {1e3 * self.pass_s:.3g} ms a prefill, {1e6 * self.token_s:.3g} us for each "
-            f"token, {1e9 * self.pair_s:.3g} ns for each pair of attention; {self.source}"
+            f"measured: {short_time(self.pass_s)} a prefill, {short_time(self.token_s)} for each "
+            f"token, {short_time(self.pair_s)} for each pair of attention; {self.source}"
         )
 
 

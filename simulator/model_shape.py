@@ -166,16 +166,19 @@ def find_model(name_or_path: str) -> ModelShape:
 
 
 def model_table() -> str:
-    """The catalogue as Markdown; GB are 1e9 bytes, of bf16."""
+    """The catalogue as Markdown; GB are 1e9 bytes, of bf16, and GFLOPs 1e9 of one token forward."""
     lines = [
         "| model | parameters | active | layers | hidden | heads / KV | head width "
-        "| read per step, GB | cache per token, bytes | source |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+        "| GFLOPs per token | and per 1,000 of context | read per step, GB "
+        "| cache per token, bytes | source |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for shape in MODELS.values():
         sizes = (
             *(f"{shape.parameters / 1e9:.3f} B", f"{shape.active_parameters / 1e9:.3f} B"),
             *(shape.layers, shape.hidden, f"{shape.heads} / {shape.kv_heads}", shape.head_dim),
+            f"{shape.linear_flops_per_token() / 1e9:.3g}",
+            f"{shape.attention_flops(1000) / 1e9:.3g}",
             f"{shape.decode_weight_bytes() / 1e9:.2f}",
             f"{shape.cache_bytes_per_token():,.0f}",
         )

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
-
 _NOTHING: Final = 0.002
 """Relative change that is not seen in the picture."""
+_WIDE: Final = 6
+"""Ratio of an axis's ends from which it has room for three ticks a decade only."""
+_TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def draw_plan(plan: Plan, path: Path) -> Path:
@@ -125,36 +126,15 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
         return
     name, own = measure(plan.config.objective), found.base
     middle = own.value(name)
-    shown: set[str] = set()
     for row, one in enumerate(found.inputs):
-        for end, color, side in ((one.low, SKY, "low"), (one.high, ORANGE, "high")):
+        ends = []
+        for end, color in ((one.low, SKY), (one.high, ORANGE)):
             there = at_end(end, own)
-            if there is None:
-                continue
-            value = there.value(name)
-            label = f"input at its {side} end"
-            axes.barh(
-                row,
-                value - middle,
-                0.62,
-                left=middle,
-                color=color,
-                label=None if label in shown else label,
-            )
-            shown.add(label)
-            changes = end.best is None or end.best.candidate is not own.candidate
-            # What changes nothing has its low end on the left.
-            nothing = abs(value / middle - 1) < _NOTHING
-            right = side == "high" if nothing else value > middle
-            axes.annotate(
-                end.value + (" †" if changes else ""),
-                (value, row),
-                xytext=(3 if right else -3, 0),
-                textcoords="offset points",
-                ha="left" if right else "right",
-                va="center",
-                fontsize=7.5,
-            )
+            if there is not None:
+                changes = end.best is None or end.best.candidate is not own.candidate
+                text = end.value + (" †" if changes else "")
+                ends.append((there.value(name), color, text))
+        _draw_input(axes, row, middle, ends)
     axes.axvline(middle, color=BLACK, linewidth=0.9)
     axes.set_yticks(range(len(found.inputs)), [one.name for one in found.inputs])
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
@@ -170,7 +150,36 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
         title=f"The answer ({own.candidate.hardware}), one input at a time",
     )
     axes.xaxis.set_major_formatter("{x:,g}")
+    for color, side in ((SKY, "low"), (ORANGE, "high")):
+        axes.barh(0, 0, left=middle, color=color, label=f"input at its {side} end")
     axes.legend(loc="lower right")
+
+
+def _draw_input(
+    axes: Axes, row: int, middle: float, ends: Sequence[tuple[float, str, str]]
+) -> None:
+    """A bar to each end, with its color and text: the larger value's on the right of both."""
+    for value, color, _ in sorted(ends, key=lambda end: -abs(end[0] - middle)):
+        axes.barh(row, value - middle, 0.62, left=middle, color=color)
+
+    def place_of(end: tuple[float, str, str]) -> float:
+        """What changes nothing is on the line, its low end first."""
+        return middle if abs(end[0] / middle - 1) < _NOTHING else end[0]
+
+    ordered = sorted(ends, key=place_of)
+    for place, (value, _, text) in enumerate(ordered):
+        right = value > middle if len(ordered) == 1 else place == 1
+        # Of bars of no length, or on one side, one text stands across the line from the other.
+        anchor = max(value, middle) if right else min(value, middle)
+        axes.annotate(
+            text,
+            (anchor, row),
+            xytext=(3 if right else -3, 0),
+            textcoords="offset points",
+            ha="left" if right else "right",
+            va="center",
+            fontsize=7.5,
+        )
 
 
 def _limits(axes: Axes, plan: Plan, *, priced: bool) -> None:
@@ -185,8 +194,10 @@ def _plain_ticks(axes: Axes) -> None:
     """Numbers, not powers, and some within a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)))
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        few = high > _WIDE * low
+        subs = (1.0, 2.0, 5.0) if few else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.set_minor_formatter(NullFormatter())
 

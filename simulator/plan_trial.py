@@ -89,11 +89,16 @@ def run_job(job: Job) -> Trial:
     )
 
 
+def run_here(jobs: Sequence[Job]) -> Iterator[Trial]:
+    """Simulate in this process, one after the other."""
+    return map(run_job, jobs)
+
+
 @contextmanager
 def workers(count: int) -> Iterator[Run]:
     """So many processes; 1 is this one. Answers are the same whatever the number."""
     if count <= 1:
-        yield lambda jobs: map(run_job, jobs)
+        yield run_here
         return
     with ProcessPoolExecutor(count) as pool:
         try:

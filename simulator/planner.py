@@ -31,7 +31,7 @@ from simulator.plan_result import (
     point_of,
 )
 from simulator.plan_space import Candidate, Space, expand
-from simulator.plan_trial import Job, Progress, Run, Silent, Trial, shortened
+from simulator.plan_trial import Job, Progress, Run, Silent, Trial, run_here, shortened
 from simulator.sensitivity import sensitivity
 
 _ROUND: Final = 24
@@ -49,7 +49,7 @@ Bound = Callable[[Candidate], float]
 
 def find_plan(
     config: PlanConfig,
-    run: Run,
+    run: Run = run_here,
     *,
     progress: Progress | None = None,
     bound: Bound = lambda candidate: least_step_s(candidate.config),
@@ -58,7 +58,8 @@ def find_plan(
 
     Args:
         config: the question.
-        run: performs simulations; `simulator.plan_trial.workers` makes one.
+        run: performs simulations, in this process unless it is told otherwise;
+            `simulator.plan_trial.workers` makes one that takes several.
         progress: is told how far it is.
         bound: least seconds of a candidate's training step.
 

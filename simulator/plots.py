@@ -57,7 +57,6 @@ _BUSY_COLORS: Final[Mapping[str, str]] = {
     LOAD: BLACK,
     "forward/backward": ORANGE,
     "train": ORANGE,
-    "measured": ORANGE,
     "proximal log-probs": YELLOW,
     "optimizer": VERMILION,
     EXPORT: PURPLE,
@@ -78,6 +77,7 @@ _IDLE_LOOKS: Final[Mapping[str, tuple[str, str]]] = {  # face, pattern
 _OTHER_IDLE: Final = ("#FFFFFF", "++")
 _LEAST_SHARE: Final = 0.001
 """Of a pool's time: what took less is not drawn."""
+_LEGEND_COLUMNS: Final = 3
 _LETTERS: Final = "ABCDEF"
 _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
@@ -171,12 +171,14 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
             steps = np.arange(1, values.shape[1] + 1)
             warmup = run.results[0].warmup_steps
             if len(run.results) > 1:
-                for one in values:
-                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35)
+                for seed, one in enumerate(values):
+                    label = "thin: each seed; thick: their mean" if place == seed == 0 else None
+                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35, label=label)
             average = float(values[:, warmup:].mean())
             if axes is panels[1]:  # tokens over seconds, not the mean of their quotients
                 average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
-            label = f"{_marks(runs)[place]}{number(average)} after warm-up"
+            unit = "s" if axes is panels[0] else "tokens/s"
+            label = f"{_marks(runs)[place]}{number(average)} {unit} after warm-up (dashed)"
             axes.plot(steps, values.mean(axis=0), color=color, linewidth=1.6, label=label)
             axes.plot(
                 [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
@@ -185,10 +187,12 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
     for axes, name in zip(panels, ("seconds per step", "trained tokens per second"), strict=True):
         if warmup:
             axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, left out")
-        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+        entries = len(axes.get_legend_handles_labels()[1])
+        rows = -(-entries // _LEGEND_COLUMNS)
+        axes.set_ylim(0, (1.13 + 0.12 * rows) * axes.get_ylim()[1])
         axes.set_ylabel(name)
         axes.yaxis.set_major_formatter("{x:,g}")
-        axes.legend(loc="upper right", ncols=len(runs) + 1)
+        axes.legend(loc="upper right", ncols=_LEGEND_COLUMNS)
     panels[1].set_xlabel("training step")
     panels[1].set_xlim(0.5, None)
     whole_numbers(panels[1])
@@ -260,21 +264,13 @@ def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool
 
 def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:
     """Shares by lag, mean over the seeds, and how far the intervals reach below and above."""
-    lags = sorted({lag for result in run.results for lag in result.lags(kind)})
-    shares: dict[int, float] = {}
-    below: list[float] = []
-    above: list[float] = []
-    for lag in lags or [0]:
-        values = []
-        for result in run.results:
-            counts = result.lags(kind)
-            values.append(counts.get(lag, 0) / max(1, sum(counts.values())))
-        found = estimate(values)
-        shares[lag] = found.mean
-        if len(values) > 1:
-            below.append(100 * min(found.mean, found.half_width))
-            above.append(100 * found.half_width)
-    return shares, [below, above] if below else None
+    found = run.lag_shares(kind)
+    shares = {lag: one.mean for lag, one in found.items()} or {0: 0.0}
+    if len(run.results) == 1:
+        return shares, None
+    below = [100 * min(one.mean, one.half_width) for one in found.values()]
+    above = [100 * one.half_width for one in found.values()]
+    return shares, [below, above] if found else None
 
 
 def _bar_name(run: Replicated, pool: str, mark: str) -> str:

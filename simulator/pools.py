@@ -70,7 +70,11 @@ class PoolShares:
 
     @property
     def utilization(self) -> float:
-        """Share spent generating or training; moving weights is neither."""
+        """Share spent generating or training; moving weights is neither.
+
+        A training step counts as a whole, with its pipeline bubbles and the wait for its slowest
+        rank: `busy` has their shares.
+        """
         return sum(share for name, share in self.busy.items() if name not in MOVING_WEIGHTS)
 
     @property

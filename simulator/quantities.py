@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMES: Final = {"measured": "train", "generate": "decode and prefill"}
+_NAMES: Final = {"generate": "decode and prefill"}
 _LEAST_HALF: Final = 1e-6
 """Of the mean: intervals below are rounding errors of numbers that do not scatter."""
 
@@ -44,6 +44,19 @@ def duration(seconds: float) -> str:
         if seconds < most * length:
             return f"{number(seconds / length)} {unit}"
     return f"{number(seconds / 86400)} days"
+
+
+def short_time(seconds: float) -> str:
+    """Three digits, in s, ms, us or ns: the largest unit of which it is at least one."""
+    for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= length or seconds == 0:
+            return f"{_digits(seconds / length)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns"
+
+
+def _digits(value: float) -> str:
+    """Three of them, and no power of ten where the number is large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def shown_name(activity: str) -> str:

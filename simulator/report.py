@@ -28,7 +28,15 @@ COMPARED: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProx
         "tokens_per_s_per_gpu": lambda result: result.tokens_per_s / result.gpus,
     }
 )
-"""What two simulations are compared by."""
+"""What any two simulations are compared by."""
+_BY_COST: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProxyType(
+    {
+        "gpu_hours_per_step": lambda result: result.cost.gpu_hours,
+        "dollars_per_step": lambda result: result.cost.dollars or 0.0,
+        "kwh_per_step": lambda result: result.energy.kwh,
+    }
+)
+"""And by these, where they are known."""
 
 
 def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
@@ -44,8 +52,13 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
 
 
 def comparison(first: Replicated, second: Replicated) -> dict[str, Any]:
-    """Second over first, seed by seed; null bounds for a single seed."""
-    return {name: _bounds(second.ratio(first, value).to_json()) for name, value in COMPARED.items()}
+    """Second over first, seed by seed; null bounds for one seed, null for what is not known."""
+    ratios = {name: second.ratio(first, value) for name, value in COMPARED.items()}
+    told: dict[str, Any] = {name: _bounds(ratio.to_json()) for name, ratio in ratios.items()}
+    for name, value in _BY_COST.items():
+        known = all(value(one) > 0 for both in (first, second) for one in both.results)
+        told[name] = _bounds(second.ratio(first, value).to_json()) if known else None
+    return told
 
 
 def _divided(value: Mapping[str, Any], by: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ else. Utilization and idleness are shares of a pool's time, with the names of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -157,7 +156,7 @@ class Replicated:
         return self.estimate(lambda result: result.tokens_per_s)
 
     def utilization(self, pool: str) -> Estimate:
-        """Share of a pool's time spent generating or training."""
+        """Share of a pool's time spent generating or training, as `PoolShares` has it."""
         return self.estimate(lambda result: result.pools[pool].utilization)
 
     def to_json(self, show: Show = Estimate.to_json) -> dict[str, Any]:
@@ -189,17 +188,23 @@ class Replicated:
         }
         return dict(finite_json(told))
 
-    def _lag(self, show: Show, name: str) -> dict[str, Any]:
-        """Mean and largest lag, and the shares of all lags over all seeds."""
+    def lag_shares(self, name: str) -> dict[int, Estimate]:
+        """Share of each lag, ascending; `name` is `token`, `head` or `tail`."""
         histograms = [result.lags(name) for result in self.results]
-        total: Counter[int] = Counter()
-        for histogram in histograms:
-            total.update(histogram)
-        everything = total.total()
+        totals = [max(1, sum(histogram.values())) for histogram in histograms]
+        return {
+            lag: estimate([one.get(lag, 0) / n for one, n in zip(histograms, totals, strict=True)])
+            for lag in sorted({lag for histogram in histograms for lag in histogram})
+        }
+
+    def _lag(self, show: Show, name: str) -> dict[str, Any]:
+        """Mean and largest lag, and the share of each."""
+        histograms = [result.lags(name) for result in self.results]
+        shares = self.lag_shares(name)
         return {
             "mean": show(estimate([mean_lag(histogram) for histogram in histograms])),
             "max": show(estimate([float(max(histogram)) for histogram in histograms])),
-            "histogram": {str(lag): count / everything for lag, count in ascending(total).items()},
+            "histogram": {str(lag): show(share) for lag, share in shares.items()},
         }
 
     def _shares(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simulator.notes import lag_note, limit_note, mean_of, setting_lines
 from simulator.quantities import duration, number, quantity, shown_name
+from simulator.training_timing import BUBBLE, SLOWEST_RANK
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 _LEAST_SHARE: Final = 0.0005
 """Of a pool's time: what would be listed with 0.0 % is left out."""
 _MOST_LAGS: Final = 9
-"""Columns of the table of lags; what is above is added up in the last."""
+"""Rows of the table of lags; what is above is added up in one more, without an interval."""
+_WAITS_OF_A_STEP: Final = (BUBBLE, SLOWEST_RANK)
+"""GPUs wait in these, but a training step is counted as a whole."""
 _LONGEST_BAR: Final = 12
 _SHORTEST_BAR: Final = 4
 _WITHOUT_BARS: Final = 76
@@ -122,33 +125,36 @@ def time_table(reports: Sequence[Mapping[str, Any]], *, width: int = 0) -> Table
     table.add_section()
     use = [told["utilisation"][pool] for _, told, pool in columns]
     table.add_row("utilization", *(_share_cell(one, bar=bar) for one in use))
+    for name in _WAITS_OF_A_STEP:
+        waits = [told["busy"].get(pool, {}).get(name) for _, told, pool in columns]
+        if any(wait is not None and mean_of(wait) >= _LEAST_SHARE for wait in waits):
+            cells = [_share_cell(wait, bar=bar) for wait in waits]
+            table.add_row(f"  including {name}", *cells, style="dim")
     return table
 
 
 def _lag_table(told: Mapping[str, Any]) -> Table:
-    lags = told["lag"]
-    highest = max((int(lag) for kind in lags.values() for lag in kind["histogram"]), default=0)
-    shown = [str(lag) for lag in range(min(highest, _MOST_LAGS - 1) + 1)]
-    rest = [str(lag) for lag in range(len(shown), highest + 1)]
+    lags = [told["lag"][kind] for kind in ("token", "head", "tail")]
+    highest = max((int(lag) for kind in lags for lag in kind["histogram"]), default=0)
     table = empty_table(
-        "lag of what was trained on", "mean", "max", *shown, *([f"{rest[0]}+"] if rest else [])
+        "lag of what was trained on", "tokens", "samples, first token", "samples, last token"
     )
-    for kind, title in (
-        ("token", "tokens"),
-        ("head", "samples, first token"),
-        ("tail", "samples, last token"),
-    ):
-        histogram = lags[kind]["histogram"]
-        cells = [histogram.get(lag, 0.0) for lag in shown]
-        if rest:
-            cells.append(sum(histogram.get(lag, 0.0) for lag in rest))
-        table.add_row(
-            title,
-            f"{mean_of(lags[kind]['mean']):.2f}",
-            number(mean_of(lags[kind]["max"])),
-            *(f"{100 * cell:.1f} %" if cell else "" for cell in cells),
-        )
+    table.add_row("mean (versions)", *(quantity(kind["mean"]) for kind in lags))
+    table.add_row("max (versions)", *(quantity(kind["max"]) for kind in lags))
+    for lag in range(min(highest, _MOST_LAGS - 1) + 1):
+        shares = [kind["histogram"].get(str(lag)) for kind in lags]
+        cells = [_share_cell(share, bar=0).strip() for share in shares]
+        if any(cells):
+            table.add_row(f"  {lag}", *cells)
+    if highest >= _MOST_LAGS:
+        rest = [_share_from(kind["histogram"], _MOST_LAGS) for kind in lags]
+        table.add_row(f"  {_MOST_LAGS} and more", *(_percent(share) for share in rest))
     return table
+
+
+def _share_from(histogram: Mapping[str, Any], lag: int) -> float:
+    """Of `lag` and everything above; sums of shares have no interval of their own."""
+    return sum(mean_of(share) for at, share in histogram.items() if int(at) >= lag)
 
 
 def _count_table(told: Mapping[str, Any]) -> Table:
@@ -224,6 +230,10 @@ def _share_cell(value: Mapping[str, Any] | None, *, bar: int) -> str:
     if low is not None:
         text += f" ± {50 * (high - low):<4.1f}"
     return f"{text} {'█' * round(bar * mean):<{bar}}" if bar >= _SHORTEST_BAR else text
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= _LEAST_SHARE else ""
 
 
 def _million(count: float) -> str:

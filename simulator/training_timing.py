@@ -22,7 +22,7 @@ OPTIMIZER = "optimizer"
 PROXIMAL = "proximal log-probs"
 REFERENCE = "reference log-probs"
 CRITIC = "critic"
-MEASURED = "measured"
+MEASURED = "train"
 
 Sizes: TypeAlias = Sequence[int] | NDArray[np.int64]
 """Tokens of prompt and answer of each sequence, in batch order."""

@@ -10,7 +10,7 @@ and its cause follows from the events and actions around it; a span with a `caus
               nothing left to do                   the last step is done
     engine i  paused for weights                   Interrupt .. Resume, new weights are ready
               paused for training                  Interrupt .. Resume, before they are
-              request on its way                   groups on it are not yet generated
+              request on its way or at a tool      groups on it are not yet generated
               waiting for rewards                  all groups on it are generated
               nothing left to do                   no group on it, the last group was started
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
@@ -71,7 +71,8 @@ NOTHING_ADMITTED = "nothing admitted (staleness bound)"
 WAIT_BATCH = "waiting for a batch"
 WAIT_WEIGHTS = "waiting for weights"
 WAIT_REWARDS = "waiting for rewards"
-ON_ITS_WAY = "request on its way"
+ON_ITS_WAY = "request on its way or at a tool"
+TRAIN_ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
 NOT_JOINED = "not yet joined"
@@ -368,7 +369,7 @@ class _Background:
     def _trainer(self, t_s: float) -> tuple[str, bool]:
         if self._training or self._saving:
             if TRAINER in self._recorded:
-                return (ON_ITS_WAY, False)
+                return (TRAIN_ON_ITS_WAY, False)
             return ("train" if self._training else "save", True)
         if t_s > self._last_train_s:
             return (NOTHING_LEFT, False)

@@ -19,6 +19,7 @@ from areal_lab.control.activity import (
     ON_ITS_WAY,
     PAUSED,
     PAUSED_FOR_TRAINING,
+    TRAIN_ON_ITS_WAY,
     WAIT_BATCH,
     WAIT_EVENTS,
     WAIT_REWARDS,
@@ -70,6 +71,7 @@ _IDLE_LOOKS = {  # face, pattern
     PAUSED_FOR_TRAINING: ("#DDDDDD", "xx"),
     WAIT_REWARDS: ("#FFFFFF", "\\\\\\\\"),
     ON_ITS_WAY: ("#AAAAAA", ""),
+    TRAIN_ON_ITS_WAY: ("#AAAAAA", ""),
     NOTHING_LEFT: ("#FFFFFF", "----"),
     LOST: ("#FFFFFF", "||||"),
     NOT_JOINED: ("#F2F2F2", ""),
@@ -102,7 +104,7 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     looks = _Looks(activities)
     handles, labels = looks.legend(least_s=_LEAST_SHARE * window[1])
     legend_rows = -(-len(labels) // _LEGEND_COLUMNS)
-    figure = new_figure(12, sum(heights) + 2.0 + 0.2 * legend_rows)
+    figure = new_figure(12, sum(heights) + 2.4 + 0.2 * legend_rows)
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in log.events if isinstance(r.event, WeightsPushed)]
     _draw_rows(whole, activities, looks, window)
@@ -116,7 +118,8 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     length_s = zoom[1] - zoom[0]
     part.set_title(f"{length_s:.0f} s of it (framed above); dashed: the engines have new weights")
     _draw_groups(below, slots, log, zoom)
-    below.set_xlabel("seconds since the run's log began")
+    for axes in (whole, part, below):
+        axes.set_xlabel("seconds since the run's log began")
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure

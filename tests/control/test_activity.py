@@ -19,6 +19,7 @@ from areal_lab.control.activity import (
     ON_ITS_WAY,
     PAUSED,
     PAUSED_FOR_TRAINING,
+    TRAIN_ON_ITS_WAY,
     WAIT_BATCH,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
@@ -158,7 +159,7 @@ def test_spans_are_what_was_done_and_the_rest_has_a_cause():
     by_process = activity(log)
     assert story(by_process["trainer"])[1:6] == [
         (WAIT_BATCH, 1.0, 5.0),
-        (ON_ITS_WAY, 5.0, 5.5),
+        (TRAIN_ON_ITS_WAY, 5.0, 5.5),
         ("forward/backward", 5.5, 7.0),
         ("optimizer", 7.0, 8.0),
         (WAIT_WEIGHTS, 8.0, 9.0),

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab import cli
-from simulator.calibrate import calibrate
+from simulator.calibrate import calibrate_from
 from simulator.calibrate_engine import fit_decode, fit_prefill
 from simulator.calibrate_fit import fit_training, is_held_out
 from simulator.calibrate_lengths import fit_lengths, group_correlation
@@ -151,7 +151,7 @@ def test_answers_alike_in_a_group_and_not_between_are_fully_correlated() -> None
 
 
 def test_a_run_gives_back_the_costs_that_it_was_made_with(synchronous: Path) -> None:
-    found = calibrate(synchronous)
+    found = calibrate_from(synchronous)
     assert [part.name for part in found.parts] == ["decode", "prefill", "training"]
     settings = found.settings
     assert settings["rollout.decode_step_s"] == pytest.approx(recordings.STEP_S, rel=1e-3)
@@ -167,7 +167,7 @@ def test_a_run_gives_back_the_costs_that_it_was_made_with(synchronous: Path) -> 
 
 
 def test_prefills_are_what_a_pass_takes_beyond_its_decode_step(synchronous: Path) -> None:
-    (prefill,) = [part for part in calibrate(synchronous).parts if part.name == "prefill"]
+    (prefill,) = [part for part in calibrate_from(synchronous).parts if part.name == "prefill"]
     assert prefill.note == "passes of 20 to 40 new tokens"
     at = prefill.settings
     assert at["rollout.prefill_pass_s"] == pytest.approx(recordings.PASS_S, rel=1e-3)
@@ -200,7 +200,7 @@ def test_prefills_all_alike_are_taken_for_their_tokens() -> None:
 
 
 def test_what_is_written_simulates_as_what_was_found(synchronous: Path, tmp_path: Path) -> None:
-    found = calibrate(synchronous, ["schedule.name=asynchronous", "eta=2", "workload.steps=9"])
+    found = calibrate_from(synchronous, ["schedule.name=asynchronous", "eta=2", "workload.steps=9"])
     path = tmp_path / "synchronous.yaml"
     path.write_text(to_yaml(found))
     config = load_simulation(path)
@@ -215,7 +215,7 @@ def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted
     tmp_path: Path,
 ) -> None:
     config = known("schedule.name=asynchronous", "schedule.eta=.inf", "workload.prompt_tokens=31")
-    found = calibrate(record(tmp_path / "unbounded", config))
+    found = calibrate_from(record(tmp_path / "unbounded", config))
     assert found.settings["workload.prompt_tokens"] == 31
     path = tmp_path / "unbounded.yaml"
     path.write_text(to_yaml(found))
@@ -225,7 +225,7 @@ def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted
 def test_client_side_records_suffice_and_say_that_they_are_rougher(tmp_path: Path) -> None:
     config = known("workload.steps=40", "schedule.max_concurrent_prompts=2")
     folder = record(tmp_path / "client", config, counted=False)
-    found = calibrate(folder, ["workload.prompt_tokens=20"])
+    found = calibrate_from(folder, ["workload.prompt_tokens=20"])
     (decode, _) = found.parts
     assert any("no counts of the engine's steps" in note for note in found.notes)
     assert found.settings["rollout.prefill_pass_s"] == 0
@@ -252,7 +252,7 @@ def test_a_simulation_replays_itself_exactly(schedule: str, tmp_path: Path) -> N
 def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_path: Path) -> None:
     config = known("schedule.name=asynchronous", "schedule.eta=2")
     run = read_recorded_run(record(tmp_path / "asynchronous", config, counted=False))
-    costs = configuration(calibrate(synchronous))
+    costs = configuration(calibrate_from(synchronous))
     rows = {row.name: row for row in replay(costs, run).rows}
     assert abs(rows["step time"].gap) < 0.01
     assert abs(rows["trainer idle"].gap) < 0.01
@@ -271,7 +271,7 @@ def test_a_replay_keeps_the_settings_that_are_asked_for(synchronous: Path) -> No
 
 
 def test_fits_and_replays_are_drawn(synchronous: Path) -> None:
-    found = calibrate(synchronous)
+    found = calibrate_from(synchronous)
     assert len(draw_fit(found.parts).axes) == 3
     left, right = draw_replay(replay(configuration(found), read_recorded_run(synchronous))).axes
     assert left.get_xlabel() == "training step"

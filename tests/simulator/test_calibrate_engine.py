@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibrate import calibrate
+from simulator.calibrate import calibrate_from
 from simulator.calibrate_engine import fit_engine
 from simulator.calibrate_fit import is_held_out
 from simulator.recorded import read_recorded_run
@@ -93,7 +93,7 @@ def test_too_few_stretches_are_refused_in_a_line() -> None:
 
 def test_prompts_that_begin_alike_cost_what_is_left_of_them(tmp_path: Path) -> None:
     run = record(tmp_path / "synchronous", known())
-    whole = calibrate(run)
+    whole = calibrate_from(run)
     assert not any("prompts begin alike" in note for note in whole.notes)
     events = run / "events.jsonl"
     shared = []
@@ -107,7 +107,7 @@ def test_prompts_that_begin_alike_cost_what_is_left_of_them(tmp_path: Path) -> N
             counts["prompt_tokens"] = 5  # and three quarters of it were there
         shared.append(json.dumps(told))
     events.write_text("\n".join(shared) + "\n")
-    found = calibrate(run)
+    found = calibrate_from(run)
     assert found.settings["workload.prompt_tokens"] == 20
     (told_of,) = [note for note in found.notes if "prompts begin alike" in note]
     assert "of their tokens are read" in told_of

@@ -77,7 +77,7 @@ def test_mistakes_are_described_in_one_line(
 def test_small_comes_first_and_every_preset_says_what_it_is() -> None:
     listed = presets()
     assert next(iter(listed)) == "small"
-    assert len(listed) == 26
+    assert len(listed) == 30
     assert all(20 < len(title) < 90 for title in listed.values())
     assert preset_path("Table 7").name == "table_7.yaml"
 
@@ -97,7 +97,7 @@ def test_every_preset_can_be_simulated(name: str) -> None:
 @pytest.mark.parametrize("model", TABLE_1)
 def test_table_1_has_the_paper_s_gpus_steps_and_split(model: str) -> None:
     gpus, steps = TABLE_1[model]
-    for mode in ("asynchronous", "synchronous", "colocated"):
+    for mode in ("asynchronous", "one_step_overlap", "synchronous", "colocated"):
         config = load_simulation(f"table_1_{model}_{mode}")
         assert (config.cluster.gpus, config.workload.steps) == (gpus, steps)
         assert config.workload.prompts_per_batch * config.workload.samples_per_prompt == 8192
@@ -106,6 +106,9 @@ def test_table_1_has_the_paper_s_gpus_steps_and_split(model: str) -> None:
     asynchronous = load_simulation(f"table_1_{model}_asynchronous")
     assert asynchronous.cluster.rollout_gpus == 3 * gpus // 4
     assert asynchronous.schedule.eta == 4
+    overlap = load_simulation(f"table_1_{model}_one_step_overlap")
+    assert overlap.schedule.name == "one_step_overlap"
+    assert overlap.cluster == asynchronous.cluster
     colocated = load_simulation(f"table_1_{model}_colocated")
     assert (colocated.cluster.placement, colocated.schedule.name) == ("colocated", "synchronous")
 

@@ -58,7 +58,10 @@ def test_steps_show_every_seed_and_the_mean_after_warm_up() -> None:
     assert averages[0].get_ydata()[0] == pytest.approx(small().step_s.mean)
     legend = seconds.get_legend()
     assert legend is not None
-    assert "warm-up, left out" in [text.get_text() for text in legend.get_texts()]
+    said = [text.get_text() for text in legend.get_texts()]
+    assert "warm-up, left out" in said
+    assert "thin: each seed; thick: their mean" in said
+    assert any(text.endswith(" s after warm-up (dashed)") for text in said)
 
 
 def test_pictures_are_written_into_a_new_folder(tmp_path: Path) -> None:
@@ -85,6 +88,7 @@ def test_picked_engines_keep_what_they_did() -> None:
 def test_a_gantt_can_be_drawn_of_picked_engines_with_failures() -> None:
     log = logged("faults.node_mtbf_h=0.01", "faults.restart_s=1", "faults.detection_s=1")
     figure = draw_timeline(only_engines(log, [0]), zoom_s=5)
+    assert all("seconds" in axes.get_xlabel() for axes in figure.axes)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert "engine 0" in names
     assert "engine 1" not in names

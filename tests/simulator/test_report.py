@@ -18,9 +18,11 @@ from simulator.config import SimulationConfig
 from simulator.hardware import find_gpu
 from simulator.ignored import ignored_overrides, ignored_settings
 from simulator.load import load_simulation, presets
-from simulator.quantities import duration, number, quantity
+from simulator.quantities import duration, number, quantity, short_time
 from simulator.report import comparison, report
 from simulator.result import Replicated
+from simulator.run import IDLE_CAUSES
+from simulator.schema_page import PAGE
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
 from simulator.tables import show_report
@@ -77,6 +79,20 @@ def test_every_number_of_the_contract_has_its_interval() -> None:
     assert set(found["utilisation"]) == {"rollout", "training"}
 
 
+def numbers(value: Any) -> list[float]:
+    """Every number in an object."""
+    if isinstance(value, dict):
+        return [found for inner in value.values() for found in numbers(inner)]
+    return [] if value is None else [value]
+
+
+def test_no_number_of_a_lag_stands_without_its_interval() -> None:
+    for found in (told()["lag"], told("eta=4")["lag"]):
+        assert len(numbers(found)) == 3 * len(intervals(found))
+        for kind in found.values():
+            assert sum(one["mean"] for one in kind["histogram"].values()) == pytest.approx(1)
+
+
 def test_the_shares_of_a_pool_add_up_to_all_of_its_time() -> None:
     for overrides in ((), ("schedule.name=synchronous", "cluster.placement=colocated")):
         found = told(*overrides)
@@ -113,6 +129,25 @@ def test_a_comparison_divides_seed_by_seed() -> None:
     ]
     assert ratio["tokens_per_s"]["mean"] == pytest.approx(sum(quotients) / 3)
     assert ratio["tokens_per_s"]["high"] < 1
+
+
+def test_cost_and_energy_are_compared_seed_by_seed_with_an_interval() -> None:
+    first, second = small(), small("schedule.name=synchronous")
+    ratio = comparison(first[1], second[1])
+    assert ratio["gpu_hours_per_step"] == pytest.approx(ratio["step_s"])
+    for name in ("gpu_hours_per_step", "dollars_per_step", "kwh_per_step"):
+        one = ratio[name]
+        assert one["low"] < one["mean"] < one["high"], name
+    lines = compared((), ("schedule.name=synchronous",)).splitlines()
+    for title in ("GPU-hours a step", "dollars a step", "kWh a step"):
+        assert next(line for line in lines if line.startswith(title)).count("±") == 3
+
+
+def test_what_has_no_price_is_not_compared_by_it() -> None:
+    ratio = comparison(small()[1], small("cluster.gpu=H800")[1])
+    assert ratio["dollars_per_step"] is None
+    assert ratio["gpu_hours_per_step"]["mean"] == pytest.approx(1)
+    assert "dollars a step" not in compared((), ("cluster.gpu=H800",))
 
 
 # --- sources and warnings ------------------------------------------------------------------------
@@ -287,6 +322,13 @@ def test_lags_beyond_eta_are_explained_and_others_are_not() -> None:
     assert "More than eta" not in printed("schedule.name=synchronous")
 
 
+def test_lags_are_printed_with_their_intervals_and_the_largest_are_added_up() -> None:
+    row = next(line for line in printed().splitlines() if line.startswith("  1 "))
+    assert row.count("±") == 3
+    many = printed("eta=12", "trainer.step_s=60", "steps=30")
+    assert "  9 and more" in many
+
+
 def test_the_side_that_limits_is_named() -> None:
     assert "Training limits this run" in printed("trainer.step_s=30")
     assert "Generation limits this run" in printed("trainer.step_s=0.1", "weights.update_s=0.01")
@@ -327,6 +369,31 @@ def test_what_limits_is_neither_side_where_both_wait_for_something_else(
     assert helps in text
     assert "More GPUs for generation" not in text
     assert "More GPUs for training" not in text
+
+
+def test_waiting_inside_a_training_step_stands_beside_the_utilization_that_includes_it() -> None:
+    brief = ["workload.steps=3", "workload.warmup_steps=1", "workload.prompts_per_batch=16"]
+    config = load_simulation("figure_6a_32b", ["seeds=1", "trainer.dynamic_batching=false", *brief])
+    found = report(replicate(config), config)
+    text = StringIO()
+    show_report(Console(file=text, width=100), found)
+    bubble = found["busy"]["training"]["pipeline bubble"]["mean"]
+    assert bubble > 0.01
+    lines = text.getvalue().splitlines()
+    row = next(line for line in lines if line.startswith("  including pipeline bubble"))
+    assert f"{100 * bubble:.1f} %" in row
+    assert "including" not in printed()
+
+
+def test_every_cause_of_idleness_is_explained_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [cause for cause in IDLE_CAUSES if f"\n| {cause} |" not in page]
+    assert missing == []
+
+
+def test_a_measured_training_step_has_one_name() -> None:
+    assert "train" in told()["busy"]["training"]
+    assert "\ntrain " in printed()
 
 
 def test_a_missing_price_is_no_number() -> None:
@@ -386,6 +453,23 @@ def test_one_seed_shows_the_mean_alone() -> None:
 )
 def test_durations_have_the_unit_that_one_would_say(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0843, "84.3 ms"),
+        (0.0371, "37.1 ms"),
+        (2.44e-6, "2.44 us"),
+        (3.1e-9, "3.1 ns"),
+        (0.9996, "1,000 ms"),
+        (1.5, "1.5 s"),
+        (0.0, "0 s"),
+        (4e-12, "0.004 ns"),
+    ],
+)
+def test_short_times_have_the_unit_that_fits(seconds: float, shown: str) -> None:
+    assert short_time(seconds) == shown
 
 
 def test_what_is_no_number_is_shown_as_it_is() -> None:
