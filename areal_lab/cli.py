@@ -161,7 +161,7 @@ def simulate(
         raise _stop(_failure(error), FAILED) from error
 
 
-@app.command()
+@app.command(cls=_SimulateCommand)
 def calibrate(
     source: Annotated[
         Path,
@@ -202,7 +202,19 @@ def calibrate(
         raise _stop(_failure(error), FAILED) from error
 
 
-@app.command()
+class _PlanCommand(TyperCommand):
+    """Shows every setting below its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from areal_lab.settings_help import format_settings
+        from simulator.plan_config import ALIASES, PlanConfig
+
+        super().format_help(ctx, formatter)
+        formatter.write("\nSettings, with their defaults:\n\n")
+        formatter.write(format_settings(PlanConfig, ALIASES) + "\n")
+
+
+@app.command(cls=_PlanCommand)
 def plan(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")

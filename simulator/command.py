@@ -102,11 +102,20 @@ def _load(wanted: Wanted, source: str | None) -> SimulationConfig:
         overrides.append(f"seeds={wanted.seeds}")
     own: list[str] = []
     if source is not None and not Path(source).is_file():  # "FILE a.b=c": its own overrides
-        source, *own = shlex.split(source) or [source]
+        source, *own = _words(source)
     config = load_simulation(source, [*overrides, *own])
     if own:
         config.name = " ".join([config.name, *own])
     return config
+
+
+def _words(source: str) -> list[str]:
+    try:
+        return shlex.split(source) or [source]
+    except ValueError as error:
+        raise ValueError(
+            f"{source!r} has a quotation mark that is not closed; close it, or leave it out"
+        ) from error
 
 
 @contextmanager

@@ -108,6 +108,7 @@ def test_help_lists_every_setting() -> None:
         (["nowhere.yaml"], "error: nowhere.yaml does not exist"),
         (["small", "--preset", "table_7"], "error: 'small' and 'table_7' are two things"),
         (["small", "--compare", "small", "table_7"], "error: --compare names what to simulate"),
+        (["--compare", "small", "small 'eta=0"], 'error: "small \'eta=0" has a quotation mark'),
         (["small", "etta=1"], "error: unknown setting 'etta' in the overrides; did you mean"),
         (["small", "cluster.gpu=H1000"], "error: cluster.gpu: unknown GPU 'H1000'; did you"),
         (["small", "workload.prompts_per_batch=0"], "error: workload.prompts_per_batch is 0, but"),

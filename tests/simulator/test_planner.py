@@ -370,6 +370,17 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["limits.deadline_h=-1"], "limits.deadline_h is -1"),
         (["base.workload.answers.drift_per_step=0.01"], "drift"),
         (["candidates.etas=[1]"], "did you mean 'candidates.eta'"),
+        (["search.near=inf"], "search.near is inf, but must be >= 0 and finite"),
+        (["simulation=nosuch"], "unknown preset 'nosuch'; known are small, "),
+        (["prices=[{gpu: H100}]"], "prices[0] is {'gpu': 'H100'}, but needs 'typical' as well"),
+        (
+            ["prices=[{gpu: H100, cost: 2}]"],
+            "unknown setting 'cost' in prices[0]; known are gpu, typical, low, high",
+        ),
+        (["prices=[{gpu: H100, typcal: 2}]"], "did you mean 'typical'?"),
+        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high}"),
+        (["prices=[{gpu: H100, typical: $2}]"], "prices[0].typical is '$2', but must be a number"),
+        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high}"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:
