@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -142,6 +142,7 @@ def simulate(
         if against:
             from simulator.calibrate_command import run_replay
 
+            _check_replay(compare, {"--seeds": seeds, "--trace": trace, "--gantt": gantt})
             run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
             return
         run_command(
@@ -342,6 +343,22 @@ def _sources(
             f"{' and '.join(map(repr, named))} are two things to simulate; --compare takes two"
         )
     return named, overrides
+
+
+def _check_replay(compare: tuple[str, str] | None, unused: Mapping[str, object]) -> None:
+    """Refuse what a replay has no use for.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if compare:
+        raise ValueError("--against replays one file or preset; --compare names two: leave one out")
+    given = [option for option, value in unused.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} would have no effect: --against replays a recorded run, once; "
+            "leave out one or the other"
+        )
 
 
 def _stop(message: str, code: int) -> typer.Exit:

@@ -19,6 +19,7 @@ from areal_lab.control.eventlog import Log, Record, RunHeader
 from simulator.check import check_config
 from simulator.config import SimulationConfig
 from simulator.load import load_simulation, presets
+from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.simulation import replicate, simulate
@@ -61,6 +62,7 @@ def run_command(wanted: Wanted) -> None:
     configs = [_load(wanted, source) for source in wanted.sources]
     for config in configs:
         check_config(config)
+    wanted = _with_outputs(wanted)
     notes = _console(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
@@ -132,6 +134,16 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(name, total=seeds)
         yield lambda: bar.advance(task)
+
+
+def _with_outputs(wanted: Wanted) -> Wanted:
+    """The same with the files that will be written: a gantt without an ending is a PNG."""
+    return dataclasses.replace(
+        wanted,
+        trace=wanted.trace and file_to_write("--trace", wanted.trace),
+        gantt=wanted.gantt and picture_to_write("--gantt", wanted.gantt),
+        plots=wanted.plots and folder_to_write("--plots", wanted.plots),
+    )
 
 
 def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
