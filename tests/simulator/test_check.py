@@ -157,6 +157,7 @@ def test_the_defaults_can_be_simulated() -> None:
         ),
         # --- trainer
         ({"trainer__tensor_parallel": 3}, "32 training GPUs", "multiple of 3"),
+        ({"trainer__tensor_parallel": 3, "trainer__step_s": 2.0}, "32 training", "multiple of 3"),
         ({"trainer__mfu": 1.5}, "mfu is 1.5", "(0, 1]"),
         # --- lengths
         ({"workload__answers__mean_tokens": 30_000.0}, "30000", "max_tokens"),
