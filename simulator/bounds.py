@@ -15,8 +15,8 @@ from simulator.config import SimulationConfig
 YEAR_S: Final = 365 * 24 * 3600
 MOST_ANSWERS: Final = 100_000_000
 """Of one seed. Some ten thousand are simulated in a second: these take hours."""
-MOST_ANSWERS_OF_A_BATCH: Final = 1_000_000
-"""All are held at once; the paper's batches have 8,192."""
+MOST_AT_ONCE: Final = 1_000_000
+"""Answers of a batch, or in flight; the paper's batches have 8,192."""
 
 _WHOLE_AND_POSITIVE: Final = (
     *("workload.prompts_per_batch", "workload.samples_per_prompt", "workload.minibatches"),
@@ -106,11 +106,11 @@ def _most(config: SimulationConfig) -> Iterator[str]:
     if any(True for name in _ANSWERS for _ in _bound(config, name, lambda value: value >= 1, "")):
         return
     batch = workload.prompts_per_batch * workload.samples_per_prompt
-    if batch > MOST_ANSWERS_OF_A_BATCH:
+    if batch > MOST_AT_ONCE:
         yield (
             f"workload.prompts_per_batch is {workload.prompts_per_batch:,}, but with "
             f"samples_per_prompt ({workload.samples_per_prompt}) a batch must have at most "
-            f"{MOST_ANSWERS_OF_A_BATCH:,} answers, which are held at once; lower one of them"
+            f"{MOST_AT_ONCE:,} answers, which are held at once; lower one of them"
         )
     elif batch * workload.turns * workload.steps > MOST_ANSWERS:
         yield (

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
-from simulator.bounds import wrong_numbers
-from simulator.config import SimulationConfig
+from simulator.bounds import MOST_AT_ONCE, wrong_numbers
+from simulator.config import ScheduleConfig, SimulationConfig
 from simulator.decode_cost import decode_cost
+from simulator.engines import running_sequences
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.latency import latency_from
@@ -58,6 +59,8 @@ def problems(config: SimulationConfig) -> list[str]:
     found = [*_workload(config), *_placement(config, rollout_gpu), *_schedule(config)]
     if not found:
         found = list(_costs(config, model, gpu, rollout_gpu))
+    if not found:
+        found = list(_at_once(config, model, rollout_gpu))
     if not found and config.faults.node_mtbf_h:
         found = list(_failures(config, model, gpu, rollout_gpu))
     return found
@@ -142,9 +145,7 @@ def _schedule(config: SimulationConfig) -> Iterator[str]:
             "GPUs do one or the other; use placement: disaggregated, or schedule synchronous"
         )
     if schedule.batch_order == "bounded_lag" and not schedule.drop_late:
-        ahead = lag_bound(
-            {"synchronous": 0.0, "one_step_overlap": 1.0}.get(schedule.name, schedule.eta)
-        )
+        ahead = lag_bound(_versions_ahead(schedule))
         bound = schedule.max_lag or ahead
         if bound < ahead:
             yield (
@@ -152,6 +153,26 @@ def _schedule(config: SimulationConfig) -> Iterator[str]:
                 f"which waiting cannot undo; raise max_lag to {ahead:g}, lower eta, or set "
                 "drop_late"
             )
+
+
+def _versions_ahead(schedule: ScheduleConfig) -> float:
+    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(schedule.name, schedule.eta)
+
+
+def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[str]:
+    """More answers in flight than are simulated in reasonable time."""
+    workload, cluster, schedule = config.workload, config.cluster, config.schedule
+    gpus = cluster.gpus if cluster.placement == "colocated" else cluster.rollout_gpus
+    places = gpus // config.rollout.tensor_parallel * running_sequences(config, model, rollout_gpu)
+    by_engines = schedule.max_concurrent_prompts * workload.samples_per_prompt or places
+    batch = workload.prompts_per_batch * workload.samples_per_prompt
+    answers = min(max(batch, by_engines), (1 + _versions_ahead(schedule)) * batch)
+    if answers > MOST_AT_ONCE:
+        yield (
+            f"{answers:,.0f} answers would be generated at once, but at most {MOST_AT_ONCE:,} are "
+            "simulated; lower schedule.max_concurrent_prompts, schedule.eta or the GPUs that "
+            "generate"
+        )
 
 
 def _costs(

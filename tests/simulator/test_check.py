@@ -63,6 +63,14 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"workload__turns": 10**8}, "x turns must be at most 100,000,000 answers", "fewer steps"),
         ({"workload__prompts_per_batch": 10**8}, "a batch must have at most 1,000,000", "lower"),
         (
+            {
+                **{"cluster__gpus": 80_000, "cluster__rollout_gpus": 60_000},
+                **{"schedule__eta": math.inf, "rollout__max_running": 50},
+            },
+            "3,000,000 answers would be generated at once, but at most 1,000,000",
+            "lower schedule.max_concurrent_prompts",
+        ),
+        (
             {"faults__node_mtbf_h": 0.01, "trainer__step_s": 150.0},
             "a training step of 150 s on 4 nodes then has 16.7 failures and hardly ever ends",
             "raise it to at least 0.0333",
