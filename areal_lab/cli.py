@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -142,6 +142,7 @@ def simulate(
         if against:
             from simulator.calibrate_command import run_replay
 
+            _check_replay(compare, {"--seeds": seeds, "--trace": trace, "--gantt": gantt})
             run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
             return
         run_command(
@@ -161,7 +162,7 @@ def simulate(
         raise _stop(_failure(error), FAILED) from error
 
 
-@app.command()
+@app.command(cls=_SimulateCommand)
 def calibrate(
     source: Annotated[
         Path,
@@ -202,7 +203,19 @@ def calibrate(
         raise _stop(_failure(error), FAILED) from error
 
 
-@app.command()
+class _PlanCommand(TyperCommand):
+    """Shows every setting below its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from areal_lab.settings_help import format_settings
+        from simulator.plan_config import ALIASES, PlanConfig
+
+        super().format_help(ctx, formatter)
+        formatter.write("\nSettings, with their defaults:\n\n")
+        formatter.write(format_settings(PlanConfig, ALIASES) + "\n")
+
+
+@app.command(cls=_PlanCommand)
 def plan(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")
@@ -330,6 +343,22 @@ def _sources(
             f"{' and '.join(map(repr, named))} are two things to simulate; --compare takes two"
         )
     return named, overrides
+
+
+def _check_replay(compare: tuple[str, str] | None, unused: Mapping[str, object]) -> None:
+    """Refuse what a replay has no use for.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if compare:
+        raise ValueError("--against replays one file or preset; --compare names two: leave one out")
+    given = [option for option, value in unused.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} would have no effect: --against replays a recorded run, once; "
+            "leave out one or the other"
+        )
 
 
 def _stop(message: str, code: int) -> typer.Exit:

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import importlib
 import json
+import re
 import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ ALIASES = {
     "valid_dataset.path": "dataset.eval_path",
 }
 """Other spellings of a setting: short ones, AReaL's, and those of texts about it."""
+_NUMBER_AND_UNIT = re.compile(r"\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)\s*\D")
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _SINGLE = (str, int, float, bool)
 _Record = TypeVar("_Record")
@@ -58,7 +60,9 @@ class Setting:
     @property
     def type_name(self) -> str:
         """Type in words, as in `list[str]`."""
-        return self.type.__name__ if isinstance(self.type, type) else str(self.type)
+        if isinstance(self.type, type) and not typing.get_args(self.type):
+            return self.type.__name__
+        return re.sub(r"\b[a-z_]\w*\.(?=\w)", "", str(self.type))  # without names of modules
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -79,6 +83,8 @@ def load_record(
     path: str | Path | None = None,
     overrides: Sequence[str] = (),
     aliases: Mapping[str, str] = _NO_ALIASES,
+    *,
+    may_be_empty: bool = True,
 ) -> _Record:
     """Merge a YAML file and overrides onto the defaults of a configuration record.
 
@@ -87,6 +93,7 @@ def load_record(
         path: YAML file; None takes the defaults.
         overrides: `a.b=c` each, the value in YAML.
         aliases: other spellings of settings, by dotted path.
+        may_be_empty: a file without any setting stands for the defaults; False refuses it.
 
     Raises:
         ValueError: in one line: missing or broken file, unknown key (with the nearest name), wrong
@@ -99,20 +106,24 @@ def load_record(
     schema = _Schema(record, aliases)
     values: dict[str, Any] = {}
     if path is not None:
-        schema.take(values, _flat(_read_yaml(Path(path))), str(path))
+        tree = _read_yaml(Path(path))
+        if not tree and not may_be_empty:
+            raise ValueError(f"{path} is empty, but must hold settings (`a: b`), one at least")
+        schema.take(values, _flat(tree), str(path))
     for override in overrides:
         schema.take(values, dict([schema.read_override(override)]), "the overrides")
     config = OmegaConf.structured(record)
     for name, value in values.items():
         schema.refuse_nested(name, value)
+        schema.check_entries(name, value)
         try:
             OmegaConf.update(config, name, value)
         except OmegaConfBaseException as error:
             raise ValueError(schema.wrong_type(name, value)) from error
     try:
         loaded = OmegaConf.to_object(config)
-    except OmegaConfBaseException as error:  # a ${reference} that leads nowhere
-        raise ValueError(str(error).split("\n", 1)[0]) from error
+    except OmegaConfBaseException as error:
+        raise ValueError(schema.unresolved(values, error)) from error
     assert isinstance(loaded, record)
     return loaded
 
@@ -150,6 +161,9 @@ class _Schema:
     def __init__(self, record: type, aliases: Mapping[str, str]) -> None:
         self._settings = {setting.name: setting for setting in settings(record)}
         self._aliases = aliases
+        lists = "`areal-lab config` lists" if record is TrainConfig else "--help lists"
+        self._all = f"; {lists} all of them"
+        self._sources: dict[str, str] = {}
         self._groups = {
             name.rsplit(".", depth)[0]
             for name in self._settings
@@ -168,13 +182,14 @@ class _Schema:
                 )
             if target not in self._settings:
                 hint = nearest(name, [*sorted(self._settings), *self._aliases])
-                raise ValueError(f"unknown setting {name!r} in {source}{hint}")
+                raise ValueError(f"unknown setting {name!r} in {source}{hint or self._all}")
             if target in spelled:
                 raise ValueError(
                     f"{source} sets {target!r} twice: as {spelled[target]!r} and {name!r}"
                 )
             spelled[target] = name
             values[target] = value
+            self._sources[target] = source
 
     def read_override(self, override: str) -> tuple[str, Any]:
         """`a.b=c` as name and value; a text is taken as it stands unless it is quoted."""
@@ -204,11 +219,72 @@ class _Schema:
     def wrong_type(self, name: str, value: Any) -> str:
         """What to say of a value that does not fit."""
         setting = self._settings[name]
-        wrong = f"{name} is {value!r}, but must be of type {setting.type_name}"
-        if setting.element not in _SINGLE:
-            return wrong
-        example = setting.default or ([value] if isinstance(value, setting.element) else [])
-        return f"{wrong}; as in {shlex.quote(f'{name}={json.dumps(example)}')}"
+        if setting.element in _SINGLE:
+            wrong = f"{name} is {value!r}, but must be of type {setting.type_name}"
+            example = setting.default or ([value] if isinstance(value, setting.element) else [])
+            return f"{wrong}; as in {shlex.quote(f'{name}={json.dumps(example)}')}"
+        number, kind = _leading_number(value), setting.type_name.removesuffix(" | None")
+        or_null = ", or null" if kind != setting.type_name else ""
+        if number and kind in {"int", "float"}:
+            return f"{name} is {value!r}, but must be a number without a unit, as {number}{or_null}"
+        return f"{name} is {value!r}, but must be of type {kind}{or_null}"
+
+    def unresolved(self, values: Mapping[str, Any], error: Exception) -> str:
+        """What to say of a value that stands for another: `${a.b}`, or `???` for one to come."""
+        name = str(getattr(error, "full_key", None) or "").split("[", 1)[0]
+        if name not in values:
+            return str(error).split("\n", 1)[0]
+        said = f"{name} in {self._sources[name]} is {values[name]!r}, which"
+        if values[name] == "???":
+            return f"{said} stands for a value that is still missing; give one"
+        return f"{said} refers to no setting that there is; write the value itself"
+
+    def check_entries(self, name: str, value: Any) -> None:
+        """Refuse a list of records where a record has other fields than it should.
+
+        Raises:
+            ValueError: in one line, with the fields that there are.
+        """
+        setting = self._settings.get(name)
+        record = next(iter(typing.get_args(setting.type)), None) if setting else None
+        if not isinstance(record, type) or not dataclasses.is_dataclass(record):
+            return
+        if not isinstance(value, list):
+            fields = ", ".join(field.name for field in dataclasses.fields(record))
+            raise ValueError(f"{name} is {value!r}, but must be a list of {{{fields}}}")
+        for index, entry in enumerate(value):
+            _check_entry(f"{name}[{index}]", entry, record)
+
+
+def _check_entry(name: str, entry: Any, record: type) -> None:
+    """Names and numbers of one record of a list."""
+    known = [field.name for field in dataclasses.fields(record)]
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{name} is {entry!r}, but must be {{{', '.join(known)}}}")
+    for key in entry:
+        if key not in known:
+            hint = nearest(str(key), known) or f"; known are {', '.join(known)}"
+            raise ValueError(f"unknown setting {str(key)!r} in {name}{hint}")
+    for setting in settings(record):
+        value = entry.get(setting.name)
+        needed = setting.default is dataclasses.MISSING
+        if value is None and needed:
+            raise ValueError(f"{name} is {dict(entry)}, but needs {setting.name!r} as well")
+        if value is not None and not _fits(value, setting.type):
+            raise ValueError(
+                f"{name}.{setting.name} is {value!r}, but must be "
+                + ("a text" if setting.type is str else "a number without a unit")
+            )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    return isinstance(value, str) if kind is str else type(value) in {int, float}
+
+
+def _leading_number(value: Any) -> str:
+    """Of a text that begins with one, as `150 s`; else nothing."""
+    found = _NUMBER_AND_UNIT.match(value) if isinstance(value, str) else None
+    return found.group(1) if found else ""
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -227,6 +303,8 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, but must be a YAML file")
     if not path.is_file():
         raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
     try:

@@ -12,6 +12,7 @@ from simulator.calibrate import Calibration, calibrate_from
 from simulator.calibrate_report import configuration, show, to_json, to_yaml
 from simulator.check import check_config
 from simulator.load import ALIASES, load_simulation
+from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.quantities import number
 from simulator.recorded import read_recorded_run
 from simulator.recorded_replay import Compared, Replay, replay
@@ -38,11 +39,13 @@ def run_calibration(wanted: WantedCalibration) -> None:
     """Fit, write the YAML, print.
 
     Raises:
-        ValueError: in one line: what is wrong with the source, or with a setting.
+        ValueError: in one line: what is wrong with the source, with a setting, or with a file to
+            write.
     """
+    out = file_to_write("--out", wanted.out or _beside(wanted.source))
+    plot = wanted.plot and picture_to_write("--plot", wanted.plot)
     found = calibrate_from(wanted.source, wanted.overrides)
     check_config(configuration(found))
-    out = wanted.out or _beside(wanted.source)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(to_yaml(found), encoding="utf-8")
     if wanted.as_json:
@@ -51,10 +54,10 @@ def run_calibration(wanted: WantedCalibration) -> None:
         show(_console(sys.stdout), found)
     notes = _console(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
-    if wanted.plot:
+    if plot:
         from simulator.calibrate_plots import write_fit
 
-        notes.print(f"written: {write_fit(found, wanted.plot)}", highlight=False, soft_wrap=True)
+        notes.print(f"written: {write_fit(found, plot)}", highlight=False, soft_wrap=True)
     if not wanted.as_json:
         _next(notes, found, out)
 
@@ -70,8 +73,11 @@ def run_replay(
     """Simulate what a run did with the costs of a file, and print both.
 
     Raises:
-        ValueError: in one line: what is wrong with the file, the run, or a setting.
+        ValueError: in one line: what is wrong with the file, the run, a setting, or the folder of
+            pictures.
     """
+    if plots:
+        folder_to_write("--plots", plots)
     config = load_simulation(source, overrides)
     names = [one.partition("=")[0].strip() for one in overrides]
     found = replay(

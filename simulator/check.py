@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
-from simulator.config import SimulationConfig
+from simulator.bounds import MOST_AT_ONCE, wrong_numbers
+from simulator.config import ScheduleConfig, SimulationConfig
+from simulator.decode_cost import decode_cost
+from simulator.engines import running_sequences
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.latency import latency_from
 from simulator.lengths import lengths_from
+from simulator.measured_engine import measured_decode
 from simulator.memory import cache_tokens
 from simulator.model_shape import ModelShape, find_model
 from simulator.nearest import did_you_mean
@@ -24,32 +28,10 @@ PLACEMENTS: Final = ("disaggregated", "colocated")
 SCHEDULES: Final = ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout")
 ORDERS: Final = ("oldest_finished_first", "strict_start_order", "bounded_lag")
 
-_WHOLE_AND_POSITIVE: Final = (
-    *("workload.prompts_per_batch", "workload.samples_per_prompt", "workload.minibatches"),
-    *("workload.steps", "workload.turns", "cluster.gpus", "rollout.tensor_parallel"),
-    *("trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.micro_batch_tokens"),
-    *("trainer.micro_batches", "seeds"),
-)
-_WHOLE_OR_NONE: Final = (
-    *("workload.prompt_tokens", "workload.warmup_steps", "workload.reward_workers"),
-    *("rollout.max_running", "schedule.max_concurrent_prompts", "seed"),
-)
-_NOT_NEGATIVE: Final = (
-    *("cluster.price_per_gpu_h", "cluster.overhead", "rollout.engine_overhead_s"),
-    *("rollout.decode_sequence_s", "rollout.decode_context_token_s", "rollout.prefill_pass_s"),
-    *("rollout.prefill_token_s", "rollout.prefill_pair_s", "trainer.token_s"),
-    *("weights.update_s", "weights.export_s", "weights.load_s"),
-    *("weights.poll_s", "weights.switch_s", "schedule.max_lag"),
-    *("faults.node_mtbf_h", "faults.detection_s", "faults.restart_s"),
-    *("calibration.decode_error", "calibration.prefill_error", "calibration.training_error"),
-)
-_WITH: Final = (
-    ("rollout.decode_step_s", ("rollout.decode_sequence_s", "rollout.decode_context_token_s")),
-    ("rollout.prefill_pass_s", ("rollout.prefill_token_s", "rollout.prefill_pair_s")),
-    ("trainer.step_s", ("trainer.token_s",)),
-)
-"""Measured seconds, and what adds to them."""
-_POSITIVE: Final = ("rollout.decode_step_s", "trainer.step_s")
+_MOST_FAILURES: Final = 5
+"""Expected while something is done that a failure lets begin again: it takes e^5 = 150 attempts."""
+_LONG_ANSWER: Final = 4
+"""Times the mean: about as long as the longest of some hundred answers."""
 
 
 def check_config(config: SimulationConfig) -> None:
@@ -74,64 +56,19 @@ def problems(config: SimulationConfig) -> list[str]:
     gpu = find_gpu(config.cluster.gpu)
     rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
     model = find_model(config.model)
-    found = [*wrong_workload(config), *_placement(config, gpu), *_schedule(config)]
-    if found:
-        return found
-    return list(_costs(config, model, gpu, rollout_gpu))
+    found = [*wrong_workload(config), *_placement(config, rollout_gpu), *_schedule(config)]
+    if not found:
+        found = list(_costs(config, model, gpu, rollout_gpu))
+    if not found:
+        found = list(_at_once(config, model, rollout_gpu))
+    if not found and config.faults.node_mtbf_h:
+        found = list(_failures(config, model, gpu, rollout_gpu))
+    return found
 
 
 def wrong_values(config: SimulationConfig) -> list[str]:
     """Numbers and names that are wrong whatever the others are, one line each."""
-    return [*_numbers(config), *_names(config)]
-
-
-def _numbers(config: SimulationConfig) -> Iterator[str]:
-    for name in _WHOLE_AND_POSITIVE:
-        yield from _bound(config, name, lambda value: value >= 1, ">= 1")
-    for name in _WHOLE_OR_NONE:
-        yield from _bound(config, name, lambda value: value >= 0, ">= 0")
-    for name in _NOT_NEGATIVE:
-        yield from _bound(config, name, lambda value: value >= 0, "a number >= 0")
-    for name in _POSITIVE:
-        yield from _bound(config, name, lambda value: value > 0, "> 0")
-    knee = config.rollout.decode_knee
-    if math.isnan(knee) or knee < 1:
-        yield f"rollout.decode_knee is {knee}, but must be >= 1; 1 adds, inf takes the larger"
-    yield from _lonely(config)
-    eta = config.schedule.eta
-    if math.isnan(eta) or eta < 0:
-        yield (
-            f"schedule.eta is {eta}, but a staleness bound is a number of versions >= 0; "
-            "0 is synchronous, inf has no bound"
-        )
-
-
-def _lonely(config: SimulationConfig) -> Iterator[str]:
-    """Measured seconds that nothing is added to: the cost model would hide them."""
-    for first, others in _WITH:
-        if _value(config, first) is None:
-            for name in others:
-                if _value(config, name) not in (None, 0):
-                    yield f"{name} is {_value(config, name)}, but needs {first} beside it"
-
-
-def _value(config: SimulationConfig, name: str) -> object:
-    value: object = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _bound(
-    config: SimulationConfig, name: str, holds: Callable[[float], bool], bound: str
-) -> Iterator[str]:
-    value = _value(config, name)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        yield f"{name} is {value!r}, but must be a number {bound}"
-    elif not math.isfinite(value) or not holds(value):
-        yield f"{name} is {value}, but must be {bound}"
+    return [*wrong_numbers(config), *_names(config)]
 
 
 def _names(config: SimulationConfig) -> Iterator[str]:
@@ -174,7 +111,7 @@ def _check_lengths(config: SimulationConfig) -> None:
         lengths.check_samples(config.workload.samples_per_prompt)
 
 
-def _placement(config: SimulationConfig, gpu: GPU) -> Iterator[str]:
+def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[str]:
     cluster, split = config.cluster, config.rollout.tensor_parallel
     colocated = cluster.placement == "colocated"
     rollout = cluster.gpus if colocated else cluster.rollout_gpus
@@ -196,10 +133,10 @@ def _placement(config: SimulationConfig, gpu: GPU) -> Iterator[str]:
             f"cluster.rollout_gpu is {cluster.rollout_gpu!r}, but colocated GPUs generate and "
             f"train: leave it empty, or use placement: disaggregated"
         )
-    if split > gpu.node_gpus:
+    if split > rollout_gpu.node_gpus:
         yield (
-            f"rollout.tensor_parallel is {split}, but a node of {gpu.name} has {gpu.node_gpus} "
-            "GPUs and an engine does not reach beyond it"
+            f"rollout.tensor_parallel is {split}, but a node of {rollout_gpu.name} has "
+            f"{rollout_gpu.node_gpus} GPUs and an engine does not reach beyond it"
         )
 
 
@@ -214,9 +151,7 @@ def _schedule(config: SimulationConfig) -> Iterator[str]:
             "GPUs do one or the other; use placement: disaggregated, or schedule synchronous"
         )
     if schedule.batch_order == "bounded_lag" and not schedule.drop_late:
-        ahead = lag_bound(
-            {"synchronous": 0.0, "one_step_overlap": 1.0}.get(schedule.name, schedule.eta)
-        )
+        ahead = lag_bound(_versions_ahead(schedule))
         bound = schedule.max_lag or ahead
         if bound < ahead:
             yield (
@@ -224,6 +159,26 @@ def _schedule(config: SimulationConfig) -> Iterator[str]:
                 f"which waiting cannot undo; raise max_lag to {ahead:g}, lower eta, or set "
                 "drop_late"
             )
+
+
+def _versions_ahead(schedule: ScheduleConfig) -> float:
+    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(schedule.name, schedule.eta)
+
+
+def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[str]:
+    """More answers in flight than are simulated in reasonable time."""
+    workload, cluster, schedule = config.workload, config.cluster, config.schedule
+    gpus = cluster.gpus if cluster.placement == "colocated" else cluster.rollout_gpus
+    places = gpus // config.rollout.tensor_parallel * running_sequences(config, model, rollout_gpu)
+    by_engines = schedule.max_concurrent_prompts * workload.samples_per_prompt or places
+    batch = workload.prompts_per_batch * workload.samples_per_prompt
+    answers = min(max(batch, by_engines), (1 + _versions_ahead(schedule)) * batch)
+    if answers > MOST_AT_ONCE:
+        yield (
+            f"{answers:,.0f} answers would be generated at once, but at most {MOST_AT_ONCE:,} are "
+            "simulated; lower schedule.max_concurrent_prompts, schedule.eta or the GPUs that "
+            "generate"
+        )
 
 
 def _costs(
@@ -241,9 +196,7 @@ def _costs(
             longest_tokens=longest,
         ),
     )
-    gpus = cluster.gpus
-    if cluster.placement == "disaggregated":
-        gpus -= cluster.rollout_gpus
+    gpus = _training_gpus(config)
     yield from _refused(
         "trainer",
         lambda: training_cost(config.trainer, model, gpu, gpus, longest_tokens=longest),
@@ -252,6 +205,52 @@ def _costs(
         yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
     else:
         yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
+
+
+def _training_gpus(config: SimulationConfig) -> int:
+    cluster = config.cluster
+    return cluster.gpus - (cluster.rollout_gpus if cluster.placement == "disaggregated" else 0)
+
+
+def _failures(
+    config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
+) -> Iterator[str]:
+    """Work that failures end nearly always: it begins again and again, and the run never ends."""
+    workload, rollout, mtbf_h = config.workload, config.rollout, config.faults.node_mtbf_h
+    mean_tokens = lengths_from(workload.answers).mean_tokens()
+    gpus = _training_gpus(config)
+    nodes = math.ceil(gpus / gpu.node_gpus)
+    sequences = workload.prompts_per_batch * workload.samples_per_prompt
+    lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
+    try:
+        training = training_cost(config.trainer, model, gpu, gpus)
+        step_s = training.step(lengths, minibatches=workload.minibatches).seconds
+    except ValueError as error:
+        yield str(error) if str(error).startswith("trainer") else f"trainer: {error}"
+        return
+    yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
+    decode = decode_cost(
+        model,
+        rollout_gpu,
+        rollout.tensor_parallel,
+        overhead_s=rollout.engine_overhead_s,
+        overlap=rollout.engine_overlap,
+        measured=measured_decode(config),
+    )
+    tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))
+    answer_s = tokens * decode.step_s(1, workload.prompt_tokens + tokens / 2)
+    yield from _fails(f"an answer of {tokens:,} tokens in {answer_s:,.0f} s", answer_s, 1, mtbf_h)
+
+
+def _fails(what: str, seconds: float, nodes: int, mtbf_h: float) -> Iterator[str]:
+    failures = seconds * nodes / (3600 * mtbf_h)
+    if failures > _MOST_FAILURES:
+        least = seconds * nodes / 3600 / _MOST_FAILURES
+        yield (
+            f"faults.node_mtbf_h is {mtbf_h:g}, but {what} on {nodes} node{'s' * (nodes > 1)} then "
+            f"has {failures:,.3g} failures and hardly ever ends; at most {_MOST_FAILURES} may be "
+            f"expected: raise it to at least {least:.3g}"
+        )
 
 
 def _refused(name: str, make: Callable[[], object]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from simulator.check import check_config
 from simulator.config import SimulationConfig
 from simulator.ignored import ignored_overrides
 from simulator.load import load_simulation, presets
+from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.simulation import replicate, simulate
@@ -63,6 +64,7 @@ def run_command(wanted: Wanted) -> None:
     configs = [config for config, _ in loaded]
     for config in configs:
         check_config(config)
+    wanted = _with_outputs(wanted)
     notes = _console(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
@@ -107,11 +109,20 @@ def _load(wanted: Wanted, source: str | None) -> tuple[SimulationConfig, Sequenc
         overrides.append(f"seeds={wanted.seeds}")
     own: list[str] = []
     if source is not None and not Path(source).is_file():  # "FILE a.b=c": its own overrides
-        source, *own = shlex.split(source) or [source]
+        source, *own = _words(source)
     config = load_simulation(source, [*overrides, *own])
     if own:
         config.name = " ".join([config.name, *own])
     return config, [*overrides, *own]
+
+
+def _words(source: str) -> list[str]:
+    try:
+        return shlex.split(source) or [source]
+    except ValueError as error:
+        raise ValueError(
+            f"{source!r} has a quotation mark that is not closed; close it, or leave it out"
+        ) from error
 
 
 @contextmanager
@@ -128,6 +139,16 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(name, total=seeds)
         yield lambda: bar.advance(task)
+
+
+def _with_outputs(wanted: Wanted) -> Wanted:
+    """The same with the files that will be written: a gantt without an ending is a PNG."""
+    return dataclasses.replace(
+        wanted,
+        trace=wanted.trace and file_to_write("--trace", wanted.trace),
+        gantt=wanted.gantt and picture_to_write("--gantt", wanted.gantt),
+        plots=wanted.plots and folder_to_write("--plots", wanted.plots),
+    )
 
 
 def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

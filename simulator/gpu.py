@@ -8,6 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+_RATES: Final = (1e6, 1e14, (1e9,))
+_BOUNDS: Final[Mapping[str, tuple[float, float, tuple[float, ...]]]] = MappingProxyType(
+    {
+        "flops_per_s": (1e9, 1e18, (1e12,)),
+        "memory_bytes": (1e8, 1e13, (2**30, 2**20)),
+        "memory_bytes_per_s": (1e8, 1e14, (1e12, 1e9)),
+        "nvlink_bytes_per_s": _RATES,
+        "network_bytes_per_s": _RATES,
+        "pcie_bytes_per_s": _RATES,
+        "power_w": (0.1, 1e5, ()),
+    }
+)
+"""Field to its least and largest value, from one core of a processor to far beyond the largest GPU,
+and to the units of data sheets that a number below may have been meant in."""
 
 IDLE_SHARE = 0.2
 """Power of a GPU that holds a model and waits, as a share of its limit."""
@@ -70,18 +87,9 @@ class GPU:
     source begins with `unverified`."""
 
     def __post_init__(self) -> None:
-        for name in (
-            *("flops_per_s", "memory_bytes", "memory_bytes_per_s"),
-            *("network_bytes_per_s", "pcie_bytes_per_s", "power_w"),
-        ):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise ValueError(f"{name} of GPU {self.name} is {value}, but must be > 0")
-        if not math.isfinite(self.nvlink_bytes_per_s) or self.nvlink_bytes_per_s < 0:
-            raise ValueError(
-                f"nvlink_bytes_per_s of GPU {self.name} is {self.nvlink_bytes_per_s}, "
-                "but must be >= 0; 0 has no NVLink"
-            )
+        for name in _BOUNDS:
+            if name != "nvlink_bytes_per_s" or self.nvlink_bytes_per_s != 0:
+                _check(self.name, name, getattr(self, name))
         if not 0 <= self.idle_power_w <= self.power_w:
             raise ValueError(
                 f"idle_power_w of GPU {self.name} is {self.idle_power_w}, "
@@ -94,3 +102,21 @@ class GPU:
     def link_bytes_per_s(self) -> float:
         """Rate between two GPUs of a node in one direction: NVLink, or PCIe where there is none."""
         return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
+
+
+def _check(gpu: str, name: str, value: float) -> None:
+    """Refuse a number that no GPU has; most often it is in another unit."""
+    least, most, units = _BOUNDS[name]
+    said = f"{name} of GPU {gpu} is {value}"
+    if not math.isfinite(value) or value <= 0:
+        none = "; 0 has no NVLink" if name == "nvlink_bytes_per_s" else ""
+        raise ValueError(f"{said}, but must be > 0 and finite{none}")
+    if not least <= value <= most:
+        meant = [value * unit for unit in units if least <= value * unit <= most]
+        hint = f"; did you mean {_short(meant[0])}?" if value < least and meant else ""
+        raise ValueError(f"{said}, but must be from {_short(least)} to {_short(most)}{hint}")
+
+
+def _short(value: float) -> str:
+    """As one would write it: 9.89e14."""
+    return f"{value:.4g}".replace("e+", "e")

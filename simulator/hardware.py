@@ -39,9 +39,20 @@ def find_gpu(name: str) -> GPU:
     Raises:
         ValueError: in one line: nothing of that name (with the nearest ones), or a broken file.
     """
+    return _find(name, ())
+
+
+def _find(name: str, before: tuple[Path, ...]) -> GPU:
+    """The same, where files led here by what they are like."""
     if name.endswith(OWN_FILES):
         path = Path(name)
-        return gpu_from_fields({"name": path.stem, **_read_fields(path)})
+        if path.resolve() in before:
+            raise ValueError(
+                f"{path} is like itself: its `like` leads back to it; let it name a GPU of the "
+                "catalogue (like: H100)"
+            )
+        fields = {"name": path.stem, **_read_fields(path)}
+        return _from_fields(fields, (*before, path.resolve()))
     known = {plain(one): one for one in GPUS} | {plain(one): gpu for one, gpu in ALIASES.items()}
     wanted = plain(re.sub(r"^\s*nvidia\b", "", name, flags=re.IGNORECASE))
     if wanted == plain(CPU_CORE.name):
@@ -66,9 +77,14 @@ def gpu_from_fields(fields: Mapping[str, Any]) -> GPU:
         ValueError: in one line: an unknown field (with the nearest name), a missing one, or a value
             that cannot be.
     """
+    return _from_fields(fields, ())
+
+
+def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
+    """The same, of a file that others led to."""
     values = dict(fields)
     like = values.pop("like", None)
-    base = None if like is None else find_gpu(str(like))
+    base = None if like is None else _find(str(like), before)
     for name in values:
         if name not in _FIELDS:
             known = (*_FIELDS, "like")
@@ -172,6 +188,8 @@ def _read_fields(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, but must be a file with the fields of a GPU")
     if not path.is_file():
         raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
     try:

@@ -105,7 +105,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     family = str(config.get("model_type", whole.get("model_type", ""))).removesuffix("_text")
     if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
         raise ValueError(f"{name} is an encoder with a decoder; only decoders are simulated")
-    _refuse_other_layers(config, name)
+    _refuse_other_layers(read)
     heads, hidden = read.number("heads"), read.number("hidden")
     kv_heads = _kv_heads(read, heads)
     layers = read.number("layers")
@@ -122,7 +122,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         tied_embeddings=_tied(whole, config, family),
         gated=family not in _TWO_MATRICES,
         latent=_latent(read),
-        caveats=tuple(_caveats(whole, config, family, layers)),
+        caveats=tuple(_caveats(whole, read, family, layers)),
         source=f"config.json of {name}",
         **mixture,
     )
@@ -152,6 +152,17 @@ class _Fields:
         given = tuple(key for key in keys if self.config.get(key))
         return self._first(given) if given else default
 
+    def listed(self, key: str) -> list[Any]:
+        """A field that is a list; empty if there is none."""
+        value = self.config.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ValueError(
+                f"{key!r} in config.json of {self.name} is {value!r}, but must be a list"
+            )
+        return value
+
     def _first(self, keys: tuple[str, ...]) -> int:
         for key in keys:
             value = self.config.get(key)
@@ -167,14 +178,15 @@ class _Fields:
         raise ValueError(f"config.json of {self.name} has no {keys[0]!r}{others}")
 
 
-def _refuse_other_layers(config: Mapping[str, Any], name: str) -> None:
+def _refuse_other_layers(read: _Fields) -> None:
     known = ("full_attention", *_WINDOWED)
-    strange = sorted({str(kind) for kind in config.get("layer_types") or ()} - {*known})
-    strange += [key for key in config if key.startswith(_NO_CONTEXT) and config[key]]
+    strange = sorted({str(kind) for kind in read.listed("layer_types")} - {*known})
+    strange += [key for key, value in read.config.items() if key.startswith(_NO_CONTEXT) and value]
     if strange:
         raise ValueError(
-            f"{name} has layers of other kinds than attention ({', '.join(strange[:3])}), whose "
-            "cost does not grow with the context as that of a transformer; it is not simulated"
+            f"{read.name} has layers of other kinds than attention ({', '.join(strange[:3])}), "
+            "whose cost does not grow with the context as that of a transformer; it is not "
+            "simulated"
         )
 
 
@@ -243,7 +255,7 @@ def _mixture_layers(read: _Fields, layers: int) -> int:
     first = read.optional(_FIRST_MIXTURE, 0)
     every = read.optional(("moe_layer_freq",), 1)
     step = read.optional(_EVERY_MIXTURE, 1)
-    without = config.get("mlp_only_layers") or ()
+    without = read.listed("mlp_only_layers")
     return sum(
         layer >= first and layer % every == 0 and (layer + 1) % step == 0 and layer not in without
         for layer in range(layers)
@@ -269,9 +281,8 @@ def _tied(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> b
     return family in _TIED
 
 
-def _caveats(
-    whole: Mapping[str, Any], config: Mapping[str, Any], family: str, layers: int
-) -> Iterator[str]:
+def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) -> Iterator[str]:
+    config = read.config
     if family not in _COMPARED:
         yield f"family {family!r} is not known: it is counted as if it were Llama"
     if config is not whole:
@@ -279,7 +290,7 @@ def _caveats(
     quantized = whole.get("quantization_config") or config.get("quantization_config")
     if quantized:
         yield "its weights are stored quantized; sizes are those of the numbers asked for"
-    kinds = [str(kind) for kind in config.get("layer_types") or ()]
+    kinds = [str(kind) for kind in read.listed("layer_types")]
     windowed = sum(kind in _WINDOWED for kind in kinds)
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
     reached = isinstance(window, int) and 0 < window < (longest or math.inf)

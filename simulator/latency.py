@@ -29,7 +29,7 @@ class Latency:
             raise ValueError(f"latency kind is {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
         if not 0 <= self.mean_s < math.inf:
             raise ValueError(f"latency mean_s is {self.mean_s}, but must be >= 0 and finite")
-        if self.kind == "lognormal" and not 0 <= self.sigma <= 10:
+        if not 0 <= self.sigma <= 10:
             raise ValueError(f"latency sigma is {self.sigma}, but must be >= 0 and <= 10")
 
     def draw(

@@ -49,7 +49,7 @@ def load_simulation(
             name), wrong type. Whether the numbers fit together is `simulator.check`'s business.
     """
     path = None if source is None else _resolve(source)
-    config = load_record(SimulationConfig, path, overrides, ALIASES)
+    config = load_record(SimulationConfig, path, overrides, ALIASES, may_be_empty=False)
     if path is not None and config.name == SimulationConfig.name:
         config.name = path.stem
     return config
@@ -78,10 +78,14 @@ def preset_path(name: str) -> Path:
 
 
 def _resolve(source: str | Path) -> Path:
-    """A path as it is; a word that is no file is the name of a preset."""
+    """A path as it is; a word that is neither file nor folder is the name of a preset."""
     text = str(source)
     is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
-    return Path(source) if is_path or Path(text).is_file() else preset_path(text)
+    if is_path or Path(text).is_file():
+        return Path(source)
+    if Path(text).is_dir() and plain(text) not in map(plain, presets()):
+        raise ValueError(f"{text} is a folder, but must be a YAML file, or the name of a preset")
+    return preset_path(text)
 
 
 def _title(path: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.outputs import picture_to_write
 from simulator.plan_config import load_plan
 from simulator.plan_report import plan_report
 from simulator.plan_tables import show_plan
@@ -47,6 +48,7 @@ def run_plan(wanted: WantedPlan) -> None:
             if they leave no candidate.
     """
     config = load_plan(wanted.file, wanted.overrides)
+    plot = wanted.plot and picture_to_write("--plot", wanted.plot)
     notes = _console(sys.stderr)
     began_s = time.monotonic()
     with (
@@ -63,10 +65,10 @@ def run_plan(wanted: WantedPlan) -> None:
         show_plan(_console(sys.stdout), plan)
     if not plan.space.possible:
         raise ValueError(nothing_possible(plan))
-    if wanted.plot is not None:
+    if plot:
         from simulator.plan_plots import draw_plan
 
-        notes.print(f"written: {draw_plan(plan, wanted.plot)}", highlight=False, soft_wrap=True)
+        notes.print(f"written: {draw_plan(plan, plot)}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

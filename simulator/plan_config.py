@@ -8,6 +8,7 @@ prices, search               one's own prices; how thoroughly to look
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ def load_plan(path: str | Path | None, overrides: Sequence[str] = ()) -> PlanCon
         ValueError: in one line each: no such file, unknown key (with the nearest name), wrong type,
             or a number that cannot be.
     """
-    plan = load_record(PlanConfig, path, overrides, ALIASES)
+    plan = load_record(PlanConfig, path, overrides, ALIASES, may_be_empty=False)
     if plan.simulation:
         plan = load_record(_starting_from(plan.simulation), path, overrides, ALIASES)
     if path is not None and plan.name == PlanConfig.name:
@@ -252,14 +253,18 @@ def _wrong_search(plan: PlanConfig) -> Iterator[str]:
     if search.sensitivity < 0:
         yield f"search.sensitivity is {search.sensitivity}, but must be >= 0; 0 leaves it out"
     if not 0 <= search.near < math.inf:
-        yield f"search.near is {search.near}, but must be >= 0: 0.05 is 5 % worse than the front"
+        yield (
+            f"search.near is {search.near}, but must be >= 0 and finite: 0.05 is 5 % worse than "
+            "the front"
+        )
 
 
 def _starting_from(source: str) -> type[PlanConfig]:
     """The record of a plan whose `base` is not the defaults, but a file or preset."""
+    start = load_simulation(source)  # here, for what is wrong with it to be said as it is
 
     @dataclass(kw_only=True)
     class Based(PlanConfig):
-        base: SimulationConfig = field(default_factory=lambda: load_simulation(source))
+        base: SimulationConfig = field(default_factory=lambda: copy.deepcopy(start))
 
     return Based

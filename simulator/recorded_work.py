@@ -185,9 +185,14 @@ def _group_point(group: GroupRecord, beside: Sequence[GroupRecord], place: int) 
 def _csv_point(
     path: Path, number: int, row: Sequence[str], places: Sequence[int], place: int
 ) -> EnginePoint:
+    if len(row) <= max(places):
+        raise ValueError(
+            f"{path}, line {number}: {','.join(row)!r} has {len(row)} cells, but {max(places) + 1} "
+            "are needed to reach batch, context and ms; complete it, or leave it out"
+        )
     try:
         batch, context, ms = (float(row[column]) for column in places)
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}, line {number}: {','.join(row)!r} is no number") from error
     if not all(map(math.isfinite, (batch, context, ms))) or batch < 1 or context < 0 or ms <= 0:
         raise ValueError(

@@ -17,6 +17,7 @@ from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
 from simulator.trainer_speeds import AREAL, FITTED_ON, speed_error
+from simulator.training_memory import unchecked_memory
 from simulator.weight_sync import weight_sync
 
 UNCERTAIN: Final = 0.15
@@ -60,6 +61,8 @@ def warnings(config: SimulationConfig) -> list[str]:
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
         found.extend(_gpu_warnings(gpu, config.cluster.price_per_gpu_h))
+    if config.trainer.step_s is not None and (line := _memory_warning(config)):
+        found.append(line)
     if config.seeds < 3:
         found.append(
             f"{config.seeds} seed{'s' * (config.seeds > 1)}: "
@@ -67,6 +70,13 @@ def warnings(config: SimulationConfig) -> list[str]:
             + "; 3 or more tell how far results scatter"
         )
     return found
+
+
+def _memory_warning(config: SimulationConfig) -> str:
+    cluster = config.cluster
+    others = cluster.rollout_gpus if cluster.placement == "disaggregated" else 0
+    gpu = find_gpu(cluster.gpu)
+    return unchecked_memory(find_model(config.model), gpu, cluster.gpus - others)
 
 
 def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:

@@ -86,23 +86,7 @@ class TrainingCost:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
-        model_parallel = self.tensor_parallel * self.pipeline_parallel
-        if self.gpus % model_parallel:
-            raise ValueError(
-                f"{self.gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
-                f"(tensor_parallel {self.tensor_parallel} x pipeline_parallel "
-                f"{self.pipeline_parallel}); take a multiple of {model_parallel}"
-            )
-        if self.model.heads % self.tensor_parallel:
-            raise ValueError(
-                f"trainer.tensor_parallel is {self.tensor_parallel}, but must divide the "
-                f"{self.model.heads} heads of {self.model.name}"
-            )
-        if self.pipeline_parallel > self.model.layers:
-            raise ValueError(
-                f"trainer.pipeline_parallel is {self.pipeline_parallel}, but {self.model.name} "
-                f"has only {self.model.layers} layers"
-            )
+        _check_layout(self.model, self.gpus, self.tensor_parallel, self.pipeline_parallel)
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise ValueError(f"trainer.mfu is {self.mfu}, but must be in (0, 1]: a share, 0.3")
         if self.dynamic_batching:
@@ -298,8 +282,8 @@ def training_cost(
     """The training side of a simulation.
 
     Args:
-        config: layout, batching and overrides. A measured step is taken as it is: nothing about
-            the layout is checked.
+        config: layout, batching and overrides. A measured step is taken as it is: of the layout
+            only that it shares out the GPUs and the model is checked, not memory.
         model: that is trained.
         gpu: type of the training GPUs.
         gpus: number of them; all of the cluster when colocated.
@@ -310,6 +294,7 @@ def training_cost(
             the longest sequence does not fit in a micro-batch.
     """
     if config.step_s is not None:
+        _check_layout(model, gpus, config.tensor_parallel, config.pipeline_parallel)
         return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
     cost = TrainingCost(
         model=model,
@@ -335,3 +320,26 @@ def training_cost(
     if not config.dynamic_batching:
         cost.check_memory(longest_tokens)
     return cost
+
+
+def _check_layout(
+    model: ModelShape, gpus: int, tensor_parallel: int, pipeline_parallel: int
+) -> None:
+    """Refuse what does not share out the GPUs, the heads or the layers."""
+    model_parallel = tensor_parallel * pipeline_parallel
+    if gpus % model_parallel:
+        raise ValueError(
+            f"{gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
+            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); take a "
+            f"multiple of {model_parallel}"
+        )
+    if model.heads % tensor_parallel:
+        raise ValueError(
+            f"trainer.tensor_parallel is {tensor_parallel}, but must divide the {model.heads} "
+            f"heads of {model.name}"
+        )
+    if pipeline_parallel > model.layers:
+        raise ValueError(
+            f"trainer.pipeline_parallel is {pipeline_parallel}, but {model.name} has only "
+            f"{model.layers} layers"
+        )

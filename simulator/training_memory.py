@@ -118,6 +118,29 @@ def check_training_memory(
     )
 
 
+def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
+    """A warning if no layout without offloading holds the state; else nothing.
+
+    For training whose step is given: such a step is believed, whatever the layout.
+    """
+    shares = training_memory(
+        model,
+        gpus=gpus,
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        micro_batch_tokens=0,
+        activation_recompute=True,
+        fully_sharded=True,
+    )
+    if shares.total <= gpu.memory_bytes:
+        return ""
+    return (
+        f"training: its step is given, so that its memory is not checked; parameters, gradients "
+        f"and optimizer of {model.name} take {(shares.total - shares.reserved) / GIB:.1f} GiB on "
+        f"each of {gpus} GPU{'s' * (gpus > 1)}, but {gpu.name} has {gpu.memory_bytes / GIB:.1f}"
+    )
+
+
 def _mlp_width(model: ModelShape) -> float:
     """Of the MLP that a token passes: the dense one, or its experts together."""
     if not model.experts:

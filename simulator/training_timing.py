@@ -66,9 +66,9 @@ class MeasuredTraining:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds) or self.seconds <= 0:
-            raise ValueError(f"trainer.step_s is {self.seconds}, but must be > 0")
+            raise ValueError(f"trainer.step_s is {self.seconds}, but must be > 0 and finite")
         if not math.isfinite(self.token_s) or self.token_s < 0:
-            raise ValueError(f"trainer.token_s is {self.token_s}, but must be >= 0")
+            raise ValueError(f"trainer.token_s is {self.token_s}, but must be >= 0 and finite")
 
     def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
         """The measured time, with the FLOPs of these sequences."""

@@ -126,6 +126,8 @@ def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
         (["objective=money"], "error: objective is 'money'; known are gpus"),
         (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
         (["candidates.etas=[1]"], "error: unknown setting 'candidates.etas'"),
+        (["nothing=1"], "error: unknown setting 'nothing' in the overrides; --help lists all"),
+        (["simulation=nosuch"], "error: unknown preset 'nosuch'; known are small"),
         (["limits.deadline_h=nan"], "error: limits.deadline_h is nan"),
     ],
 )
@@ -138,6 +140,18 @@ def test_a_wrong_question_ends_with_2_and_one_line(
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        ("plan", "candidates.eta = []"),
+        ("plan", "base.model = R1-Distill-Qwen-1.5B"),
+        ("calibrate", "cluster.gpu = H800"),
+    ],
+)
+def test_settings_are_listed_below_the_help_of_what_takes_them(command: str, setting: str) -> None:
+    assert setting in call(command, "--help").stdout
 
 
 def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:

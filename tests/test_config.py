@@ -109,7 +109,7 @@ def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
         ),
         ("gconfig.n_sample=1", "did you mean 'gconfig.n_samples'?"),
         ("ETA=1", "did you mean 'eta'?"),
-        ("xyzzy=1", "unknown setting 'xyzzy' in the overrides"),
+        ("xyzzy=1", "setting 'xyzzy' in the overrides; `areal-lab config` lists all of them"),
         ("seed.x=1", "unknown setting 'seed.x'"),
         ("actor=1", "'actor' in the overrides is a group of settings, such as 'actor."),
         ("actor.optimizer=1", "'actor.optimizer' in the overrides is a group of settings"),

@@ -340,7 +340,7 @@ def test_a_table_of_steps_gives_decode_costs(tmp_path: Path) -> None:
         ),
         (CSV.replace("60\n", "nan\n"), "line 2: '1,100,nan', but batch must be >= 1"),
         (CSV.replace("60\n", "fast\n"), "line 2: '1,100,fast' is no number"),
-        ("batch,context,ms\n1,2\n", "line 2: '1,2' is no number"),
+        ("batch,context,ms\n1,2\n", "line 2: '1,2' has 2 cells, but 3 are needed to reach"),
         (CSV.replace("1,100", "0,100"), "but batch must be >= 1"),
         (
             "batch,context,ms\n1,1,1\n2,1,1\n3,1,1\n",

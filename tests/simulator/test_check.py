@@ -50,6 +50,48 @@ def test_the_defaults_can_be_simulated() -> None:
             "minibatches is 100, but a batch has only 32 sequences",
             "",
         ),
+        # --- what would overflow, or take for ever
+        ({"trainer__step_s": 1e308}, "step_s is 1e+308", "> 0 and at most 31,536,000 (seconds of"),
+        ({"trainer__step_s": math.inf}, "step_s is inf", "> 0 and at most 31,536,000"),
+        ({"weights__poll_s": math.inf}, "poll_s is inf", ">= 0 and at most 31,536,000"),
+        ({"workload__tool__mean_s": 1e300}, "tool.mean_s is 1e+300", "at most 31,536,000"),
+        ({"cluster__overhead": math.inf}, "overhead is inf", ">= 0 and finite"),
+        ({"faults__node_mtbf_h": math.inf}, "node_mtbf_h is inf", ">= 0 and finite"),
+        ({"cluster__gpus": 10**8}, "cluster.gpus is 100,000,000", "at most 200,000: the largest"),
+        ({"seeds": 10**6}, "seeds is 1,000,000", "at most 10,000"),
+        ({"workload__steps": 10**8}, "steps is 100,000,000", "at most 100,000,000 answers"),
+        ({"workload__turns": 10**8}, "x turns must be at most 100,000,000 answers", "fewer steps"),
+        ({"workload__prompts_per_batch": 10**8}, "a batch must have at most 1,000,000", "lower"),
+        (
+            {
+                **{"cluster__gpus": 80_000, "cluster__rollout_gpus": 60_000},
+                **{"schedule__eta": math.inf, "rollout__max_running": 50},
+            },
+            "3,000,000 answers would be generated at once, but at most 1,000,000",
+            "lower schedule.max_concurrent_prompts",
+        ),
+        (
+            {"faults__node_mtbf_h": 0.01, "trainer__step_s": 150.0},
+            "a training step of 150 s on 4 nodes then has 16.7 failures and hardly ever ends",
+            "raise it to at least 0.0333",
+        ),
+        (
+            {"faults__node_mtbf_h": 0.01, "trainer__step_s": 1.0, "rollout__decode_step_s": 0.1},
+            "an answer of 27,648 tokens in 2,765 s on 1 node then has 76.8 failures",
+            "raise it to at least 0.154",
+        ),
+        # --- what is not used
+        ({"trainer__mfu": math.nan, "trainer__step_s": 2.0}, "trainer.mfu is nan", "(0, 1]"),
+        ({"trainer__mfu": 0.0, "trainer__step_s": 2.0}, "trainer.mfu is 0.0", "(0, 1]"),
+        ({"workload__reward__sigma": math.nan}, "reward.sigma is nan", "from 0 to 10"),
+        ({"workload__tool__sigma": math.nan}, "tool.sigma is nan", "from 0 to 10"),
+        ({"faults__straggler_slowdown": math.nan}, "straggler_slowdown is nan", "from 1 to 1000"),
+        ({"faults__straggler_share": 1.5}, "straggler_share is 1.5", "from 0 to 1"),
+        (
+            {"workload__answers__kind": "constant", "workload__answers__sigma": math.nan},
+            "answers.sigma is nan",
+            "a finite number",
+        ),
         # --- staleness
         ({"schedule__eta": -1.0}, "schedule.eta is -1.0", "0 is synchronous"),
         ({"schedule__eta": math.nan}, "schedule.eta is nan", ">= 0"),
@@ -123,6 +165,7 @@ def test_the_defaults_can_be_simulated() -> None:
         ),
         # --- trainer
         ({"trainer__tensor_parallel": 3}, "32 training GPUs", "multiple of 3"),
+        ({"trainer__tensor_parallel": 3, "trainer__step_s": 2.0}, "32 training", "multiple of 3"),
         ({"trainer__mfu": 1.5}, "mfu is 1.5", "(0, 1]"),
         # --- lengths
         ({"workload__answers__mean_tokens": 30_000.0}, "30000", "max_tokens"),
@@ -176,6 +219,12 @@ def test_every_problem_is_told_at_once() -> None:
             "schedule__drop_late": True,
         },
         {"cluster__rollout_gpu": "H20"},
+        # 72 GPUs reach each other, though not those that train.
+        {
+            **{"cluster__rollout_gpu": "GB200", "rollout__tensor_parallel": 16},
+            **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
+        },
+        {"faults__node_mtbf_h": 5.0, "trainer__step_s": 150.0},
         {"workload__answers__kind": "constant"},
     ],
     ids=str,

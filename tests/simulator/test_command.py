@@ -118,6 +118,7 @@ def test_help_lists_every_setting() -> None:
         (["nowhere.yaml"], "error: nowhere.yaml does not exist"),
         (["small", "--preset", "table_7"], "error: 'small' and 'table_7' are two things"),
         (["small", "--compare", "small", "table_7"], "error: --compare names what to simulate"),
+        (["--compare", "small", "small 'eta=0"], 'error: "small \'eta=0" has a quotation mark'),
         (["small", "etta=1"], "error: unknown setting 'etta' in the overrides; did you mean"),
         (["small", "cluster.gpu=H1000"], "error: cluster.gpu: unknown GPU 'H1000'; did you"),
         (["small", "workload.prompts_per_batch=0"], "error: workload.prompts_per_batch is 0, but"),
@@ -141,11 +142,56 @@ def test_several_mistakes_have_a_line_each() -> None:
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = call("small", "--seeds", "1", "--trace", str(tmp_path / "file" / "trace.json"))
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
+@pytest.mark.parametrize(
+    ("command", "path", "said"),
+    [
+        ("simulate small --trace", "folder", "--trace is folder, which is a folder; name a file"),
+        ("simulate small --trace", "file/a.json", "--trace is file/a.json, but file is a file"),
+        ("simulate small --gantt", "folder", "--gantt is folder, which is a folder; name a file"),
+        ("simulate small --gantt", "a.txt", "--gantt is a.txt, but a picture ends with one of"),
+        ("simulate small --plots", "file", "--plots is file, which is a file; name a folder"),
+        ("plan question.yaml --plot", "x.txt", "--plot is x.txt, but a picture ends with one of"),
+        ("plan question.yaml --plot", "folder", "--plot is folder, which is a folder"),
+        ("calibrate steps.csv --out", "folder", "--out is folder, which is a folder"),
+        ("calibrate steps.csv --plot", "x.txt", "--plot is x.txt, but a picture ends with one of"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    Path("question.yaml").write_text("simulation: small\n")
+    Path("steps.csv").write_text("batch,context,ms\n1,100,60\n")
+    result = CliRunner().invoke(cli.app, [*command.split(), path])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_picture_without_an_ending_is_a_png_and_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("small", "--seeds", "1", "--gantt", "picture")
+    assert "written: picture.png\n" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["small", "--trace", "t.json"], "--trace would have no effect: --against replays"),
+        (["small", "--seeds", "3", "--gantt", "a.png"], "--seeds and --gantt would have no effect"),
+        (["--compare", "small", "table_7"], "--against replays one file or preset; --compare"),
+    ],
+)
+def test_options_without_effect_are_refused(arguments: list[str], said: str) -> None:
+    result = call(*arguments, "--against", "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {said}")
 
 
 def test_a_plan_without_a_possible_candidate_ends_with_2_and_says_which_bound_it_was() -> None:

@@ -209,6 +209,14 @@ def test_a_gpu_like_another_differs_in_what_is_given() -> None:
         ({"pcie_bytes_per_s": 0}, "pcie_bytes_per_s of GPU own is 0"),
         ({"nvlink_bytes_per_s": -1}, r"nvlink_bytes_per_s of GPU own is -1\.0.*0 has no NVLink"),
         ({"idle_power_w": 501}, r"idle_power_w of GPU own is 501\.0.*from 0 to power_w \(500"),
+        ({"flops_per_s": 989}, r"989\.0, but must be from 1e09 to 1e18; did you mean 9\.89e14\?"),
+        ({"memory_bytes": 80}, r"is 80\.0, but must be from .*; did you mean 8\.59e10\?"),
+        ({"memory_bytes": 81920}, r"did you mean 8\.59e10\?"),
+        ({"memory_bytes_per_s": 3.35}, r"did you mean 3\.35e12\?"),
+        ({"memory_bytes_per_s": 3350}, r"did you mean 3\.35e12\?"),
+        ({"nvlink_bytes_per_s": 450}, r"did you mean 4\.5e11\?"),
+        ({"power_w": 0.01}, "power_w of GPU own is 0.01, but must be from 0.1 to 1e05$"),
+        ({"flops_per_s": 989e30}, r"must be from 1e09 to 1e18$"),
         ({"node_gpus": 0}, "node_gpus of GPU own is 0, but must be >= 1"),
         ({"node_gpus": 7.5}, r"node_gpus of a GPU is 7\.5, but must be a whole number"),
         ({"node_gpus": math.nan}, "node_gpus of a GPU is nan, but must be a whole number"),
@@ -256,17 +264,27 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     [
         ("a: [1", "cannot be read"),
         ("- 1\n- 2\n", "holds a list, but must hold fields of a GPU"),
+        ("like: mine.yaml\n", "mine.yaml is like itself: its `like` leads back to it; let it name"),
+        ("like: ./mine.yaml\n", "mine.yaml is like itself"),
         ("flops: 1\n", "unknown field 'flops' of a GPU; did you mean 'flops_per_s'"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
+def test_a_broken_file_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as refused:
-        find_gpu(str(path))
+        find_gpu("mine.yaml")
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"nowhere\.yaml does not exist \(looked in "):
         find_gpu("nowhere.yaml")
+
+
+def test_a_folder_is_no_file_of_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").mkdir()
+    with pytest.raises(ValueError, match=r"mine\.yaml is a folder, but must be a file with"):
+        find_gpu(str(tmp_path / "mine.yaml"))

@@ -63,6 +63,15 @@ def test_other_spellings_set_the_same(alias: str) -> None:
         ("small", ["schedule=synchronous"], "'schedule' in the overrides is a group of settings"),
         ("small", ["trainer.step_s=fast"], "trainer.step_s is 'fast', but must be of type float"),
         ("small", ["gpus=2.5"], "cluster.gpus is 2.5, but must be of type int"),
+        (
+            "small",
+            ["trainer.step_s=150 s"],
+            "trainer.step_s is '150 s', but must be a number without a unit, as 150, or null",
+        ),
+        ("small", ["seeds=3x"], "seeds is '3x', but must be a number without a unit, as 3"),
+        ("small", ["foo=1"], "unknown setting 'foo' in the overrides; --help lists all of them"),
+        (".", [], ". is a folder, but must be a YAML file, or the name of a preset"),
+        ("/", [], "/ is a folder, but must be a YAML file"),
         ("small", ["eta=1", "eta"], "override 'eta' is not of the form a.b=c"),
     ],
 )
@@ -72,6 +81,42 @@ def test_mistakes_are_described_in_one_line(
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         load_simulation(source, overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "mine.yaml is empty, but must hold settings (`a: b`), one at least"),
+        ("# steps: 3\n", "mine.yaml is empty"),
+        (
+            'model: "???"\n',
+            "model in mine.yaml is '???', which stands for a value that is still missing; give one",
+        ),
+        (
+            "model: ${foo}\n",
+            "model in mine.yaml is '${foo}', which refers to no setting that there is; write",
+        ),
+    ],
+)
+def test_a_file_without_its_values_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as caught:
+        load_simulation("mine.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_preset_wins_over_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "folder.yaml"):
+        Path(name).mkdir()
+    assert load_simulation("small").name == "small"
+    with pytest.raises(ValueError, match=r"^folder\.yaml is a folder, but must be a YAML file$"):
+        load_simulation("folder.yaml")
 
 
 def test_small_comes_first_and_every_preset_says_what_it_is() -> None:

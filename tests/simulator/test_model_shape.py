@@ -370,6 +370,14 @@ def test_a_field_that_a_mixture_or_latent_attention_lacks_is_named(missing: str)
         ({"num_key_value_heads": 2}, "9 heads and 2 key-value heads"),
         ({"is_encoder_decoder": True}, "it is an encoder with a decoder"),
         ({"layer_types": ["full_attention", "linear_attention"]}, r"\(linear_attention\)"),
+        ({"layer_types": 5}, "'layer_types' in config.json of it is 5, but must be a list"),
+        (
+            {
+                **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+                "mlp_only_layers": 5,
+            },
+            "'mlp_only_layers' in config.json of it is 5, but must be a list",
+        ),
         ({"mamba_d_state": 16}, r"layers of other kinds than attention \(mamba_d_state\)"),
     ],
 )

@@ -137,16 +137,16 @@ def test_an_impossible_space_says_why() -> None:
 
 
 def test_what_every_candidate_has_is_told_as_such() -> None:
-    told = nothing_possible(solved("base.trainer.mfu=5"))
-    assert told.startswith("no candidate is possible, for one reason: trainer.mfu is 5")
+    told = nothing_possible(solved("base.weights.backend=nosuch"))
+    assert told.startswith("no candidate is possible, for one reason: weights.backend")
     assert told.endswith("change it in base, or give candidates without it")
 
 
 def test_settings_of_base_are_to_be_mended_there() -> None:
     told = nothing_possible(
-        solved("base.trainer.mfu=5", "candidates.placement=[disaggregated, colocated]")
+        solved("base.weights.backend=nosuch", "candidates.placement=[disaggregated, colocated]")
     )
-    assert "by settings (as: trainer.mfu is 5" in told
+    assert "by settings (as: weights.backend" in told
     assert told.endswith("; mend these settings in base, or change candidates")
 
 
@@ -535,6 +535,17 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
             "base.cluster.gpu: unknown GPU 'H1000'",
         ),
         (["base.workload.minibatches=99999"], "base.workload.minibatches is 99999, but a batch"),
+        (["search.near=inf"], "search.near is inf, but must be >= 0 and finite"),
+        (["simulation=nosuch"], "unknown preset 'nosuch'; known are small, "),
+        (["prices=[{gpu: H100}]"], "prices[0] is {'gpu': 'H100'}, but needs 'typical' as well"),
+        (
+            ["prices=[{gpu: H100, cost: 2}]"],
+            "unknown setting 'cost' in prices[0]; known are gpu, typical, low, high",
+        ),
+        (["prices=[{gpu: H100, typcal: 2}]"], "did you mean 'typical'?"),
+        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high}"),
+        (["prices=[{gpu: H100, typical: $2}]"], "prices[0].typical is '$2', but must be a number"),
+        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high}"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:

@@ -284,6 +284,17 @@ def test_asking_a_schedule_for_an_eta_that_it_does_not_have_is_warned_of(
     assert all("use schedule.name=asynchronous" in line for line in found)
 
 
+def test_a_given_step_of_what_no_memory_would_hold_is_warned_of() -> None:
+    def told(*overrides: str) -> list[str]:
+        found = warnings(load_simulation("small", ["rollout.tensor_parallel=2", *overrides]))
+        return [line for line in found if line.startswith("training: its step is given")]
+
+    (line,) = told("model=Qwen2.5-72B", "trainer.tensor_parallel=2")
+    # 18 bytes for each of 72.7 billion parameters, on two GPUs.
+    assert line.endswith("take 609.4 GiB on each of 2 GPUs, but H100 has 80.0")
+    assert told() == told("model=Qwen2.5-7B", "gpus=6") == []
+
+
 def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None:
     unverified = load_simulation(None, ["cluster.gpu=A100-40"])
     assert any("its price is" in line for line in warnings(unverified))

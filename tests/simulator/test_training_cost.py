@@ -359,11 +359,17 @@ def test_a_given_utilization_replaces_the_curve() -> None:
 
 
 def test_a_measured_step_replaces_everything() -> None:
-    config = TrainerConfig(step_s=150.0, tensor_parallel=7)
+    config = TrainerConfig(step_s=150.0, micro_batch_tokens=1, mfu=0.1)
     timing = training_cost(config, SMALL, H800, 32).step([100, 200], minibatches=4)
     assert timing.seconds == 150.0
     assert dict(timing.parts) == {MEASURED: 150.0}
     assert timing.tokens == 300
+
+
+def test_a_measured_step_has_a_layout_that_shares_out_the_gpus() -> None:
+    config = TrainerConfig(step_s=150.0, tensor_parallel=7)
+    with pytest.raises(ValueError, match=r"32 training GPUs cannot be shared out .* multiple of 7"):
+        training_cost(config, SMALL, H800, 32)
 
 
 def test_fully_sharded_parameters_are_waited_for_only_over_slow_links() -> None:
