@@ -190,12 +190,7 @@ class FaultLab:
         Args:
             client: the connection of whoever waits for answers, if there is one.
         """
-        names = [
-            request_id("train", group, sample)
-            for group in range(64)
-            for sample in range(SAMPLES)
-            if answer_tokens(group, sample) == LONG
-        ]
+        names = [request_id("train", group, s) for group in range(64) for s in range(SAMPLES)]
 
         def in_the_middle() -> bool:
             asked = client()
