@@ -47,7 +47,7 @@ def servers() -> Servers:
     """Servers that were asked who they are, one of which lied about its version."""
     return Servers(
         places={},
-        health=Health(interval_s=1, timeout_s=1),
+        health=Health(interval_s=1, timeout_s=1, stall_s=1),
         max_restarts=0,
         pause_mode=PauseMode.RETRACT,
         weights=WeightsFolder(path=Path(), version=0, checksum="", size_bytes=0),
