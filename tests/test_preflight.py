@@ -378,3 +378,12 @@ def test_log_probs_of_another_distribution_than_the_trainers_are_refused(
     check(configured("rollout.backend=vllm"))
     check(configured("rollout.backend=sglang", *cut))
     check(configured(*cut))
+
+
+def test_greedy_decoding_whose_log_probs_have_no_temperature_is_refused(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "check_engines", lambda _: None)
+    told = refused(configured("rollout.backend=sglang", "gconfig.top_k=1"))
+    assert told.startswith("gconfig.top_k is 1, but must be -1, or 2 and more, with sglang: ")
+    check(configured("gconfig.top_k=1"))

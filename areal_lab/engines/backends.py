@@ -77,6 +77,8 @@ class Backend:
     top-k and top-p leave only some of it to draw from; else they are of the tokens left."""
     own_seeds: bool
     """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
+    tempered_top_1: bool
+    """Whether log-probs of `top_k=1` are at the temperature that was asked for; else at 1."""
     tells_spans: bool
     """Whether `GET /spans` tells what it did, and when."""
     tensor_parallel: bool
@@ -213,6 +215,7 @@ EMBEDDED: Final = Backend(
     biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
     whole_logprobs=True,
+    tempered_top_1=True,
     own_seeds=True,
     tells_spans=True,
     tensor_parallel=False,
@@ -230,6 +233,7 @@ SGLANG: Final = Backend(
     biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
     whole_logprobs=True,
+    tempered_top_1=False,
     own_seeds=False,
     tells_spans=False,
     tensor_parallel=True,
@@ -250,6 +254,7 @@ VLLM: Final = Backend(
     transfers=("folder",),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     whole_logprobs=False,
+    tempered_top_1=True,
     own_seeds=True,
     tells_spans=False,
     tensor_parallel=True,
@@ -274,6 +279,11 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
 
 def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:
     """Why answers of this server cannot be trained on if they are drawn so; None if they can."""
+    if top_k == 1 and not backend.tempered_top_1:
+        return (
+            f"gconfig.top_k is 1, but must be -1, or 2 and more, with {backend.name}: it takes 1 "
+            "for greedy decoding, whose log-probs are at temperature 1; set gconfig.top_k=-1"
+        )
     cut = {"top_p": (top_p, 1), "top_k": (top_k, -1)}
     wrong = {name: pair for name, pair in cut.items() if pair[0] != pair[1]}
     if backend.whole_logprobs or not wrong:

@@ -19,4 +19,5 @@ def test_the_contract_and_the_backends_agree() -> None:
     for name, facts in ENGINES.items():
         assert facts.seeded is BACKENDS[name].own_seeds
         assert facts.whole_logprobs is BACKENDS[name].whole_logprobs
+        assert facts.tempered_top_1 is BACKENDS[name].tempered_top_1
         assert facts.biased_in_place is BACKENDS[name].biased_in_place

@@ -18,6 +18,9 @@ class Facts:
     whole_logprobs: bool
     """Whether log-probs are of the whole vocabulary where top-k or top-p cut it, and not of the
     tokens left."""
+    tempered_top_1: bool
+    """Whether log-probs of `top_k=1` are at the temperature that was asked for; else at 1, as those
+    of greedy decoding."""
     error: float
     """Largest difference of a log-prob from a plain forward pass, both in float32, tiny model."""
     smollm2_ratio: float
@@ -36,6 +39,7 @@ EMBEDDED: Final = Facts(
     name="embedded",
     seeded=True,
     whole_logprobs=True,
+    tempered_top_1=True,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
@@ -49,6 +53,7 @@ SGLANG: Final = Facts(
     # than a CPU has.
     seeded=False,
     whole_logprobs=True,
+    tempered_top_1=False,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
@@ -61,6 +66,7 @@ VLLM: Final = Facts(
     seeded=True,
     # Its log-probs are either before the temperature or after everything that changes the draws.
     whole_logprobs=False,
+    tempered_top_1=True,
     error=1e-5,
     smollm2_ratio=3,
     counts_shared_tokens=False,
@@ -86,6 +92,10 @@ def as_table() -> str:
         (
             "log-probs after top-k or top-p are of",
             ["all tokens" if f.whole_logprobs else "the tokens left" for f in _ALL],
+        ),
+        (
+            "log-probs of top-k 1 are at",
+            ["the temperature" if f.tempered_top_1 else "temperature 1" for f in _ALL],
         ),
         (
             "largest difference of a log-prob from transformers, float32, two layers",
