@@ -54,6 +54,7 @@ class Connection:
             EngineUnreachable: if there is no answer in time.
             EngineError: if it is an error.
         """
+        self._check_open(call)
         try:
             answer = await self._http.request(
                 call.method, call.path, json=call.body, timeout=self._timeout
@@ -72,6 +73,7 @@ class Connection:
             EngineUnreachable: if the connection is lost, or the server says that it is broken.
             EngineError: if the answer is another error.
         """
+        self._check_open(call)
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
             async with self._http.stream(
@@ -90,6 +92,8 @@ class Connection:
 
     async def status(self, call: Call) -> int | None:
         """The status of the answer if there is one, soon; never raises for a silent server."""
+        if self._http.is_closed:
+            return None
         try:
             answer = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
         except httpx.TransportError:
@@ -113,6 +117,11 @@ class Connection:
             yield
         except EngineError as error:
             raise type(error)(f"engine {self.base_url}: {error}") from error
+
+    def _check_open(self, call: Call) -> None:
+        """Who makes several calls may meet a connection that was closed as its server is lost."""
+        if self._http.is_closed:
+            raise self.unreachable(call, "the connection was closed")
 
     def _refused(self, call: Call, answer: httpx.Response) -> EngineError:
         return EngineError(

@@ -468,6 +468,18 @@ def test_an_engine_that_is_gone_is_named() -> None:
     assert answering(handler, lambda client: client.ready()) is False
 
 
+def test_a_call_after_the_connection_was_closed_finds_the_engine_gone() -> None:
+    async def act(client: EngineClient) -> None:
+        await client.close()
+        assert not await client.ready()
+        with pytest.raises(EngineUnreachable, match="GET /model_info: the connection was closed"):
+            await client.version()
+        with pytest.raises(EngineUnreachable, match="POST /generate: the connection was closed"):
+            await client.generate([request("a", [5])])
+
+    answering(lambda _: httpx.Response(200, json={}), act)
+
+
 @pytest.mark.parametrize(("status", "lost"), [(500, True), (400, False)])
 def test_a_server_that_says_that_it_is_broken_is_lost_and_one_that_refuses_is_not(
     status: int, lost: bool
