@@ -14,7 +14,7 @@ from simulator.config import SimulationConfig
 
 YEAR_S: Final = 365 * 24 * 3600
 MOST_ANSWERS: Final = 100_000_000
-"""Of one seed. Some ten thousand are simulated in a second: these take hours."""
+"""Of one seed. The presets simulate 100,000 to 500,000 in a second of one core (`docs/log.md`)."""
 MOST_AT_ONCE: Final = 1_000_000
 """Answers of a batch, or in flight; the paper's batches have 8,192."""
 
@@ -46,7 +46,7 @@ _ANSWERS: Final = (
 )
 _MOST: Final = MappingProxyType(
     {
-        "cluster.gpus": (200_000, "the largest clusters that there are"),
+        "cluster.gpus": (200_000, "each of their engines is simulated"),
         "seeds": (10_000, "intervals need some three to ten"),
     }
 )
@@ -115,8 +115,8 @@ def _most(config: SimulationConfig) -> Iterator[str]:
     elif batch * workload.turns * workload.steps > MOST_ANSWERS:
         yield (
             f"workload.steps is {workload.steps:,}, but steps x prompts_per_batch x "
-            f"samples_per_prompt x turns must be at most {MOST_ANSWERS:,} answers, which take "
-            "hours; take fewer steps, some ten show how it goes on"
+            f"samples_per_prompt x turns must be at most {MOST_ANSWERS:,} answers, all of "
+            "which are simulated; take fewer steps, some ten show how it goes on"
         )
 
 

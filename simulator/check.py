@@ -9,13 +9,11 @@ from typing import Final
 from areal_lab.capacity import lag_bound
 from simulator.bounds import MOST_AT_ONCE, wrong_numbers
 from simulator.config import ScheduleConfig, SimulationConfig
-from simulator.decode_cost import decode_cost
-from simulator.engines import running_sequences
+from simulator.engines import engine_decode, running_sequences
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.latency import latency_from
 from simulator.lengths import lengths_from
-from simulator.measured_engine import measured_decode
 from simulator.memory import cache_tokens
 from simulator.model_shape import ModelShape, find_model
 from simulator.nearest import did_you_mean
@@ -216,7 +214,7 @@ def _failures(
     config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
 ) -> Iterator[str]:
     """Work that failures end nearly always: it begins again and again, and the run never ends."""
-    workload, rollout, mtbf_h = config.workload, config.rollout, config.faults.node_mtbf_h
+    workload, mtbf_h = config.workload, config.faults.node_mtbf_h
     mean_tokens = lengths_from(workload.answers).mean_tokens()
     gpus = _training_gpus(config)
     nodes = math.ceil(gpus / gpu.node_gpus)
@@ -229,14 +227,7 @@ def _failures(
         yield str(error) if str(error).startswith("trainer") else f"trainer: {error}"
         return
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
-    decode = decode_cost(
-        model,
-        rollout_gpu,
-        rollout.tensor_parallel,
-        overhead_s=rollout.engine_overhead_s,
-        overlap=rollout.engine_overlap,
-        measured=measured_decode(config),
-    )
+    decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))
     answer_s = tokens * decode.step_s(1, workload.prompt_tokens + tokens / 2)
     yield from _fails(f"an answer of {tokens:,} tokens in {answer_s:,.0f} s", answer_s, 1, mtbf_h)

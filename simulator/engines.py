@@ -56,16 +56,7 @@ def make_engines(
 
     @cache
     def costs(slowdown: float) -> tuple[DecodeCost, PrefillSeconds]:
-        decode = decode_cost(
-            model,
-            gpu,
-            split,
-            overhead_s=rollout.engine_overhead_s,
-            overlap=rollout.engine_overlap,
-            slowdown=slowdown,
-            measured=measured_decode(config),
-            coefficients=coefficients,
-        )
+        decode = engine_decode(config, model, gpu, slowdown=slowdown, coefficients=coefficients)
         measured = measured_prefill(config, slowdown)
         return decode, measured or prefill_cost(model, gpu, split, slowdown=slowdown)
 
@@ -81,6 +72,28 @@ def make_engines(
         )
 
     return make
+
+
+def engine_decode(
+    config: SimulationConfig,
+    model: ModelShape,
+    gpu: GPU,
+    *,
+    slowdown: float = 1.0,
+    coefficients: KernelCoefficients | None = None,
+) -> DecodeCost:
+    """Decode steps of one engine of a configuration; see `decode_cost`."""
+    rollout = config.rollout
+    return decode_cost(
+        model,
+        gpu,
+        rollout.tensor_parallel,
+        overhead_s=rollout.engine_overhead_s,
+        overlap=rollout.engine_overlap,
+        slowdown=slowdown,
+        measured=measured_decode(config),
+        coefficients=coefficients,
+    )
 
 
 def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:

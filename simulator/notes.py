@@ -27,6 +27,7 @@ from simulator.bottleneck import (
     updating,
     working,
 )
+from simulator.config import ScheduleConfig
 from simulator.hardware import find_gpu
 from simulator.pools import MOVING_WEIGHTS
 
@@ -169,8 +170,7 @@ def _percent(share: float) -> str:
 def lag_note(told: Mapping[str, Any]) -> str:
     """Why lags may exceed eta, where they do."""
     schedule = told["config"]["schedule"]
-    eta = 0.0 if schedule["name"] == "synchronous" else float(schedule["eta"])
-    eta = 1.0 if schedule["name"] == "one_step_overlap" else eta
+    eta = ScheduleConfig(name=schedule["name"], eta=float(schedule["eta"])).versions_ahead
     if mean_of(told["lag"]["head"]["max"]) <= eta:
         return ""
     return (

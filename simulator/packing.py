@@ -84,7 +84,7 @@ def lane_batches(lengths: Numbers, *, max_tokens: int, min_batches: int) -> Numb
     most = max(first, int((2 * lengths.sum(axis=0) // max_tokens + 2).max()))
     size = most * lanes
     bits = size.bit_length()
-    # Half as wide it takes a fifth less time.
+    # Half as wide it takes a seventh less time.
     narrow = max(max_tokens, (longest + 1) << bits) < 1 << 31
     signed, unsigned = (np.int32, np.uint32) if narrow else (np.int64, np.uint64)
     sign = 31 if narrow else 63

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.config import LengthConfig, SimulationConfig, TrainerConfig
-from simulator.decode_cost import DecodeCost, decode_cost
+from simulator.decode_cost import DecodeCost
 from simulator.draws import LENGTHS, stream
-from simulator.engines import running_sequences
+from simulator.engines import engine_decode, running_sequences
 from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
-from simulator.measured_engine import measured_decode
 from simulator.model_shape import find_model
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
@@ -48,14 +47,7 @@ def least_step_s(config: SimulationConfig) -> float:
     training = cluster.gpus if colocated else cluster.gpus - cluster.rollout_gpus
     lengths = _drawn(config)
     train_s = _train_s(config, training)
-    decode = decode_cost(
-        model,
-        rollout_gpu,
-        rollout.tensor_parallel,
-        overhead_s=rollout.engine_overhead_s,
-        overlap=rollout.engine_overlap,
-        measured=measured_decode(config),
-    )
+    decode = engine_decode(config, model, rollout_gpu)
     engines = generating // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from simulator.config import SimulationConfig
-from simulator.decode_cost import decode_cost
+from simulator.engines import engine_decode
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu
 from simulator.ignored import ignored_settings
 from simulator.lengths import TraceLengths, lengths_from
-from simulator.measured_engine import GIVEN, measured_decode, measured_prefill
+from simulator.measured_engine import GIVEN, measured_prefill
 from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
@@ -95,14 +95,7 @@ def _gpu_warnings(gpu: GPU, own_price: float | None) -> Iterator[str]:
 
 def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
     rollout = config.rollout
-    decode = decode_cost(
-        model,
-        gpu,
-        rollout.tensor_parallel,
-        overhead_s=rollout.engine_overhead_s,
-        overlap=rollout.engine_overlap,
-        measured=measured_decode(config),
-    )
+    decode = engine_decode(config, model, gpu)
     yield Part("decode", decode.provenance, decode.error)
     prefill = measured_prefill(config) or prefill_cost(model, gpu, rollout.tensor_parallel)
     yield Part("prefill", prefill.provenance, prefill.error)

@@ -90,8 +90,8 @@ class Server:
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; over when what computes has taken note of it."""
         await self._call(self.client.pause(mode))
-        # From here on it is not watched for a stall, as to load weights may take long. SGLang's
-        # HTTP process answers to some pauses by itself.
+        # SGLang's HTTP process answers to some pauses by itself; and once paused, a server is not
+        # watched for a stall, as to load weights may take long.
         await self._call(self.client.computes())
         self.paused = True
 
