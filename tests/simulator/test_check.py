@@ -57,7 +57,11 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"workload__tool__mean_s": 1e300}, "tool.mean_s is 1e+300", "at most 31,536,000"),
         ({"cluster__overhead": math.inf}, "overhead is inf", ">= 0 and finite"),
         ({"faults__node_mtbf_h": math.inf}, "node_mtbf_h is inf", ">= 0 and finite"),
-        ({"cluster__gpus": 10**8}, "cluster.gpus is 100,000,000", "at most 200,000: each of their engines"),
+        (
+            {"cluster__gpus": 10**8},
+            "cluster.gpus is 100,000,000",
+            "at most 200,000: each of their engines",
+        ),
         ({"seeds": 10**6}, "seeds is 1,000,000", "at most 10,000"),
         ({"workload__steps": 10**8}, "steps is 100,000,000", "at most 100,000,000 answers"),
         ({"workload__turns": 10**8}, "x turns must be at most 100,000,000 answers", "fewer steps"),
