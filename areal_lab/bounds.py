@@ -32,8 +32,8 @@ BOUNDS: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
         (
             "total_train_steps", "dataset.batch_size", "gconfig.n_samples",
             "gconfig.max_new_tokens", "rollout.engines", "rollout.max_running_requests",
-            "actor.ppo_n_minibatches", "actor.max_tokens_per_mb", "reward.workers",
-            "evaluation.samples_per_problem",
+            "actor.ppo_n_minibatches", "actor.max_tokens_per_mb", "actor.lora_rank",
+            "actor.lora_alpha", "reward.workers", "evaluation.samples_per_problem",
         ),
         lambda value: value >= 1,
     ),

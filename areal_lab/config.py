@@ -87,7 +87,8 @@ class RolloutConfig:
     """Or `abort`; or `in_place`, which is fast and biased (docs/engines.md)."""
     transfer: str = "folder"
     """How new weights reach the engines: a `folder` in shared memory or on disk, `http_tensor`
-    (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs)."""
+    (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs); or `adapter`: the
+    LoRA adapter alone, in such a folder (`sglang`, `vllm`; needs `pause_mode=abort`)."""
     transfer_timeout_s: float = 30.0
     """`http_tensor`, `distributed`: longest wait for an engine in one phase of a transfer."""
     engines: int = 1
@@ -173,6 +174,15 @@ class ActorConfig:
     """CPU threads of the trainer; 0 as in `rollout.threads`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    use_lora: bool = False
+    """Train low-rank adapters (LoRA) on frozen weights; engines get them merged, or alone with
+    `rollout.transfer=adapter`."""
+    lora_rank: int = 32
+    """Rank of each adapter."""
+    lora_alpha: int = 16
+    """An adapter counts `lora_alpha / lora_rank` times."""
+    target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Linear layers that get an adapter, by name (`q_proj`); `all-linear` is all but the output."""
 
 
 @dataclass(kw_only=True)

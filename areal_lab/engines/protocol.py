@@ -98,14 +98,25 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraShape:
+    """What an engine has to know of an adapter before there is one."""
+
+    rank: int
+    target_modules: tuple[str, ...]
+    """The layers that have one, by the last parts of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFolder:
-    """A complete set of weights on disk or in shared memory, ready to be loaded."""
+    """A complete set of weights on disk or in shared memory, ready to be loaded; or an adapter."""
 
     path: Path
     version: Version
     checksum: str
     """Of the tensors' names, shapes, types and bytes; the engine recomputes and compares it."""
     size_bytes: int
+    adapter: LoraShape | None = None
+    """Set if these are not all weights, but a LoRA adapter to those that the engine began with."""
 
 
 class Engine(Protocol):

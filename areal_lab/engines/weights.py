@@ -17,7 +17,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,51 @@ class CorruptWeights(RuntimeError):
 
 
 def write_weights(
-    model: PreTrainedModel, root: Path, version: Version, *, dtype: torch.dtype
+    model: PreTrainedModel,
+    root: Path,
+    version: Version,
+    *,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> WeightsFolder:
     """Write the model's weights, cast to `dtype`, as folder `version` below `root`.
 
     Tied weights are stored once. A folder of the same version is replaced.
 
+    Args:
+        tensors: instead of the model's own (adapters are merged into them).
+
     Raises:
         OSError: with one line that names the place, if there is no room.
     """
-    tensors = {name: value.detach().to(dtype) for name, value in tied_once(model).items()}
+    state = tied_once(model) if tensors is None else tensors
+    cast = {name: value.detach().to(dtype) for name, value in state.items()}
+    return write_folder(
+        root,
+        version,
+        cast,
+        dtype=dtype,
+        write=lambda folder: _write_model_folder(model, cast, folder, dtype),
+    )
+
+
+def write_folder(
+    root: Path,
+    version: Version,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    write: Callable[[Path], None],
+) -> WeightsFolder:
+    """Make folder `version` below `root`; it appears complete or not at all.
+
+    Args:
+        tensors: what is in it, for its size and checksum.
+        write: puts them there, and whatever goes with them.
+
+    Raises:
+        OSError: with one line that names the place, if there is no room.
+    """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     root.mkdir(parents=True, exist_ok=True)
     folder, aside = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
@@ -59,7 +94,7 @@ def write_weights(
     _require_room(root, size_bytes)
     aside.mkdir()
     try:
-        _write_model_folder(model, tensors, aside, dtype)
+        write(aside)
         weights = WeightsFolder(
             path=folder, version=version, checksum=checksum(tensors), size_bytes=size_bytes
         )
@@ -160,14 +195,23 @@ def _write_model_folder(
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+    write_tensors(tensors, folder / "model.safetensors")
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """A safetensors file as transformers and peft read it.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     try:
         save_file(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
-            folder / "model.safetensors",
+            file,
             metadata={"format": "pt"},
         )
     except SafetensorError as error:
-        raise OSError(errno.EIO, f"cannot write the weights: {error}", str(folder)) from error
+        raise OSError(errno.EIO, f"cannot write the weights: {error}", str(file.parent)) from error
 
 
 def _require_room(root: Path, size_bytes: int) -> None:

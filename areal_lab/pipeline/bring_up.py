@@ -24,6 +24,7 @@ from areal_lab.control.replay import limits_to_fields
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode, SamplingParams
+from areal_lab.engines.transfer.records import WeightsInMemory
 from areal_lab.engines.weights_root import remove_weights_root
 from areal_lab.functions import pickle_function
 from areal_lab.pipeline.courier import courier_from
@@ -42,7 +43,7 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.watch import Health
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.model_path import resolve_model_path
-from areal_lab.training.protocol import Pushed
+from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import settings_from_config
 
 if TYPE_CHECKING:
@@ -91,12 +92,11 @@ async def bring_up(task: Task) -> LiveRun:
         ),
         log_path=folder.log("trainer"),
     )
-    folder_of_first = trainer.ready.weights
-    weights = trainer.ready.in_memory or folder_of_first
+    folder_of_first, weights = trainer.ready.weights, trainer.ready.brought
     live: LiveRun | None = None
     display.phase(
-        f"trainer holds {trainer.ready.parameters / 1e6:.1f} M parameters, computes in "
-        f"{trainer.ready.compute_dtype}; waiting for {_engines(config)}"
+        f"trainer holds {_parameters(trainer.ready)}, computes in {trainer.ready.compute_dtype}; "
+        f"waiting for {_engines(config)}"
     )
 
     def on_push(push: Pushed) -> None:
@@ -123,7 +123,7 @@ async def bring_up(task: Task) -> LiveRun:
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
-    if weights is not folder_of_first:
+    if isinstance(weights, WeightsInMemory):  # else it is what they hold, or the model's own
         await to_thread(shutil.rmtree, folder_of_first.path, ignore_errors=True)
     rewards = await fleet.stack.enter_async_context(
         RewardService(
@@ -191,6 +191,14 @@ def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId
         processes=(TRAINER, *(engine_process(index) for index in engines)),
     )
     return EventLog(folder.events, header, clock=time.time)
+
+
+def _parameters(ready: TrainerReady) -> str:
+    """How many the trainer holds, and trains if those are fewer, for a person."""
+    held = f"{ready.parameters / 1e6:.1f} M parameters"
+    if ready.trained_parameters == ready.parameters:
+        return held
+    return f"{held} and trains {ready.trained_parameters / 1e6:.2f} M of them (LoRA)"
 
 
 def _engines(config: TrainConfig) -> str:

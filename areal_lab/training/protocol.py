@@ -37,9 +37,11 @@ class TrainerReady:
 
     weights: WeightsFolder
     """What engines are started with."""
-    in_memory: WeightsInMemory | None
-    """The same, to be sent to engines that others have started; None if those read folders."""
+    brought: WeightsFolder | WeightsInMemory
+    """The same, as it gets into engines that run already: what every later version comes as."""
     parameters: int
+    trained_parameters: int
+    """Fewer with adapters."""
     compute_dtype: str
     device: str
 

@@ -30,7 +30,7 @@ def make_pusher(settings: TrainerSettings) -> Pusher | None:
     """What holds and sends the weights; `None` if engines read them from a folder."""
     timeout_s, kept = settings.transfer_timeout_s, settings.kept_versions
     match Transfer(settings.transfer):
-        case Transfer.FOLDER:
+        case Transfer.FOLDER | Transfer.ADAPTER:
             return None
         case Transfer.HTTP_TENSOR:
             return Pusher(TensorSender(), timeout_s=timeout_s, kept_versions=kept)

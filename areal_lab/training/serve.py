@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,9 +24,18 @@ from areal_lab.control.events import Version
 from areal_lab.dtypes import compute_dtype
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.push import Pusher
-from areal_lab.engines.transfer.records import WeightsInMemory
-from areal_lab.engines.weights import tied_once, write_weights
+from areal_lab.engines.transfer.records import Transfer, WeightsInMemory
+from areal_lab.engines.weights import write_folder, write_weights
 from areal_lab.processes import on_parent_death
+from areal_lab.training.lora import (
+    adapter_tensors,
+    add_lora,
+    has_lora,
+    lora_shape,
+    merged_tensors,
+    target_modules,
+    write_adapter,
+)
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import (
     Exported,
@@ -40,6 +50,9 @@ from areal_lab.training.protocol import (
 from areal_lab.training.pushing import make_pusher, start_pushing
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, make_learner, train_batch
+
+ADAPTER_FOLDER = "adapter"
+"""In a checkpoint: a LoRA adapter as `peft.PeftModel.from_pretrained` loads it."""
 
 
 def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) -> bool:
@@ -59,19 +72,27 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
         device=settings.device,
         gradient_checkpointing=settings.gradient_checkpointing,
     )
+    if settings.lora_rank:
+        targets = target_modules(model, settings.target_modules)
+        add_lora(model, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=targets)
     learner = make_learner(model, settings)
     version = settings.first_version
     pusher = make_pusher(settings)
     if pusher is not None and push_pipe is not None:
         start_pushing(push_pipe, pusher)
+    brought = export(learner, version, pusher)
     ready = TrainerReady(
-        weights=write_folder(learner, version),
-        in_memory=None if pusher is None else hold(learner, version, pusher),
+        weights=first_weights(learner, version, brought),
+        brought=brought,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
         device=settings.device,
     )
-    _log(f"ready: {ready.parameters:,} parameters, computing in {ready.compute_dtype}")
+    _log(
+        f"ready: {ready.parameters:,} parameters, {ready.trained_parameters:,} of them trained, "
+        f"computing in {ready.compute_dtype}"
+    )
     pipe.send(ready)
     while True:
         try:
@@ -111,25 +132,56 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     return TrainStepResult(version + 1, outcome.metrics, outcome.spans)
 
 
-def write_folder(learner: Learner, version: Version) -> WeightsFolder:
-    """The weights as engines load them, in the engines' compute type."""
-    settings = learner.settings
-    return write_weights(
-        learner.model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
-    )
-
-
 def export(
     learner: Learner, version: Version, pusher: Pusher | None
 ) -> WeightsFolder | WeightsInMemory:
-    """The weights where the run's way of transfer takes them from."""
-    return write_folder(learner, version) if pusher is None else hold(learner, version, pusher)
+    """The weights where the run's way of transfer takes them from, in the engines' type."""
+    if pusher is not None:
+        tensors = merged_tensors(learner.model)
+        return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
+    if Transfer(learner.settings.transfer) is Transfer.ADAPTER:
+        return _adapter_folder(learner, version)
+    return _model_folder(learner, version)
 
 
-def hold(learner: Learner, version: Version, pusher: Pusher) -> WeightsInMemory:
-    """The weights in this process's memory, in the engines' compute type."""
-    tensors = tied_once(learner.model)
-    return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
+def first_weights(
+    learner: Learner, version: Version, brought: WeightsFolder | WeightsInMemory
+) -> WeightsFolder:
+    """What engines are started with: a model folder of the first version.
+
+    Args:
+        brought: the same as it gets into engines that run already.
+    """
+    if isinstance(brought, WeightsInMemory):
+        return _model_folder(learner, version)
+    if brought.adapter is not None:
+        # A new adapter is zero: with and without it the model is the same.
+        return replace(brought, path=Path(learner.settings.model_path))
+    return brought
+
+
+def _model_folder(learner: Learner, version: Version) -> WeightsFolder:
+    settings = learner.settings
+    return write_weights(
+        learner.model,
+        Path(settings.weights_root),
+        version,
+        dtype=_export_dtype(settings),
+        tensors=merged_tensors(learner.model),
+    )
+
+
+def _adapter_folder(learner: Learner, version: Version) -> WeightsFolder:
+    dtype = _export_dtype(learner.settings)
+    tensors = adapter_tensors(learner.model, dtype=dtype)
+    weights = write_folder(
+        Path(learner.settings.weights_root),
+        version,
+        tensors,
+        dtype=dtype,
+        write=lambda folder: write_adapter(learner.model, tensors, folder),
+    )
+    return replace(weights, adapter=lora_shape(learner.model))
 
 
 def _export_dtype(settings: TrainerSettings) -> torch.dtype:
@@ -139,6 +191,8 @@ def _export_dtype(settings: TrainerSettings) -> torch.dtype:
 def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
     """Write float32 weights, configuration and tokenizer; complete or not there at all.
 
+    Adapters are merged into the weights, and also kept by themselves in `ADAPTER_FOLDER`.
+
     Args:
         model: the policy.
         source: folder that the model was loaded from; its tokenizer is copied as it is.
@@ -147,7 +201,11 @@ def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
     try:
-        model.save_pretrained(aside)
+        model.save_pretrained(aside, state_dict=merged_tensors(model))
+        if has_lora(model):
+            adapter = aside / ADAPTER_FOLDER
+            adapter.mkdir()
+            write_adapter(model, adapter_tensors(model, dtype=torch.float32), adapter)
         for file in _tokenizer_files(source):
             shutil.copy(file, aside)
         aside.chmod(0o755)

@@ -49,6 +49,11 @@ class TrainerSettings:
     seed: int = 1
     device: str = "cpu"
     gradient_checkpointing: bool = False
+    lora_rank: int = 0
+    """Of the adapters that are trained on frozen weights; 0 trains the weights themselves."""
+    lora_alpha: int = 16
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Layers that get an adapter, as `lora.target_modules` takes them."""
     first_version: Version = 0
 
     def __post_init__(self) -> None:
@@ -75,7 +80,11 @@ class TrainerSettings:
     def from_json(text: str) -> TrainerSettings:
         """Inverse of `to_json`."""
         fields = json.loads(text)
-        return TrainerSettings(**{**fields, "optimizer": OptimizerConfig(**fields["optimizer"])})
+        typed = {
+            "optimizer": OptimizerConfig(**fields["optimizer"]),
+            "target_modules": tuple(fields["target_modules"]),
+        }
+        return TrainerSettings(**{**fields, **typed})
 
 
 def settings_from_config(
@@ -123,6 +132,9 @@ def settings_from_config(
         seed=config.seed,
         device=device,
         gradient_checkpointing=actor.gradient_checkpointing,
+        lora_rank=actor.lora_rank if actor.use_lora else 0,
+        lora_alpha=actor.lora_alpha,
+        target_modules=tuple(actor.target_modules),
     )
 
 

@@ -41,6 +41,10 @@ def test_every_actor_setting_arrives() -> None:
             max_tokens_per_mb=77,
             dtype="float32",
             gradient_checkpointing=True,
+            use_lora=True,
+            lora_rank=5,
+            lora_alpha=6,
+            target_modules=["q_proj"],
         ),
     )
     config.rollout.dtype = "bfloat16"
@@ -65,6 +69,9 @@ def test_every_actor_setting_arrives() -> None:
         threads=3,
         seed=9,
         gradient_checkpointing=True,
+        lora_rank=5,
+        lora_alpha=6,
+        target_modules=("q_proj",),
     )
 
 

@@ -3,9 +3,10 @@
     folder         trainer --write--> shared memory or disk --path--> engine reads
     http_tensor    trainer --tensors inside the request----> engine
     distributed    trainer --request: names, shapes--------> engine joins one broadcast per tensor
+    adapter        as `folder`, but A and B of a LoRA adapter only: the engine keeps the weights
 
-In the last two the trainer keeps a copy of the version in memory (`WeightsInMemory`) and speaks to
-the engines itself; pausing and resuming stays with the pipeline.
+For `http_tensor` and `distributed` the trainer keeps a copy of the version in memory
+(`WeightsInMemory`) and speaks to the engines itself; pausing and resuming stays with the pipeline.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Transfer(StrEnum):
     """By value, inside HTTP requests; works across machines, needs no shared file system."""
     DISTRIBUTED = "distributed"
     """One broadcast per tensor in a process group of trainer and engines: gloo, or NCCL on GPUs."""
+    ADAPTER = "adapter"
+    """A folder with a LoRA adapter alone; requests name the one that is to draw them."""
 
 
 class Phase(StrEnum):

@@ -1,0 +1,148 @@
+r"""Low-rank adapters on frozen weights (LoRA, arXiv 2106.09685), through peft.
+
+h = W x  -->  h = W x + (alpha / rank) B A x        A random, B zero: at first nothing changes
+
+A [rank, inputs], B [outputs, rank]   trained, float32
+W [outputs, inputs]                   frozen
+
+merged_tensors     W + (alpha / rank) B A, under the names of the model as it was
+write_adapter      A and B alone, as peft writes them: what engines load beside W
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from areal_lab.engines.protocol import LoraShape
+from areal_lab.engines.weights import tied_once, write_tensors
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ALL_LINEAR: Final = "all-linear"
+"""Stands for every linear layer but the output layer."""
+_ADAPTER: Final = "default"
+_PREFIX: Final = "base_model.model."
+"""What a `PeftModel` would put before the names."""
+
+
+def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, ...]:
+    """The linear layers that get an adapter, by the last parts of their names, in model order.
+
+    Args:
+        names: such last parts (`q_proj`), or `all-linear` alone.
+
+    Raises:
+        ValueError: with the names there are, if one of them is none.
+    """
+    head = model.get_output_embeddings()
+    there = dict.fromkeys(
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    )
+    if list(names) == [ALL_LINEAR]:
+        return tuple(there)
+    unknown = [name for name in names if name not in there]
+    if unknown or not names:
+        wrong = f"{unknown[0]!r} is no linear layer" if unknown else "it is empty"
+        raise ValueError(
+            f"actor.target_modules is {list(names)}, but {wrong} of this model that can have an "
+            f"adapter; there are {', '.join(there)}; or set it to [{ALL_LINEAR}] for all of them"
+        )
+    return tuple(name for name in there if name in names)
+
+
+def add_lora(
+    model: PreTrainedModel, *, rank: int, alpha: int, targets: Sequence[str]
+) -> PreTrainedModel:
+    """Freeze a model and give these layers adapters, in place; its output stays as it was.
+
+    There is no dropout: the policy that is trained has to be the one that was sampled from.
+
+    Args:
+        model: from `load_policy`.
+        rank: rows of A.
+        alpha: B A counts `alpha / rank` times.
+        targets: from `target_modules`.
+    """
+    from peft import LoraConfig, TaskType, inject_adapter_in_model  # takes a second
+
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(targets),
+        lora_dropout=0.0,
+        bias="none",
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=model.config.name_or_path,
+    )
+    # peft freezes all but the adapters.
+    adapted: PreTrainedModel = inject_adapter_in_model(config, model, _ADAPTER)  # type: ignore[assignment]
+    return adapted
+
+
+def has_lora(model: nn.Module) -> bool:
+    """Whether `add_lora` was called."""
+    return getattr(model, "peft_config", None) is not None
+
+
+@torch.no_grad()
+def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state with its adapters added to the weights, each tensor once.
+
+    Names, shapes and types are those of the model without adapters; without adapters this is
+    `tied_once`.
+    """
+    merged = {}
+    for name, tensor in tied_once(model).items():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        owner, _, rest = name.rpartition(".base_layer.")
+        if not owner:
+            merged[name] = tensor
+        elif rest == "weight":
+            layer: Any = model.get_submodule(owner)
+            merged[f"{owner}.{rest}"] = tensor + layer.get_delta_weight(_ADAPTER).to(tensor)
+        else:
+            merged[f"{owner}.{rest}"] = tensor
+    return merged
+
+
+def adapter_tensors(model: nn.Module, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A and B of every layer, by the names that peft gives them in a file."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, adapter_name=_ADAPTER)
+    return {_PREFIX + name: tensor.detach().to(dtype) for name, tensor in state.items()}
+
+
+def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write an adapter as peft does, into an existing folder: weights and `adapter_config.json`.
+
+    Args:
+        tensors: from `adapter_tensors`.
+    """
+    write_tensors(tensors, folder / "adapter_model.safetensors")
+    peft_config: Any = model.peft_config
+    config: LoraConfig = peft_config[_ADAPTER]
+    fields = config.to_dict() | {
+        # A set there: in an order that is the same every time.
+        "target_modules": sorted(config.target_modules or ()),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(fields, indent=1, default=str) + "\n")
+
+
+def lora_shape(model: nn.Module) -> LoraShape:
+    """What an engine has to know before it can load the adapter."""
+    peft_config: Any = model.peft_config
+    config: LoraConfig = peft_config[_ADAPTER]
+    return LoraShape(rank=config.r, target_modules=tuple(sorted(config.target_modules or ())))
