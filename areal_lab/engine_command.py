@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from areal_lab.engines.backends import Build
+    from areal_lab.engines.backends import Backend, Build
     from areal_lab.engines.launch import EngineProcess
+    from areal_lab.engines.protocol import LoraShape
 
 FAILED: Final = 1
 WRONG: Final = 2
@@ -131,6 +132,9 @@ def serve(
         int | None, typer.Option(min=1, help="At most the model's, which is the default.")
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of this server.")] = 1,
+    lora_rank: Annotated[
+        int, typer.Option(min=0, help="Takes LoRA adapters up to this rank; 0 takes none.")
+    ] = 0,
     weight_version: Annotated[int, typer.Option(min=0, help="What it says it serves.")] = 0,
     ready_timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait.")] = 600.0,
     log: Annotated[Path | None, typer.Option(help="Where its output goes.")] = None,
@@ -163,6 +167,7 @@ def serve(
             context_length=context_length,
             tensor_parallel=tensor_parallel,
             tokenizer=any(model.glob("tokenizer*")),
+            lora=_lora(backend, model, lora_rank),
             extra=tuple(arguments or ()),
         )
     except ValueError as error:
@@ -182,6 +187,27 @@ def serve(
         asyncio.run(_until_asked(lambda: start_server(start, options), model_path))
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
         raise _stop(str(error), FAILED) from error
+
+
+def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
+    """Adapters to every linear layer, or None.
+
+    Raises:
+        ValueError: if the server cannot take them.
+    """
+    from areal_lab.engines.backends import BACKENDS
+    from areal_lab.engines.folder_check import linear_layers
+    from areal_lab.engines.protocol import LoraShape
+    from areal_lab.engines.transfer.records import Transfer
+
+    if rank == 0:
+        return None
+    takers = [one.name for one in BACKENDS.values() if Transfer.ADAPTER in one.transfers]
+    if backend.name not in takers:
+        raise ValueError(f"--lora-rank is {rank}, but only {' and '.join(takers)} take adapters")
+    if backend.lora_ranks and rank > (most := max(backend.lora_ranks)):
+        raise ValueError(f"--lora-rank is {rank}, but {backend.name} takes at most {most}")
+    return LoraShape(rank=rank, target_modules=linear_layers(model))
 
 
 async def _until_asked(

@@ -22,8 +22,14 @@ from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.addresses import CannotAttach, check_addresses
-from areal_lab.engines.backends import backend_of, transfer_refusal, truncation_refusal
+from areal_lab.engines.backends import (
+    adapter_refusal,
+    backend_of,
+    transfer_refusal,
+    truncation_refusal,
+)
 from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
@@ -196,6 +202,16 @@ def check_transfer(config: TrainConfig) -> None:
     """The engines take weights the way they are to be sent."""
     backend = backend_of(engine_plan(config).backend)
     if (refusal := transfer_refusal(backend, config.rollout.transfer)) is not None:
+        raise ConfigError(refusal)
+    if config.rollout.transfer != Transfer.ADAPTER:
+        return
+    refusal = adapter_refusal(
+        backend,
+        pause_mode=config.rollout.pause_mode,
+        use_lora=config.actor.use_lora,
+        rank=config.actor.lora_rank,
+    )
+    if refusal is not None:
         raise ConfigError(refusal)
 
 

@@ -260,7 +260,7 @@ def test_the_doctor_knows_how_an_engine_takes_weights(monkeypatch: pytest.Monkey
     config = load_config(None, ["rollout.backend=vllm", "rollout.transfer=distributed"])
     _, refusal = doctor.explain_config(config)
     assert refusal is not None
-    assert "vllm takes weights by folder only" in refusal.detail
+    assert "vllm takes weights by folder, adapter only" in refusal.detail
     assert refusal.detail.endswith("set rollout.transfer=folder")
 
 

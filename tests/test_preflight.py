@@ -354,8 +354,8 @@ def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Conf
     with pytest.raises(ConfigError) as raised:
         check_transfer(config)
     assert str(raised.value) == (
-        "rollout.transfer is 'distributed', but vllm takes weights by folder only: vLLM's own "
-        "weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
+        "rollout.transfer is 'distributed', but vllm takes weights by folder, adapter only: vLLM's "
+        "own weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
     )
 
 

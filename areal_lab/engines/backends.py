@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.protocol import LoraShape, PauseMode
 
 Api = Literal["sglang", "vllm"]
 """The dialect of HTTP that a server speaks."""
 Build = Literal["cpu", "gpu"]
 _GIB: Final = 1 << 30
+_ADAPTERS_AT_ONCE: Final = 3
+"""One on its way, the one that draws, and the one before it, which a request may have named just
+before it was replaced."""
 SHIM: Final = Path(__file__).parent / "sglang_shim"
 VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 
@@ -45,6 +48,8 @@ class ServerOptions:
     build: Build = "cpu"
     tokenizer: bool = False
     """Whether texts are served beside tokens; the folders of a run's weights have no tokenizer."""
+    lora: LoraShape | None = None
+    """What adapters it will be given, if it is given adapters."""
     extra: tuple[str, ...] = ()
     """More arguments, after all others."""
 
@@ -83,6 +88,8 @@ class Backend:
     """Whether `GET /spans` tells what it did, and when."""
     tensor_parallel: bool
     """Whether one server can be spread over several GPUs."""
+    lora_ranks: tuple[int, ...] = ()
+    """The adapters that a server can be started for; it takes smaller ones, too. Empty is any."""
     arguments: Callable[[ServerOptions], list[str]]
     environment: Callable[[ServerOptions], dict[str, str]]
 
@@ -136,6 +143,15 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         # The overlapped schedule hides the CPU's work behind a GPU's; here both are one.
         arguments += ["--disable-overlap-schedule"]
         arguments += ["--max-total-tokens", str(options.cache_tokens)]
+    if options.lora is not None:
+        arguments += [
+            "--enable-lora",
+            *("--max-lora-rank", str(options.lora.rank)),
+            *("--lora-target-modules", *options.lora.target_modules),
+            *("--max-loras-per-batch", str(_ADAPTERS_AT_ONCE + 1)),  # it counts the bare weights
+        ]
+        # The default has kernels for GPUs only.
+        arguments += [] if options.build == "gpu" else ["--lora-backend", "torch_native"]
     return [*arguments, *options.extra]
 
 
@@ -155,6 +171,7 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *("--max-num-seqs", str(options.max_running_requests)),
         *_length("--max-model-len", options),
         *("--tensor-parallel-size", str(options.tensor_parallel)),
+        *_vllm_lora(options.lora),
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
         # Without it the endpoint that takes and returns tokens refuses.
         "--enable-scale-out",
@@ -164,6 +181,18 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *(() if options.build == "gpu" else _VLLM_ON_CPU),
         *options.extra,
     ]
+
+
+_VLLM_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def _vllm_lora(lora: LoraShape | None) -> tuple[str, ...]:
+    if lora is None:
+        return ()
+    # A rank that it has no kernel for is refused before (`adapter_refusal`).
+    rank = min((one for one in _VLLM_LORA_RANKS if one >= lora.rank), default=lora.rank)
+    most = str(_ADAPTERS_AT_ONCE)
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", most)
 
 
 def _length(flag: str, options: ServerOptions) -> tuple[str, ...]:
@@ -192,6 +221,7 @@ def _vllm_environment(options: ServerOptions) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and weight updates exist only then
         "VLLM_NO_USAGE_STATS": "1",
+        **({} if options.lora is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
     }
     if options.build == "gpu":
         return common
@@ -214,6 +244,7 @@ EMBEDDED: Final = Backend(
     pause_modes=tuple(PauseMode),
     biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
+    transfers_why="it has no adapters beside its weights",
     whole_logprobs=True,
     tempered_top_1=True,
     own_seeds=True,
@@ -231,7 +262,7 @@ SGLANG: Final = Backend(
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
     biased_in_place=True,
-    transfers=("folder", "http_tensor", "distributed"),
+    transfers=("folder", "http_tensor", "distributed", "adapter"),
     whole_logprobs=True,
     tempered_top_1=False,
     own_seeds=False,
@@ -251,13 +282,14 @@ VLLM: Final = Backend(
     version_path="/update_weight_version",
     pause_modes=tuple(PauseMode),
     biased_in_place=False,
-    transfers=("folder",),
+    transfers=("folder", "adapter"),
     transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     whole_logprobs=False,
     tempered_top_1=True,
     own_seeds=True,
     tells_spans=False,
     tensor_parallel=True,
+    lora_ranks=_VLLM_LORA_RANKS,
     arguments=_vllm_arguments,
     environment=_vllm_environment,
 )
@@ -275,6 +307,27 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
         f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
         f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
     )
+
+
+def adapter_refusal(backend: Backend, *, pause_mode: str, use_lora: bool, rank: int) -> str | None:
+    """Why adapters cannot be sent alone, and what to set; None if they can."""
+    if not use_lora:
+        return (
+            "rollout.transfer is 'adapter', but actor.use_lora is false: there is no adapter to "
+            "send; set actor.use_lora=true, or rollout.transfer=folder"
+        )
+    if pause_mode != PauseMode.ABORT:
+        return (
+            f"rollout.pause_mode is {pause_mode!r}, but must be 'abort' with "
+            "rollout.transfer=adapter: a request names its adapter once, so one that is to go on "
+            "under another is sent again; set rollout.pause_mode=abort"
+        )
+    if backend.lora_ranks and rank > max(backend.lora_ranks):
+        return (
+            f"actor.lora_rank is {rank}, but {backend.name} takes adapters of rank "
+            f"{max(backend.lora_ranks)} at most; lower it, or set rollout.transfer=folder"
+        )
+    return None
 
 
 def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:

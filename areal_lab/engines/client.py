@@ -10,6 +10,7 @@ are loaded; what it says about itself is not enough for that, so digests of its 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -34,6 +35,8 @@ __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"
 STREAM_INTERVAL = 8
 """Tokens of a sample between two messages of the server; at most so many are lost with it."""
 _CONTROL_TIMEOUT_S = 600.0
+_ADAPTER = "areal_lab-"
+"""With this the names begin of adapters that clients like this one have loaded."""
 
 
 class EngineClient:
@@ -95,9 +98,19 @@ class EngineClient:
         Raises:
             EngineUnreachable: if the connection is lost or the server is silent for too long; with
                 what had arrived.
+            VersionMismatch: if it no longer has the adapter that draws.
             EngineError: if the server refuses, or its answer contradicts itself.
         """
-        return await self._drawing.generate(requests)
+        try:
+            return await self._drawing.generate(requests)
+        except EngineUnreachable:
+            raise
+        except EngineError as error:
+            if self._held.adapter and self._held.adapter not in await self._adapters():
+                raise VersionMismatch(
+                    f"engine {self.base_url} has lost the adapter {self._held.adapter}: {error}"
+                ) from error
+            raise
 
     def arrived_tokens(self, request_id: str) -> int:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
@@ -116,8 +129,14 @@ class EngineClient:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests sent meanwhile are held by the server."""
-        with self._drawing.ended_by_pause() if mode is PauseMode.ABORT else nullcontext():
-            await self._connection.call(self.api.pause(mode))
+        if self._held.by_adapter:
+            self._drawing.may_send.clear()
+        try:
+            with self._drawing.ended_by_pause() if mode is PauseMode.ABORT else nullcontext():
+                await self._connection.call(self.api.pause(mode))
+        except EngineError:
+            self._drawing.may_send.set()
+            raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
             # From here on: what is held until after the update shares nothing older either.
@@ -127,11 +146,15 @@ class EngineClient:
     async def resume(self) -> None:
         """Go on, with the held requests too."""
         await self._connection.call(self.api.resume)
+        self._drawing.may_send.set()
         self._paused = None
         self._patience.go_on()
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
         """Load a folder and compare what the engine then holds with it.
+
+        An adapter is loaded beside the one before; requests name it from then on. Only `abort`
+        lets running ones go on with it.
 
         An engine that is not paused is paused for it: left running, it would first let every
         running request end. What was computed with other weights is dropped, unless running
@@ -146,8 +169,17 @@ class EngineClient:
                 f"engine {self.base_url} is paused with mode {self._paused}, so version "
                 f"{weights.version} cannot be loaded with mode {mode}; pause and load alike"
             )
+        if weights.adapter is not None and not (self._held.by_adapter and mode is PauseMode.ABORT):
+            raise EngineError(
+                f"engine {self.base_url} was sent an adapter (version {weights.version}) with mode "
+                f"{mode}; that needs a server started for adapters, and mode {PauseMode.ABORT}"
+            )
         with self._connection.named():
             await asyncio.to_thread(check_folder, weights)
+        if weights.adapter is not None:
+            async with self._pause_for(mode):
+                return await self._load_adapter(weights)
+        with self._connection.named():
             if self._held.shapes:
                 await asyncio.to_thread(check_fit, weights, self._held.shapes)
         if self._held.digest is None:  # to tell a refusal from a change behind it
@@ -163,6 +195,10 @@ class EngineClient:
         end a sample that an `abort` pause cut off just then."""
         self._held.shapes = folder_shapes(folder)
         self._drawing.end_tokens = end_token_ids(folder)
+
+    def draws_by_adapter(self) -> None:
+        """Note that versions will be adapters, to the weights that the server has now."""
+        self._held.by_adapter = True
 
     async def took_weights(self, version: Version, mode: PauseMode) -> None:
         """Note weights that the trainer sent to the engine itself, and compared.
@@ -234,6 +270,7 @@ class EngineClient:
     async def close(self) -> None:
         """Release the connections; the server is stopped by whoever started it."""
         await self._connection.close()
+        self._drawing.may_send.set()  # whoever waits to send finds out
 
     # --- below the surface ---
 
@@ -273,6 +310,7 @@ class EngineClient:
             raise VersionMismatch(
                 f"engine {self.base_url} was sent version {weights.version} but holds {version}"
             )
+        self._held.adapter = ""
         wrong = self._held.compare(weights.checksum, await self.digest())
         if wrong is not None:
             raise VersionMismatch(
@@ -280,6 +318,37 @@ class EngineClient:
                 f"{weights.checksum} but {wrong}"
             )
         return version
+
+    async def _load_adapter(self, weights: WeightsFolder) -> Version:
+        """The server is paused, so no request runs that names another; one that was on its way
+        when the pause came may still be held, so the adapter before this one stays."""
+        name = f"{_ADAPTER}{secrets.token_hex(4)}-v{weights.version}"
+        kept = {name, self._held.adapter}
+        try:
+            await self._connection.call(self.api.load_adapter(name, weights))
+            for old in await self._adapters():
+                if old.startswith(_ADAPTER) and old not in kept:
+                    await self._connection.call(self.api.unload_adapter(old))
+            await self._connection.call(self.api.name_version(weights.version))
+        except EngineUnreachable:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"engine {self.base_url} did not load the adapter of version {weights.version}: "
+                f"{error}; a server is started for adapters by areal-lab engine serve --lora-rank"
+            ) from error
+        version, there = await self.version(), await self._adapters()
+        if version != weights.version or name not in there:
+            raise VersionMismatch(
+                f"engine {self.base_url} was sent the adapter {name} but holds version {version} "
+                f"and the adapters {', '.join(there) or '(none)'}"
+            )
+        self._held.adapter = name
+        return version
+
+    async def _adapters(self) -> Sequence[str]:
+        answer = await self._connection.call(self.api.adapters)
+        return self.api.held_adapters(answer)
 
     async def _check_unchanged(self, what: str) -> None:
         """A server may refuse and have changed its weights all the same, under the old name."""

@@ -156,7 +156,7 @@ def _reason(answer: httpx.Response) -> str:
     except ValueError:
         return " ".join(answer.text.split())[:_LONGEST_REASON]
     candidates: Iterable[object] = (
-        (body.get("error"), body.get("message"), body.get("detail"))
+        (body.get("error"), body.get("message"), body.get("detail"), body.get("error_message"))
         if isinstance(body, dict)
         else (body,)
     )

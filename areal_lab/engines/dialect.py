@@ -93,6 +93,16 @@ class Dialect:
     """Load a folder into a paused engine, drop what was computed with other weights."""
     refusal: Callable[[Answer], str | None]
     """What a successful answer to a call of `load` has against it."""
+    adapters: Call
+    """Ask which LoRA adapters the engine has."""
+    held_adapters: Callable[[Answer], Sequence[str]]
+    """Their names."""
+    load_adapter: Callable[[str, WeightsFolder], Call]
+    """Give it one more, by a name that no other has."""
+    unload_adapter: Callable[[str], Call]
+    """Let go of one that no running request names."""
+    name_version: Callable[[Version], Call]
+    """Have it report this version, whatever its weights."""
     held: Call
     """Ask which version the engine has."""
     held_version: Callable[[Answer], Version]
@@ -123,6 +133,13 @@ class GenerateOptions:
     """Tokens of a sample between two messages."""
     cache_name: str
     """Requests share cached prefixes with those of the same name only."""
+    adapter: str = ""
+    """The LoRA adapter that draws; empty is the weights alone."""
+
+
+def parse_adapters(answer: Answer) -> tuple[str, ...]:
+    """Names of the adapters among the models that a server lists, as OpenAI's API has them."""
+    return tuple(str(model["id"]) for model in answer["data"] if model.get("parent") is not None)
 
 
 def parse_version(value: object) -> Version:

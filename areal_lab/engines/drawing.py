@@ -1,8 +1,11 @@
 """The samples that one server is drawing: sent, arriving, and sent again if a pause ended them.
 
-requests --Dialect.generate--> server --messages--> Arriving --> Generated
-    ^                                                   |
-    +--------- with the tokens so far, after an abort ---+
+requests --may_send?--Dialect.generate--> server --messages--> Arriving --> Generated
+    ^                                                               |
+    +--------------- with the tokens so far, after an abort ---------+
+
+Where versions are adapters, a request names the one that draws it. So its tokens are of that
+version, whatever the server holds by then; and while one is replaced, requests wait here.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from areal_lab.control.events import Version
 from areal_lab.engines.arriving import Arriving
 from areal_lab.engines.connection import Connection
 from areal_lab.engines.dialect import Call, Dialect, GenerateOptions
@@ -37,6 +41,10 @@ class Drawing:
     stream_interval: int
     end_tokens: Set[int] = frozenset()
     """The model's own, if they are known."""
+    may_send: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while there is no adapter that a request could name."""
+    _held_back: set[str] = field(default_factory=set)
+    """Requests that wait for it."""
     _arriving: dict[str, Arriving] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
     """Those that the user has ended; they are not sent again."""
@@ -44,6 +52,9 @@ class Drawing:
     """Begun and ended ones; odd while one is on its way."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
+
+    def __post_init__(self) -> None:
+        self.may_send.set()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
         """Draw one sample per request."""
@@ -66,7 +77,7 @@ class Drawing:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these; their `generate` returns what they have."""
         running = self._arriving.keys() & set(request_ids)
-        self._aborted |= running
+        self._aborted |= running | (self._held_back & set(request_ids))
         await asyncio.gather(
             *(
                 self.connection.call(self.api.abort(self._arriving[name].sent_as))
@@ -97,6 +108,8 @@ class Drawing:
         requests that it came with. So the others are sent again; a server that is gone is found
         out by that, or by whoever calls it next.
         """
+        if not self.may_send.is_set():
+            return await self._generate_later(requests)
         pauses = self._abort_pauses
         arriving = [
             Arriving(request.request_id, self._unused_name(request), self.held.version)
@@ -137,18 +150,34 @@ class Drawing:
                 results[index] = merge(results[index], one)
         return results
 
+    async def _generate_later(self, requests: list[GenerateRequest]) -> list[Generated]:
+        """The same, when requests may be sent; of one that is ended before there is nothing."""
+        ids = {request.request_id for request in requests}
+        self._held_back |= ids
+        try:
+            await self.may_send.wait()
+        finally:
+            self._held_back -= ids
+        left = [request for request in requests if request.request_id not in self._aborted]
+        drawn = {one.request_id: one for one in await self._generate(left)} if left else {}
+        nothing = {name: Arriving(name).generated() for name in ids}
+        return [(nothing | drawn)[request.request_id] for request in requests]
+
     async def _receive(
         self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
     ) -> None:
         """Send the requests and take in what comes, until all samples have ended."""
-        if self.held.version is None and not self.api.tells_interruptions:
+        told = self.api.tells_interruptions and not self.held.by_adapter
+        if self.held.version is None and not told:
             with self.connection.named():
                 self.held.version = self.api.held_version(await self.connection.call(self.api.held))
         options = GenerateOptions(
             stream=self.stream,
             stream_interval=self.stream_interval,
             cache_name=self.held.cache_name,
+            adapter=self.held.adapter,
         )
+        drawn_by = self.held.version if self.held.by_adapter else None
         self._arriving.update((one.request_id, one) for one in arriving)
         try:
             sent = [
@@ -156,10 +185,10 @@ class Drawing:
                 for request, one in zip(requests, arriving, strict=True)
             ]
             if self.api.together:
-                await self._exchange(self.api.generate(sent, options), arriving)
+                await self._exchange(self.api.generate(sent, options), arriving, drawn_by)
             else:
                 await _all_or_none(
-                    self._exchange(self.api.generate([request], options), [one])
+                    self._exchange(self.api.generate([request], options), [one], drawn_by)
                     for request, one in zip(sent, arriving, strict=True)
                 )
         except EngineUnreachable as error:
@@ -180,8 +209,14 @@ class Drawing:
         also what was sent again meanwhile, so no id is used twice."""
         return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
-    async def _exchange(self, call: Call, arriving: Sequence[Arriving]) -> None:
-        """One HTTP request and its answer, whole or in messages."""
+    async def _exchange(
+        self, call: Call, arriving: Sequence[Arriving], drawn_by: Version | None
+    ) -> None:
+        """One HTTP request and its answer, whole or in messages.
+
+        Args:
+            drawn_by: version of the adapter that it names; None believes the server.
+        """
         silent_s = self.patience.limit_s
         try:
             async with (
@@ -192,6 +227,8 @@ class Drawing:
                     watch.heard()
                     with self.connection.named():
                         chunk = self.api.read(message)
+                        if drawn_by is not None:
+                            chunk = replace(chunk, spans=None, version=drawn_by)
                         arriving[chunk.index].add(chunk, self.held.version or 0)
         except TimeoutError as error:
             raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,23 @@ def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
         header.pop("__metadata__", None)
         shapes |= {name: about["shape"] for name, about in header.items()}
     return shapes
+
+
+_IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
+
+
+def linear_layers(folder: Path) -> tuple[str, ...]:
+    """Names of the matrices inside the layers of a model, as LoRA targets are named.
+
+    Raises:
+        EngineError: if a file is not a whole safetensors file.
+    """
+    found = {
+        match.group(1): None
+        for name, shape in folder_shapes(folder).items()
+        if len(shape) == 2 and (match := _IN_A_LAYER.search(name))
+    }
+    return tuple(sorted(found))
 
 
 def folder_checksum(files: list[Path]) -> str:

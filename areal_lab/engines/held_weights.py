@@ -18,6 +18,10 @@ class HeldWeights:
 
     version: Version | None = None
     """As the engine last reported it."""
+    by_adapter: bool = False
+    """Whether versions are LoRA adapters, which requests name, on weights that stay."""
+    adapter: str = ""
+    """The adapter of `version`; empty is the weights alone."""
     digest: Digest | None = None
     """Of the weights loaded last."""
     shapes: Mapping[str, Sequence[int]] | None = None

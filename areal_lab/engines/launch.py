@@ -105,6 +105,7 @@ async def launch_engine(
 
     Args:
         backend: a name of `backends.BACKENDS`.
+        weights: the model that it is started with; with `adapter` it will be given adapters to it.
         port: 0 takes a free one, and another one should that be taken meanwhile.
         dtype: `float32`, `bfloat16` or `auto`.
         context_length: at most the model's, which `None` takes.
@@ -129,6 +130,7 @@ async def launch_engine(
         max_running_requests=max_running_requests,
         context_length=context_length,
         tensor_parallel=tensor_parallel,
+        lora=weights.adapter,
         extra=extra,
     )
     start = Start(
@@ -212,6 +214,8 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 raise _taken(name, options.port) from error
             raise
     engine.client.serves(options.model)
+    if options.lora is not None:
+        engine.client.draws_by_adapter()
     return engine
 
 

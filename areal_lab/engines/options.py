@@ -14,6 +14,7 @@ from typing import Final, Literal
 from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import Backend, ServerOptions
 from areal_lab.engines.environments import environment
+from areal_lab.engines.protocol import LoraShape
 from areal_lab.model_facts import cache_room
 from areal_lab.processor import native_bfloat16
 
@@ -34,6 +35,7 @@ def server_options(
     tensor_parallel: int = 1,
     host: str = HOST,
     tokenizer: bool = False,
+    lora: LoraShape | None = None,
     extra: tuple[str, ...] = (),
 ) -> ServerOptions:
     """The options of a server on this machine: type, cache and build are chosen here.
@@ -77,6 +79,7 @@ def server_options(
         tensor_parallel=tensor_parallel,
         build=found.build,
         tokenizer=tokenizer,
+        lora=lora,
         extra=extra,
     )
 

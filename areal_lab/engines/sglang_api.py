@@ -17,6 +17,7 @@ from areal_lab.engines.dialect import (
     Digest,
     GenerateOptions,
     get,
+    parse_adapters,
     parse_finish_reason,
     parse_spans,
     parse_version,
@@ -43,6 +44,8 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
         body["stream"] = True
     if options.cache_name:
         body["extra_key"] = options.cache_name
+    if options.adapter:
+        body["lora_path"] = options.adapter
     return post("/generate", body)
 
 
@@ -153,6 +156,15 @@ SGLANG: Final = Dialect(
     abort=lambda request_id: post("/abort_request", {"rid": _rid(request_id)}),
     load=load,
     refusal=_refusal,
+    adapters=get("/v1/models"),
+    held_adapters=parse_adapters,
+    load_adapter=lambda name, weights: post(
+        "/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
+    ),
+    unload_adapter=lambda name: post("/unload_lora_adapter", {"lora_name": name}),
+    name_version=lambda version: post(
+        "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
+    ),
     held=get("/model_info"),
     held_version=_held_version,
     digest=post("/weights_checker", {"action": "checksum"}),

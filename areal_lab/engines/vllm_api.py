@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import httpx
 
+from areal_lab.control.events import Version
 from areal_lab.engines.dialect import (
     Answer,
     Call,
@@ -30,6 +31,7 @@ from areal_lab.engines.dialect import (
     Digest,
     GenerateOptions,
     get,
+    parse_adapters,
     parse_finish_reason,
     parse_spans,
     parse_version,
@@ -76,6 +78,8 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
         params["stream_interval"] = options.stream_interval
     if options.cache_name:
         body["cache_salt"] = options.cache_name
+    if options.adapter:
+        body["model"] = options.adapter
     return post("/inference/v1/generate", body)
 
 
@@ -121,8 +125,12 @@ def load(
     return (
         post("/collective_rpc", reload),
         *(() if mode is PauseMode.IN_PLACE else (forget,)),
-        post("/update_weight_version", {"new_version": str(weights.version)}),
+        _name_version(weights.version),
     )
+
+
+def _name_version(version: Version) -> Call:
+    return post("/update_weight_version", {"new_version": str(version)})
 
 
 def _refusal(answer: Answer) -> str | None:
@@ -149,6 +157,13 @@ VLLM: Final = Dialect(
     abort=lambda request_id: post("/abort_requests", {"request_ids": [_ID_START + request_id]}),
     load=load,
     refusal=_refusal,
+    adapters=get("/v1/models"),
+    held_adapters=parse_adapters,
+    load_adapter=lambda name, weights: post(
+        "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
+    ),
+    unload_adapter=lambda name: post("/v1/unload_lora_adapter", {"lora_name": name}),
+    name_version=_name_version,
     held=get("/weight_info"),
     held_version=lambda answer: parse_version(answer.get("weight_version")),
     digest=post("/weight_checker", {"action": "checksum"}),

@@ -19,6 +19,8 @@ from areal_lab.engines.backends import BACKENDS, transfer_refusal, truncation_re
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.probe import dialect_at
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.transfer.records import Transfer
 
 POLL_S = 0.2
 _SHAPE = (
@@ -69,7 +71,20 @@ async def attach(
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
     client.serves(model_path)
+    if transfer == Transfer.ADAPTER:
+        await _give_base(client, address, model_path)
     return client
+
+
+async def _give_base(client: EngineClient, address: str, model_path: Path) -> None:
+    """An adapter is to our weights, and whoever had the server before may have left others."""
+    client.draws_by_adapter()
+    base = WeightsFolder(path=model_path, version=0, checksum="", size_bytes=0)
+    try:
+        await client.load_weights(base, PauseMode.ABORT)
+    except EngineError as error:
+        await client.close()
+        raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
 
 
 async def _when_ready(

@@ -190,7 +190,10 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"transfer": "distributed"}, r"vllm takes weights by folder only.*; set rollout\."),
+        (
+            {"transfer": "distributed"},
+            r"vllm takes weights by folder, adapter only.*; set rollout\.",
+        ),
         ({"top_k": 20}, r"gconfig\.top_k is 20, but must be -1 with vllm.*; set gconfig\."),
     ],
 )

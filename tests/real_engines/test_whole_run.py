@@ -21,7 +21,7 @@ from tests.pipeline.tiny_run import (
 
 pytestmark = pytest.mark.sglang
 STEPS = 6
-
+LORA = ("actor.use_lora=true", "actor.lora_rank=8", "actor.optimizer.lr=5e-3")
 
 REFUSED = re.compile(r"\"(\w+ [^ ]+) HTTP/[\d.]+\" (?!503)[45]\d\d")
 """In a server's log; 503 is how one that loads or pauses says that it is not ready."""
@@ -35,6 +35,8 @@ REFUSED = re.compile(r"\"(\w+ [^ ]+) HTTP/[\d.]+\" (?!503)[45]\d\d")
         ("sglang", "folder", "retract"),
         ("sglang", "http_tensor", "abort"),
         ("vllm", "folder", "retract"),
+        ("sglang", "adapter", "abort"),
+        ("vllm", "adapter", "abort"),
     ],
 )
 def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
@@ -50,6 +52,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
         f"rollout.backend={engine}",
         f"rollout.transfer={transfer}",
         f"rollout.pause_mode={pause_mode}",
+        *(LORA if transfer == "adapter" else ()),
     )
     result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
     folder, summary = result.folder, result.summary
@@ -62,9 +65,10 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
     samples = [sample for step in trained_samples(folder) for sample in step]
     rescored = [rescored_difference(models, s) for s in samples if len(s["parts"]) > 1]
     assert max(right for right, _ in rescored) < 1e-4
+    assert max(of_the_next for _, of_the_next in rescored) > 1e-3
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     sent = [event for event in events if event.get("name") == "push weights"]
-    assert len(sent) >= (STEPS - 1 if transfer != "folder" else 0)
+    assert len(sent) >= (STEPS - 1 if transfer in ("http_tensor", "distributed") else 0)
     assert not [one for one in Path("/dev/shm").glob("torch_*") if not owner_lives(one)]
 
 

@@ -1,15 +1,18 @@
 """Imported by every Python of the engine's CPU environment before anything else.
 
-SGLang imports torchvision whatever the model. Its wheel is for CUDA; beside a CPU torch it imports
-only if the two operators that it describes to torch exist. They are declared, not implemented: no
-language model calls them.
+torchvision    SGLang imports it whatever the model. Its wheel is for CUDA; beside a CPU torch it
+               imports only if the two operators that it describes to torch exist. They are
+               declared, not implemented: no language model calls them.
+LoRA           asks for pinned memory, from which copies to a GPU are faster. A CPU torch has none
+               and refuses; here it gives ordinary memory.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +20,40 @@ _kept: list[Any] = []
 """torch forgets what a library declared when the library is collected."""
 
 
-class _BeforeTorchvision(importlib.abc.MetaPathFinder):
-    """Finds nothing; declares the operators when torchvision is asked for.
+def _declare_operators() -> None:
+    import torch
 
-    Not at once: that would import torch into processes that do without.
-    """
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+
+
+def _pin_nothing() -> None:
+    import torch
+
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def without(*args: Any, pin_memory: bool = False, **named: Any) -> Any:  # noqa: ARG001
+            return make(*args, **named)
+
+        return without
+
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+    for name in ("tensor", "zeros"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+
+
+_BEFORE: dict[str, Callable[[], None]] = {
+    "torchvision": _declare_operators,
+    "sglang.srt.lora.backend.torch_backend": _pin_nothing,
+}
+"""What to do when a module is first asked for. Not at once: that would import torch into processes
+that do without."""
+
+
+class _Before(importlib.abc.MetaPathFinder):
+    """Finds nothing; acts when a module is asked for."""
 
     def find_spec(
         self,
@@ -29,15 +61,8 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002 - as importlib calls it
         target: ModuleType | None = None,  # noqa: ARG002 - as importlib calls it
     ) -> None:
-        if fullname != "torchvision":
-            return
-        sys.meta_path.remove(self)
-        import torch
-
-        library = torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _kept.append(library)
+        if (act := _BEFORE.pop(fullname, None)) is not None:
+            act()
 
 
-sys.meta_path.insert(0, _BeforeTorchvision())
+sys.meta_path.insert(0, _Before())

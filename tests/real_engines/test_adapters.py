@@ -1,0 +1,235 @@
+"""LoRA adapters alone, into servers that take them: what each token was drawn by, and what stays.
+
+Version n is adapter n on the weights that the server was started with; a plain model with that
+adapter merged says what its log-probs are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from areal_lab.engines.client import EngineError, VersionMismatch
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.weights import write_folder, write_weights
+from areal_lab.training.lora import (
+    adapter_tensors,
+    add_lora,
+    lora_shape,
+    merged_tensors,
+    target_modules,
+    write_adapter,
+)
+from tests.real_engines.conftest import EACH_ENGINE, Announce, start
+from tests.real_engines.engines import ENGINES
+from tests.real_engines.lab import (
+    LONG,
+    Lab,
+    request,
+    tiny_model,
+    tokens_of,
+    versions_of,
+)
+
+RANK = 4
+PROMPT = list(range(5, 45))
+
+
+def write_version(lab: Lab, version: int, *, rank: int = RANK) -> WeightsFolder:
+    """An adapter that changes a lot, as a folder; the lab's model of its version has it merged."""
+    torch.manual_seed(version)
+    model: Any = copy.deepcopy(lab.models[0])
+    add_lora(model, rank=rank, alpha=2 * rank, targets=target_modules(model, ["all-linear"]))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                value.normal_(std=0.1)
+    lab.models[version] = copy.deepcopy(lab.models[0])
+    lab.models[version].load_state_dict(merged_tensors(model), strict=False)
+    tensors = adapter_tensors(model, dtype=torch.float32)
+    written = write_folder(
+        lab.root / f"adapters-{lab.fresh}",
+        version,
+        tensors,
+        dtype=torch.float32,
+        write=lambda folder: write_adapter(model, tensors, folder),
+    )
+    lab.fresh += 1
+    return replace(written, adapter=lora_shape(model))
+
+
+@pytest.fixture(scope="module", params=[EACH_ENGINE["sglang"], EACH_ENGINE["vllm"]])
+def adapter_lab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, announce: Announce
+) -> Iterator[Lab]:
+    """A server that takes adapters; versions 1 to 3 are written."""
+    folder = tmp_path_factory.mktemp(f"adapters-{request.param}")
+    base = tiny_model(0)
+    with asyncio.Runner() as runner:
+        lab = Lab(
+            facts=ENGINES[request.param],
+            loop=runner.get_loop(),
+            engine=None,  # type: ignore[arg-type]  # started below, for the shape of these adapters
+            root=folder,
+            models={0: base},
+        )
+        lab.written = {version: write_version(lab, version) for version in (1, 2, 3)}
+        first = replace(
+            write_weights(base, folder / "first", 0, dtype=torch.float32),
+            adapter=lab.written[1].adapter,
+        )
+        lab.engine = runner.run(start(request.param, first, folder / "engine.log", announce))
+        yield lab
+        runner.run(lab.engine.stop())
+
+
+@pytest.fixture
+def lab(adapter_lab: Lab) -> Lab:
+    """The server with adapter 1, not paused."""
+
+    async def begin_again() -> None:
+        await adapter_lab.client.resume()
+        await adapter_lab.load(1, PauseMode.ABORT)
+
+    adapter_lab.run(begin_again())
+    return adapter_lab
+
+
+def test_log_probs_are_of_the_adapter_that_is_named(lab: Lab) -> None:
+    """Also where the prompt is in the cache already, from the adapter before."""
+
+    async def scenario() -> None:
+        for version in (1, 2, 3, 1):
+            await lab.load(version, PauseMode.ABORT)
+            assert await lab.client.version() == version
+            results = await lab.client.generate(
+                [request(f"{version}-{index}", PROMPT, 20, seed=index) for index in range(4)]
+            )
+            for result in results:
+                assert versions_of(result) == [version]
+                assert lab.errors(version, PROMPT, result).max() < lab.facts.error * 3
+                assert lab.errors(version % 3 + 1, PROMPT, result).max() > 0.1
+
+    lab.run(scenario())
+
+
+def test_running_answers_go_on_under_the_next_adapter(lab: Lab) -> None:
+    async def scenario() -> None:
+        requests = [request(f"long-{index}", PROMPT, LONG, seed=index) for index in range(4)]
+        async with lab.running(requests) as drawing:
+            for version in (2, 3):
+                await lab.client.pause(PauseMode.ABORT)
+                await lab.load(version, PauseMode.ABORT)
+                assert not drawing.done()
+                await lab.client.resume()
+                while not all(lab.client.arrived_tokens(one.request_id) > 5 for one in requests):
+                    await lab.client.ready()
+        for result in await drawing:
+            assert versions_of(result) == [1, 2, 3]
+            assert (len(tokens_of(result)), result.finish_reason) == (LONG, "length")
+            assert result.retractions == 2
+            start = 0
+            for segment in result.segments:
+                end = start + len(segment.tokens)
+                errors = lab.errors(segment.version, PROMPT, result)[start:end]
+                assert errors.max() < lab.facts.error * 10
+                others = [
+                    lab.errors(v, PROMPT, result)[start:end] for v in {1, 2, 3} - {segment.version}
+                ]
+                assert min(float(other.max()) for other in others) > 0.1
+                start = end
+
+    lab.run(scenario())
+
+
+def test_what_is_sent_while_adapters_change_is_drawn_by_the_new_one(lab: Lab) -> None:
+    async def scenario() -> None:
+        await lab.client.pause(PauseMode.ABORT)
+        waiting = asyncio.create_task(
+            lab.client.generate([request(name, PROMPT, 20) for name in ("one", "two")])
+        )
+        await lab.client.ready()
+        await lab.client.abort(["two"])
+        await lab.load(2, PauseMode.ABORT)
+        assert not waiting.done()
+        await lab.client.resume()
+        one, two = await waiting
+        assert (versions_of(one), len(tokens_of(one))) == ([2], 20)
+        assert (two.segments, two.finish_reason) == ((), "abort")
+        assert lab.errors(2, PROMPT, one).max() < lab.facts.error * 3
+
+    lab.run(scenario())
+
+
+def test_old_adapters_go(lab: Lab) -> None:
+    async def scenario() -> None:
+        for turn in range(12):
+            await lab.load(turn % 3 + 1, PauseMode.ABORT)
+            await lab.client.generate([request(f"turn-{turn}", PROMPT, 3)])
+        assert len(await adapters(lab)) == 2
+
+    lab.run(scenario())
+
+
+def test_an_adapter_that_is_refused_leaves_the_one_before(lab: Lab) -> None:
+    async def scenario() -> None:
+        damaged = write_version(lab, 7)
+        file = damaged.path / "adapter_model.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        too_large = write_version(lab, 8, rank=64)
+        before = await adapters(lab)
+        for weights, words in (
+            (damaged, "is damaged"),
+            (too_large, "did not load the adapter of version 8"),
+        ):
+            with pytest.raises(EngineError, match=words) as caught:
+                await lab.client.load_weights(weights, PauseMode.ABORT)
+            assert not isinstance(caught.value, VersionMismatch)
+            (result,) = await lab.client.generate([request("after", PROMPT, 10)])
+            assert versions_of(result) == [1]
+            assert lab.errors(1, PROMPT, result).max() < lab.facts.error * 3
+        assert await adapters(lab) == before
+
+    lab.run(scenario())
+
+
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
+def test_other_pauses_are_refused_before_anything_happens(lab: Lab, mode: PauseMode) -> None:
+    async def scenario() -> None:
+        with pytest.raises(EngineError, match="and mode abort"):
+            await lab.client.load_weights(lab.written[2], mode)
+        (result,) = await lab.client.generate([request("after", PROMPT, 3)])
+        assert versions_of(result) == [1]
+
+    lab.run(scenario())
+
+
+def test_a_server_that_has_lost_the_adapter_holds_something_else(lab: Lab) -> None:
+    """As one does that was started again behind its address."""
+
+    async def scenario() -> None:
+        weights = write_version(lab, 9)
+        await lab.client.load_weights(weights, PauseMode.ABORT)
+        # SGLang loads an adapter that it has unloaded again by itself, if the folder is there.
+        shutil.rmtree(weights.path)
+        for name in await adapters(lab):
+            await lab.client._connection.call(lab.client.api.unload_adapter(name))
+        with pytest.raises(VersionMismatch, match="has lost the adapter"):
+            await lab.client.generate([request("after", PROMPT, 3)])
+
+    lab.run(scenario())
+
+
+async def adapters(lab: Lab) -> list[str]:
+    """Names of the adapters that the server has."""
+    answer = await lab.client._connection.call(lab.client.api.adapters)
+    return sorted(lab.client.api.held_adapters(answer))
