@@ -118,6 +118,11 @@ def notes(config: TrainConfig) -> list[str]:
             f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
             "AReaL's eta is an integer"
         )
+    if not config.actor.use_lora and (unused := _changed_lora_settings(config)):
+        told.append(
+            f"{', '.join(unused)} has no effect without actor.use_lora=true: "
+            "the whole model is trained"
+        )
     if _is_biased_in_place(config):
         told.append(
             "rollout.pause_mode=in_place keeps the cache of the old weights: what an interrupted "
@@ -125,6 +130,12 @@ def notes(config: TrainConfig) -> list[str]:
             "policy; how far off is measured in docs/engines.md, 'What an interruption does'"
         )
     return told
+
+
+def _changed_lora_settings(config: TrainConfig) -> list[str]:
+    default = TrainConfig().actor
+    names = ("lora_rank", "lora_alpha", "target_modules")
+    return [f"actor.{n}" for n in names if getattr(config.actor, n) != getattr(default, n)]
 
 
 def effective_eta(config: TrainConfig) -> float:
@@ -199,18 +210,17 @@ def check_engines(config: TrainConfig) -> None:
 
 
 def check_transfer(config: TrainConfig) -> None:
-    """The engines take weights the way they are to be sent."""
-    backend = backend_of(engine_plan(config).backend)
-    if (refusal := transfer_refusal(backend, config.rollout.transfer)) is not None:
-        raise ConfigError(refusal)
-    if config.rollout.transfer != Transfer.ADAPTER:
-        return
-    refusal = adapter_refusal(
-        backend,
-        pause_mode=config.rollout.pause_mode,
-        use_lora=config.actor.use_lora,
-        rank=config.actor.lora_rank,
-    )
+    """The engines take weights the way they are to be sent; servers of others are asked later."""
+    rollout = config.rollout
+    backend = None if rollout.addresses else backend_of(engine_plan(config).backend)
+    refusal = None if backend is None else transfer_refusal(backend, rollout.transfer)
+    if refusal is None and rollout.transfer == Transfer.ADAPTER:
+        refusal = adapter_refusal(
+            backend,
+            pause_mode=rollout.pause_mode,
+            use_lora=config.actor.use_lora,
+            rank=config.actor.lora_rank,
+        )
     if refusal is not None:
         raise ConfigError(refusal)
 

@@ -338,6 +338,11 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         (["rollout.pause_mode=in_place", "rollout.schedule=synchronous"], ""),
         (["rollout.pause_mode=in_place", "rollout.backend=vllm"], ""),  # measured: no bias
         (["rollout.pause_mode=in_place", "rollout.backend=nothing"], ""),
+        (
+            ["actor.lora_rank=8", "actor.target_modules=[q_proj]"],
+            "actor.lora_rank, actor.target_modules has no effect without actor.use_lora=true",
+        ),
+        (["actor.lora_rank=8", "actor.use_lora=true"], ""),
     ],
 )
 def test_what_may_not_mean_what_the_user_thinks_is_told_once(
@@ -356,6 +361,39 @@ def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Conf
     assert str(raised.value) == (
         "rollout.transfer is 'distributed', but vllm takes weights by folder, adapter only: vLLM's "
         "own weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["actor.use_lora=false", "rollout.pause_mode=abort"],
+            "actor.use_lora is false: there is no adapter to send; set actor.use_lora=true",
+        ),
+        ([], "rollout.pause_mode is 'retract', but must be 'abort' with rollout.transfer=adapter"),
+        (
+            ["rollout.backend=vllm", "actor.lora_rank=600", "rollout.pause_mode=abort"],
+            "actor.lora_rank is 600, but vllm takes adapters of rank 512 at most",
+        ),
+        (
+            ["rollout.backend=embedded", "rollout.pause_mode=abort"],
+            "embedded takes weights by folder, http_tensor, distributed only: it has no adapters",
+        ),
+    ],
+)
+def test_adapters_alone_need_adapters_an_engine_for_them_and_abort(
+    configured: Configured, overrides: list[str], said: str
+) -> None:
+    asked = ["rollout.backend=sglang", "rollout.transfer=adapter", "actor.use_lora=true"]
+    with pytest.raises(ConfigError) as raised:
+        check_transfer(configured(*asked, *overrides))
+    assert said in str(raised.value)
+    check_transfer(configured(*asked, "rollout.pause_mode=abort"))
+    # What serves there is asked when it answers.
+    there = 'rollout.addresses=["http://somewhere:1"]'
+    check_transfer(
+        configured(*asked, "rollout.pause_mode=abort", "rollout.backend=embedded", there)
     )
 
 

@@ -309,8 +309,14 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
     )
 
 
-def adapter_refusal(backend: Backend, *, pause_mode: str, use_lora: bool, rank: int) -> str | None:
-    """Why adapters cannot be sent alone, and what to set; None if they can."""
+def adapter_refusal(
+    backend: Backend | None, *, pause_mode: str, use_lora: bool, rank: int
+) -> str | None:
+    """Why adapters cannot be sent alone, and what to set; None if they can.
+
+    Args:
+        backend: None if it is not known what serves.
+    """
     if not use_lora:
         return (
             "rollout.transfer is 'adapter', but actor.use_lora is false: there is no adapter to "
@@ -322,7 +328,7 @@ def adapter_refusal(backend: Backend, *, pause_mode: str, use_lora: bool, rank: 
             "rollout.transfer=adapter: a request names its adapter once, so one that is to go on "
             "under another is sent again; set rollout.pause_mode=abort"
         )
-    if backend.lora_ranks and rank > max(backend.lora_ranks):
+    if backend is not None and backend.lora_ranks and rank > max(backend.lora_ranks):
         return (
             f"actor.lora_rank is {rank}, but {backend.name} takes adapters of rank "
             f"{max(backend.lora_ranks)} at most; lower it, or set rollout.transfer=folder"

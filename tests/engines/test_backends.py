@@ -11,6 +11,7 @@ import pytest
 
 from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of
 from areal_lab.engines.options import server_command, server_environment
+from areal_lab.engines.protocol import LoraShape
 from areal_lab.model_facts import CACHE_BYTES, cache_room
 
 OPTIONS = ServerOptions(
@@ -73,6 +74,26 @@ def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
     assert value(command, "--tp-size") == "2"
     assert "--max-total-tokens" not in command
     assert "--enforce-eager" not in server_command(BACKENDS["vllm"], PYTHON, on_gpu)
+
+
+def test_a_server_for_adapters_is_told_their_shape() -> None:
+    lora = LoraShape(rank=12, target_modules=("q_proj", "up_proj"))
+    wanted = replace(OPTIONS, lora=lora)
+    sglang, vllm = BACKENDS["sglang"], BACKENDS["vllm"]
+    command = server_command(sglang, PYTHON, wanted)
+    start = command.index("--lora-target-modules")
+    assert command[start + 1 : start + 3] == ["q_proj", "up_proj"]
+    assert value(command, "--max-lora-rank") == "12"
+    assert value(command, "--lora-backend") == "torch_native"
+    assert "--lora-backend" not in server_command(sglang, PYTHON, replace(wanted, build="gpu"))
+    command = server_command(vllm, PYTHON, wanted)
+    assert value(command, "--max-lora-rank") == "16", "the next that it has kernels for"
+    assert server_environment(vllm, PYTHON, wanted)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    for backend in (sglang, vllm):
+        assert "--enable-lora" not in server_command(backend, PYTHON, OPTIONS)
+        assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment(
+            backend, PYTHON, OPTIONS
+        )
 
 
 def test_the_cache_of_vllm_is_rounded_up_to_what_it_takes() -> None:
@@ -141,9 +162,11 @@ try:
     copy_all_layer_kv_cache_cpu(1, 2)
 except NotImplementedError as error:
     print(error)
-for finder in sys.meta_path[:1]:
-    finder.find_spec("torchvision")
+for module in ("torchvision", "sglang.srt.lora.backend.torch_backend"):
+    sys.meta_path[0].find_spec(module)
 print(torch.ops.torchvision.nms.default)
+pinned = torch.tensor([1, 2], pin_memory=True).pin_memory() + torch.zeros(2, pin_memory=True)
+print(pinned.tolist())
 """
 
 
@@ -159,4 +182,5 @@ def test_the_shim_gives_names_and_the_one_operation() -> None:
         "[[9, 6, 0, 0, 0], [0, 0, 0, 0, 0], [0, 7, 8, 0, 0]]",
         "sgl_kernel.copy_all_layer_kv_cache_cpu is needed, but the CPU build has no kernels",
         "torchvision.nms.default",
+        "[1.0, 2.0]",
     ], run.stderr

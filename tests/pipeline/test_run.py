@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -118,6 +119,32 @@ def test_the_run_folder_holds_what_is_promised(
     assert len(metrics(folder)) == STEPS
     assert (folder / "model").resolve() == (folder / "checkpoints" / f"step-{STEPS:05d}").resolve()
     AutoModelForCausalLM.from_pretrained(folder / "model")
+
+
+def test_adapters_are_merged_for_engines_and_checkpoints(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "total_train_steps=4",
+        "save_every_steps=1",
+        "rollout.transfer=http_tensor",
+        "actor.use_lora=true",
+        "actor.lora_rank=4",
+        "actor.optimizer.lr=5e-3",
+    )
+    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    assert result.summary["status"] == "complete"
+    assert result.summary["version_mismatches"] == 0
+    models = checkpoints(result.folder)
+    samples = [sample for step in trained_samples(result.folder) for sample in step]
+    rescored = [rescored_difference(models, sample) for sample in samples]
+    assert max(right for right, _ in rescored) < 1e-4
+    assert max(wrong for _, wrong in rescored) > 1e-3
+    adapter = json.loads((result.folder / "model" / "adapter" / "adapter_config.json").read_text())
+    assert (adapter["r"], adapter["base_model_name_or_path"]) == (4, config.actor.path)
+    log = (result.folder / "logs" / "trainer.log").read_text()
+    told = re.search(r"ready: ([\d,]+) parameters, ([\d,]+) of them trained", log)
+    assert told is not None
+    assert int(told[2].replace(",", "")) < int(told[1].replace(",", "")) / 4
 
 
 @pytest.mark.slow

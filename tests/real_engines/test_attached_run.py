@@ -1,4 +1,7 @@
-"""A run attached to a server of another machine, which sees none of its folders."""
+"""A run attached to a server: of another machine, which sees none of its folders, or for adapters.
+
+Each server begins with other weights than the run's.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from areal_lab.engines.folder_check import linear_layers
 from areal_lab.engines.launch import launch_engine
+from areal_lab.engines.protocol import LoraShape, WeightsFolder
 from areal_lab.engines.weights import write_weights
+from benchmarks.tiny_model import write_tiny_model
 from tests.fault_lab.stand_in import load_model
 from tests.pipeline.rewards import even_digits
-from tests.pipeline.tiny_run import RunResult, do_run, tiny_config
+from tests.pipeline.tiny_run import (
+    RunResult,
+    checkpoints,
+    do_run,
+    rescored_difference,
+    tiny_config,
+    trained_samples,
+)
 
 pytestmark = pytest.mark.sglang
 
@@ -52,3 +65,52 @@ def test_all_weights_are_sent_the_first_ones_too(tmp_path: Path, transfer: str) 
     assert result.summary["version_mismatches"] == 0
     assert result.summary["backend"] == "embedded"
     assert not list(result.folder.glob("weights/*"))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_adapters_are_to_the_weights_of_the_run(tmp_path: Path, engine: str) -> None:
+    for seed, name in enumerate(("model", "other")):
+        write_tiny_model(tmp_path / name, seed=seed, initializer_range=0.2, head_size=32)
+    theirs = WeightsFolder(
+        path=tmp_path / "other",
+        version=7,
+        checksum="",
+        size_bytes=0,
+        adapter=LoraShape(rank=8, target_modules=linear_layers(tmp_path / "model")),
+    )
+
+    async def scenario() -> RunResult:
+        server = await launch_engine(
+            engine,
+            index=0,
+            weights=theirs,
+            port=0,
+            threads=1,
+            dtype="float32",
+            max_running_requests=16,
+            context_length=None,
+            log_path=tmp_path / "engine.log",
+        )
+        try:
+            config = tiny_config(
+                tmp_path,
+                f'rollout.addresses=["{server.base_url}"]',
+                "rollout.transfer=adapter",
+                "rollout.pause_mode=abort",
+                "actor.use_lora=true",
+                "actor.lora_rank=4",
+                "actor.optimizer.lr=5e-3",
+                "save_every_steps=1",
+                "total_train_steps=3",
+            )
+            return await asyncio.to_thread(do_run, config, reward_fn=even_digits)
+        finally:
+            await server.stop()
+
+    result = asyncio.run(scenario())
+    assert result.summary["status"] == "complete"
+    assert result.summary["version_mismatches"] == 0
+    assert result.summary["backend"] == engine
+    models = checkpoints(result.folder)
+    samples = [sample for step in trained_samples(result.folder) for sample in step]
+    assert max(rescored_difference(models, sample)[0] for sample in samples) < 1e-4

@@ -1,0 +1,277 @@
+"""Adapters by name: what the client sends, waits for and believes, against a server of a few lines.
+
+That real servers behave so is shown in `tests/real_engines/test_adapters.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.dialect import Dialect
+from areal_lab.engines.protocol import LoraShape, PauseMode, WeightsFolder
+from areal_lab.engines.sglang_api import SGLANG
+from areal_lab.engines.vllm_api import VLLM
+from tests.engines.tiny import request
+
+SHAPE = LoraShape(rank=4, target_modules=("q_proj",))
+BASE = "the model"
+
+
+def adapter(version: int) -> WeightsFolder:
+    """Not read by anybody: its checksum is of no kind that the client knows."""
+    return WeightsFolder(
+        path=Path(f"/w/v{version}"), version=version, checksum="none", size_bytes=1, adapter=SHAPE
+    )
+
+
+@dataclass
+class Fake:
+    """As much of a server as adapters touch. It holds what runs until it is told to pause, and says
+    the version that it was told last, whatever drew."""
+
+    api: Dialect
+    version: str = "0"
+    adapters: list[str] = field(default_factory=list)
+    drawn_by: list[str] = field(default_factory=list)
+    """The adapter that each sample named, or the model."""
+    refuse: str = ""
+    """A path that is answered with an error."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    holds: bool = False
+    """Whether samples run until a pause ends them."""
+
+    async def __call__(self, http: httpx.Request) -> httpx.Response:
+        path = http.url.path.removeprefix("/v1") if "lora" in http.url.path else http.url.path
+        body = json.loads(http.content or b"{}")
+        if self.refuse and path == self.refuse:
+            return httpx.Response(400, json={"error_message": "it is too large"})
+        match path:
+            case "/load_lora_adapter":
+                assert body["lora_path"].startswith("/w/v")
+                self.adapters.append(body["lora_name"])
+            case "/unload_lora_adapter":
+                self.adapters.remove(body["lora_name"])
+            case "/v1/models":
+                listed = [(BASE, None), *((name, BASE) for name in self.adapters)]
+                return httpx.Response(
+                    200, json={"data": [{"id": name, "parent": up} for name, up in listed]}
+                )
+            case "/update_weight_version":
+                self.version = body["new_version"]
+            case "/model_info" | "/weight_info":
+                return httpx.Response(200, json={"weight_version": self.version})
+            case "/pause_generation" | "/pause":
+                self.paused.set()
+            case "/continue_generation" | "/resume":
+                self.paused.clear()
+            case "/generate" | "/inference/v1/generate":
+                return await self._draw(body)
+        return httpx.Response(200, json={"success": True})
+
+    async def _draw(self, body: dict[str, Any]) -> httpx.Response:
+        name = body.get("lora_path") or body.get("model") or BASE
+        if name not in (BASE, *self.adapters):
+            return httpx.Response(400, json={"error": {"message": f"{name} is not loaded"}})
+        self.drawn_by.append(name)
+        self.begun.set()
+        reason = "length"
+        if self.holds:
+            self.holds = False
+            await self.paused.wait()
+            reason = "abort"
+        answer = self._sglang if self.api is SGLANG else self._vllm
+        return httpx.Response(200, json=answer([7, 8], reason))
+
+    def _sglang(self, tokens: list[int], reason: str) -> Any:
+        spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
+        meta = {
+            "finish_reason": {"type": reason},
+            "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+            "weight_version": self.version,
+            "weight_versions": spans,
+        }
+        return [{"output_ids": tokens, "meta_info": meta}]
+
+    def _vllm(self, tokens: list[int], reason: str) -> Any:
+        content = [{"token_id": token, "logprob": -1.0} for token in tokens]
+        choice = {
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "finish_reason": reason,
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(tokens)}],
+        }
+        return {"choices": [choice]}
+
+
+def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> None:
+    """One scenario with a client that draws by adapters."""
+
+    async def scenario() -> None:
+        fake = Fake(api)
+        client = EngineClient("http://engine:1", api=api, transport=httpx.MockTransport(fake))
+        client.draws_by_adapter()
+        try:
+            async with asyncio.timeout(30):
+                await act(client, fake)
+        finally:
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(params=[SGLANG, VLLM], ids=["sglang", "vllm"])
+def api(request: pytest.FixtureRequest) -> Dialect:
+    dialect: Dialect = request.param
+    return dialect
+
+
+def test_requests_name_the_adapter_and_the_one_before_stays(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        fake.adapters += ["areal_lab-of-a-run-before-v9", "somebody else's"]
+        await client.generate([request("zero", [5], 2)])
+        for version in (1, 2, 3):
+            assert await client.load_weights(adapter(version), PauseMode.ABORT) == version
+            (sample,) = await client.generate([request(f"{version}", [5], 2)])
+            assert [segment.version for segment in sample.segments] == [version]
+        assert [name.rpartition("-")[2] for name in fake.drawn_by] == [BASE, "v1", "v2", "v3"]
+        assert [name.rpartition("-")[2] for name in fake.adapters] == [
+            "somebody else's",
+            "v2",
+            "v3",
+        ]
+
+    play(act, api)
+
+
+def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: Dialect) -> None:
+    """What was sent before an update and answered after it."""
+
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.load_weights(adapter(1), PauseMode.ABORT)
+        fake.holds = True
+        fake.begun.clear()
+        drawing = asyncio.create_task(client.generate([request("a", [5], 4)]))
+        await fake.begun.wait()
+        await client.pause(PauseMode.ABORT)
+        # Sent again already, were it not held back: there is no adapter 2 yet.
+        await client.load_weights(adapter(2), PauseMode.ABORT)
+        assert len(fake.drawn_by) == 1
+        await client.resume()
+        (sample,) = await drawing
+        assert [(s.version, len(s.tokens)) for s in sample.segments] == [(1, 2), (2, 2)]
+
+    play(act, api)
+
+
+def test_what_is_ended_while_it_is_held_back_is_never_sent(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.pause(PauseMode.ABORT)
+        drawing = asyncio.create_task(client.generate([request(name, [5], 2) for name in "ab"]))
+        alone = asyncio.create_task(client.generate([request("c", [5], 2)]))
+        await asyncio.sleep(0)
+        await client.abort(["a", "c", "never sent"])
+        await client.load_weights(adapter(1), PauseMode.ABORT)
+        await client.resume()
+        a, b = await drawing
+        (c,) = await alone
+        assert [(one.segments, one.finish_reason) for one in (a, c)] == [((), "abort")] * 2
+        assert b.finish_reason == "length"
+        assert len(fake.drawn_by) == 1
+
+    play(act, api)
+
+
+@pytest.mark.parametrize("path", ["/load_lora_adapter", "/unload_lora_adapter"])
+def test_a_refusal_leaves_the_adapter_before_and_what_waits_goes_on(
+    api: Dialect, path: str
+) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        for version in (1, 2):
+            await client.load_weights(adapter(version), PauseMode.ABORT)
+        fake.refuse = path
+        with pytest.raises(EngineError, match=r"adapter of version 3: .*it is too large") as caught:
+            await client.load_weights(adapter(3), PauseMode.ABORT)
+        assert not isinstance(caught.value, VersionMismatch)
+        (sample,) = await client.generate([request("a", [5], 2)])
+        assert [segment.version for segment in sample.segments] == [2]
+
+    play(act, api)
+
+
+def test_a_server_that_does_not_list_the_adapter_holds_something_else(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        class Forgetful(list[str]):
+            def append(self, name: str) -> None:
+                pass
+
+        fake.adapters = Forgetful()
+        with pytest.raises(VersionMismatch, match=r"holds version 1 and the adapters \(none\)"):
+            await client.load_weights(adapter(1), PauseMode.ABORT)
+
+    play(act, api)
+
+
+def test_a_server_that_was_started_again_has_lost_the_adapter(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.load_weights(adapter(1), PauseMode.ABORT)
+        fake.adapters.clear()
+        with pytest.raises(VersionMismatch, match="has lost the adapter"):
+            await client.generate([request("a", [5], 2)])
+
+    play(act, api)
+
+
+def test_what_is_held_back_ends_when_the_connection_does(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.pause(PauseMode.ABORT)
+        waiting = asyncio.create_task(client.generate([request("a", [5], 2)]))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(EngineUnreachable, match="the connection was closed"):
+            await waiting
+        assert not fake.drawn_by
+
+    play(act, api)
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_adapter"),
+    [(PauseMode.RETRACT, True), (PauseMode.IN_PLACE, True), (PauseMode.ABORT, False)],
+)
+def test_adapters_need_a_server_for_them_and_abort(
+    api: Dialect, mode: PauseMode, by_adapter: bool
+) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        client._held.by_adapter = by_adapter
+        with pytest.raises(
+            EngineError, match="needs a server started for adapters, and mode abort"
+        ):
+            await client.load_weights(adapter(1), mode)
+        assert not fake.adapters
+        assert not fake.paused.is_set()
+
+    play(act, api)
+
+
+def test_weights_of_the_server_itself_are_drawn_by_no_adapter(api: Dialect, tmp_path: Path) -> None:
+    """Who attaches to a server gives it the model that the adapters are to."""
+    whole = WeightsFolder(path=tmp_path, version=0, checksum="", size_bytes=0)
+
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.load_weights(adapter(1), PauseMode.ABORT)
+        fake.version = "0"
+        await client.load_weights(whole, PauseMode.ABORT)
+        await client.generate([request("a", [5], 2)])
+        assert fake.drawn_by == [BASE]
+
+    play(act, api)
