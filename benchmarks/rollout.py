@@ -22,7 +22,9 @@ import asyncio
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ import torch
 
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import environment
-from areal_lab.engines.launch import launch_engine
+from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.records import Transfer
 from benchmarks.harness import Arguments, parse, report, spread
 from benchmarks.rollout_bench import (
@@ -66,13 +69,38 @@ def _own_arguments(parser: argparse.ArgumentParser) -> None:
 async def measure(arguments: Arguments, backend: str, folder: Path) -> dict[str, Any]:
     """Start a server, measure everything on it, stop it; returns the figures."""
     ways = Ways(models(), folder / "weights")
-    say(f"waiting for the {backend} server")
+    size = QUICK if arguments.quick else FULL
+    try:
+        async with _server(backend, ways.first, folder) as server:
+            results = await Bench(server, ways, size, arguments.repeats).measure()
+        if Transfer.ADAPTER in BACKENDS[backend].transfers:
+            # A server of its own: one that could be given adapters takes longer for a step.
+            ways.begin_again()
+            async with _server(backend, ways.first_for_adapters, folder) as server:
+                found = await Bench(server, ways, size, arguments.repeats).adapter_latencies()
+            results = replace(results, latencies={**results.latencies, Transfer.ADAPTER: found})
+    finally:
+        ways.close()
+    return {
+        **figures_of(results),
+        "backend": backend,
+        "engine_version": server.version,
+        "slots": SLOTS,
+    }
+
+
+@asynccontextmanager
+async def _server(
+    backend: str, weights: WeightsFolder, folder: Path
+) -> AsyncIterator[EngineProcess]:
+    """A server with these weights, told of while it is waited for."""
+    say(f"waiting for the {backend} server" + (" for adapters" if weights.adapter else ""))
     clock = asyncio.get_running_loop().time
     begun_s = clock()
     server = await launch_engine(
         backend,
         index=0,
-        weights=ways.first,
+        weights=weights,
         port=0,
         threads=1,
         dtype="float32",
@@ -82,17 +110,9 @@ async def measure(arguments: Arguments, backend: str, folder: Path) -> dict[str,
     )
     try:
         say(f"{backend} {server.version} is ready after {clock() - begun_s:.0f} s")
-        size = QUICK if arguments.quick else FULL
-        results = await Bench(server, ways, size, arguments.repeats).measure()
+        yield server
     finally:
-        ways.close()
         await server.stop()
-    return {
-        **figures_of(results),
-        "backend": backend,
-        "engine_version": server.version,
-        "slots": SLOTS,
-    }
 
 
 def figures_of(results: Results) -> dict[str, Any]:

@@ -166,19 +166,37 @@ class Bench:
         async with self._client(1) as client:
             for count in range(self._size.latencies):
                 for transfer in map(Transfer, self._backend.transfers):
+                    if transfer is Transfer.ADAPTER:
+                        continue
                     for mode in self._backend.pause_modes:
-                        say(f"first token: {transfer}, {mode} ({count + 1})")
                         found[transfer][str(mode)].append(
-                            await first_token_s(
-                                client,
-                                self._ear,
-                                self._long_requests(f"{transfer}-{mode}-{count}"),
-                                version=self._ways.next,
-                                bring=partial(self._ways.bring, client, transfer, mode),
-                                mode=mode,
-                            )
+                            await self._first_token_s(client, transfer, mode, count)
                         )
         return found
+
+    async def adapter_latencies(self) -> dict[str, list[float]]:
+        """The same of adapters, on a server that was started for them; by mode, there is one."""
+        mode, transfer = PauseMode.ABORT, Transfer.ADAPTER
+        async with self._client(1) as client:
+            client.draws_by_adapter()
+            seconds = [
+                await self._first_token_s(client, transfer, mode, count)
+                for count in range(self._size.latencies)
+            ]
+        return {str(mode): seconds}
+
+    async def _first_token_s(
+        self, client: EngineClient, transfer: Transfer, mode: PauseMode, count: int
+    ) -> float:
+        say(f"first token: {transfer}, {mode} ({count + 1})")
+        return await first_token_s(
+            client,
+            self._ear,
+            self._long_requests(f"{transfer}-{mode}-{count}"),
+            version=self._ways.next,
+            bring=partial(self._ways.bring, client, transfer, mode),
+            mode=mode,
+        )
 
     def _long_requests(self, name: str) -> list[GenerateRequest]:
         """As many as run at a time, each as long as it may be."""

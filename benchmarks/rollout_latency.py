@@ -9,6 +9,7 @@ send them from there; here this process stands for the trainer.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,12 @@ from areal_lab.engines.transfer.push import Pusher
 from areal_lab.engines.transfer.records import EngineTarget, Transfer
 from areal_lab.engines.transfer.tensor import TensorSender
 from areal_lab.engines.weights import tied_once, write_weights
+from areal_lab.training.lora import ALL_LINEAR, add_lora, target_modules, write_adapter_folder
 
 RUNNING_TOKENS = 16
 """That each request has when the weights are ready."""
 TIMEOUT_S = 30.0
+ADAPTER_RANK = 8
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class Ways:
             write_weights(model, root, version, dtype=torch.float32)
             for version, model in enumerate(models)
         ]
+        self._adapters = [_adapter(models[0], root / "adapters", version) for version in (0, 1)]
         self._tensors = [tied_once(model) for model in models]
         self._closing = ExitStack()
         self._pushers: Mapping[Transfer, Pusher] = {
@@ -111,6 +115,15 @@ class Ways:
         return self._folders[0]
 
     @property
+    def first_for_adapters(self) -> WeightsFolder:
+        """The same, for adapters."""
+        return replace(self.first, adapter=self._adapters[0].adapter)
+
+    def begin_again(self) -> None:
+        """With another engine."""
+        self.version = 0
+
+    @property
     def next(self) -> Version:
         """The version that is brought next."""
         return 1 - self.version
@@ -120,6 +133,8 @@ class Ways:
         version = self.next
         if transfer is Transfer.FOLDER:
             await client.load_weights(self._folders[version], mode)
+        elif transfer is Transfer.ADAPTER:
+            await client.load_weights(self._adapters[version], mode)
         else:
             outcome = await asyncio.to_thread(
                 self._pushers[transfer].push,
@@ -135,6 +150,14 @@ class Ways:
     def close(self) -> None:
         """Let go of groups and memory."""
         self._closing.close()
+
+
+def _adapter(model: PreTrainedModel, root: Path, version: Version) -> WeightsFolder:
+    adapted = copy.deepcopy(model)
+    targets = target_modules(adapted, [ALL_LINEAR])
+    torch.manual_seed(version)
+    add_lora(adapted, rank=ADAPTER_RANK, alpha=ADAPTER_RANK, targets=targets)
+    return write_adapter_folder(adapted, root, version, dtype=torch.float32)
 
 
 async def first_token_s(

@@ -128,15 +128,17 @@ class EngineClient:
     # --- pauses and weights ---
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests sent meanwhile are held by the server."""
+        """Stop decoding; requests sent meanwhile are held by the server.
+
+        Where versions are adapters, requests are ended one by one and held here: the server may go
+        on, as nothing of it changes.
+        """
         if self._held.by_adapter:
-            self._drawing.may_send.clear()
-        try:
+            self._check_adapter_mode(mode)
+            await self._drawing.hold_back()
+        else:
             with self._drawing.ended_by_pause() if mode is PauseMode.ABORT else nullcontext():
                 await self._connection.call(self.api.pause(mode))
-        except EngineError:
-            self._drawing.may_send.set()
-            raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
             # From here on: what is held until after the update shares nothing older either.
@@ -145,7 +147,8 @@ class EngineClient:
 
     async def resume(self) -> None:
         """Go on, with the held requests too."""
-        await self._connection.call(self.api.resume)
+        if not self._held.by_adapter:
+            await self._connection.call(self.api.resume)
         self._drawing.may_send.set()
         self._paused = None
         self._patience.go_on()
@@ -169,11 +172,8 @@ class EngineClient:
                 f"engine {self.base_url} is paused with mode {self._paused}, so version "
                 f"{weights.version} cannot be loaded with mode {mode}; pause and load alike"
             )
-        if weights.adapter is not None and not (self._held.by_adapter and mode is PauseMode.ABORT):
-            raise EngineError(
-                f"engine {self.base_url} was sent an adapter (version {weights.version}) with mode "
-                f"{mode}; that needs a server started for adapters, and mode {PauseMode.ABORT}"
-            )
+        if weights.adapter is not None:
+            self._check_adapter_mode(mode)
         with self._connection.named():
             await asyncio.to_thread(check_folder, weights)
         if weights.adapter is not None:
@@ -319,9 +319,16 @@ class EngineClient:
             )
         return version
 
+    def _check_adapter_mode(self, mode: PauseMode) -> None:
+        if not self._held.by_adapter or mode is not PauseMode.ABORT:
+            raise EngineError(
+                f"engine {self.base_url} was to change adapters with mode {mode}; that needs a "
+                f"server started for adapters, and mode {PauseMode.ABORT}"
+            )
+
     async def _load_adapter(self, weights: WeightsFolder) -> Version:
-        """The server is paused, so no request runs that names another; one that was on its way
-        when the pause came may still be held, so the adapter before this one stays."""
+        """No request of ours runs that names another. The adapter before this one stays: a server
+        may still be about to end a request that names it."""
         name = f"{_ADAPTER}{secrets.token_hex(4)}-v{weights.version}"
         kept = {name, self._held.adapter}
         try:

@@ -39,6 +39,8 @@ class Connection:
             transport: instead of the network, for tests.
         """
         self.base_url = base_url.rstrip("/")
+        self.timeout_s = timeout_s
+        """Longest wait for the answer to a `call`."""
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,

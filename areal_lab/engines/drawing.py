@@ -22,11 +22,14 @@ from areal_lab.control.events import Version
 from areal_lab.engines.arriving import Arriving
 from areal_lab.engines.connection import Connection
 from areal_lab.engines.dialect import Call, Dialect, GenerateOptions
-from areal_lab.engines.errors import EngineUnreachable
+from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.held_weights import HeldWeights
 from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest
 from areal_lab.engines.resubmit import continuation, ended, merge, tokens_of
+
+_POLL_S = 0.005
+_POLLS = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +87,27 @@ class Drawing:
                 for name in running
             )
         )
+
+    async def hold_back(self) -> None:
+        """Send nothing from now on, and end what runs; it is sent again when it may be.
+
+        A server knows nothing yet of a request that is on its way to it, and forgets that it was to
+        end it: so it is told again, until there is none.
+        """
+        self.may_send.clear()
+        try:
+            with self.ended_by_pause():
+                async with asyncio.timeout(self.connection.timeout_s):
+                    await self._end_all()
+        except TimeoutError as error:
+            self.may_send.set()
+            raise EngineUnreachable(
+                f"engine {self.connection.base_url} has not ended {len(self._arriving)} requests "
+                f"within {self.connection.timeout_s:g} s"
+            ) from error
+        except EngineError:
+            self.may_send.set()
+            raise
 
     @contextmanager
     def ended_by_pause(self) -> Iterator[None]:
@@ -149,6 +173,18 @@ class Drawing:
             for index, one in zip(again, rest, strict=True):
                 results[index] = merge(results[index], one)
         return results
+
+    async def _end_all(self) -> None:
+        while names := [one.sent_as for one in self._arriving.values()]:
+            await asyncio.gather(*(self.connection.call(self.api.abort(name)) for name in names))
+            await self._until_fewer(len(names))
+
+    async def _until_fewer(self, count: int) -> None:
+        """Until one of so many samples has ended, or for a moment."""
+        for _ in range(_POLLS):
+            if len(self._arriving) < count:
+                return
+            await asyncio.sleep(_POLL_S)
 
     async def _generate_later(self, requests: list[GenerateRequest]) -> list[Generated]:
         """The same, when requests may be sent; of one that is ended before there is nothing."""

@@ -78,13 +78,13 @@ async def attach(
 
 async def _give_base(client: EngineClient, address: str, model_path: Path) -> None:
     """An adapter is to our weights, and whoever had the server before may have left others."""
-    client.draws_by_adapter()
     base = WeightsFolder(path=model_path, version=0, checksum="", size_bytes=0)
     try:
         await client.load_weights(base, PauseMode.ABORT)
     except EngineError as error:
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
+    client.draws_by_adapter()
 
 
 async def _when_ready(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from areal_lab.engines.protocol import LoraShape
-from areal_lab.engines.weights import tied_once, write_tensors
+from areal_lab.control.events import Version
+from areal_lab.engines.protocol import LoraShape, WeightsFolder
+from areal_lab.engines.weights import tied_once, write_folder, write_tensors
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -139,6 +141,25 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path)
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(fields, indent=1, default=str) + "\n")
+
+
+def write_adapter_folder(
+    model: nn.Module, root: Path, version: Version, *, dtype: torch.dtype
+) -> WeightsFolder:
+    """Write the adapter, cast to `dtype`, as folder `version` below `root`.
+
+    Raises:
+        OSError: with one line that names the place, if there is no room.
+    """
+    tensors = adapter_tensors(model, dtype=dtype)
+    weights = write_folder(
+        root,
+        version,
+        tensors,
+        dtype=dtype,
+        write=lambda folder: write_adapter(model, tensors, folder),
+    )
+    return replace(weights, adapter=lora_shape(model))
 
 
 def lora_shape(model: nn.Module) -> LoraShape:

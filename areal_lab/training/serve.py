@@ -25,16 +25,16 @@ from areal_lab.dtypes import compute_dtype
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.push import Pusher
 from areal_lab.engines.transfer.records import Transfer, WeightsInMemory
-from areal_lab.engines.weights import write_folder, write_weights
+from areal_lab.engines.weights import write_weights
 from areal_lab.processes import on_parent_death
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,
     has_lora,
-    lora_shape,
     merged_tensors,
     target_modules,
     write_adapter,
+    write_adapter_folder,
 )
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import (
@@ -140,7 +140,10 @@ def export(
         tensors = merged_tensors(learner.model)
         return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
     if Transfer(learner.settings.transfer) is Transfer.ADAPTER:
-        return _adapter_folder(learner, version)
+        settings = learner.settings
+        return write_adapter_folder(
+            learner.model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
+        )
     return _model_folder(learner, version)
 
 
@@ -169,19 +172,6 @@ def _model_folder(learner: Learner, version: Version) -> WeightsFolder:
         dtype=_export_dtype(settings),
         tensors=merged_tensors(learner.model),
     )
-
-
-def _adapter_folder(learner: Learner, version: Version) -> WeightsFolder:
-    dtype = _export_dtype(learner.settings)
-    tensors = adapter_tensors(learner.model, dtype=dtype)
-    weights = write_folder(
-        Path(learner.settings.weights_root),
-        version,
-        tensors,
-        dtype=dtype,
-        write=lambda folder: write_adapter(learner.model, tensors, folder),
-    )
-    return replace(weights, adapter=lora_shape(learner.model))
 
 
 def _export_dtype(settings: TrainerSettings) -> torch.dtype:

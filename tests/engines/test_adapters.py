@@ -35,8 +35,8 @@ def adapter(version: int) -> WeightsFolder:
 
 @dataclass
 class Fake:
-    """As much of a server as adapters touch. It holds what runs until it is told to pause, and says
-    the version that it was told last, whatever drew."""
+    """As much of a server as adapters touch. It says the version that it was told last, whatever
+    drew."""
 
     api: Dialect
     version: str = "0"
@@ -46,9 +46,12 @@ class Fake:
     refuse: str = ""
     """A path that is answered with an error."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     holds: bool = False
-    """Whether samples run until a pause ends them."""
+    """Whether the next sample runs until it is ended."""
+    aborts: int = 0
+    deaf: int = 0
+    """Aborts that it forgets."""
 
     async def __call__(self, http: httpx.Request) -> httpx.Response:
         path = http.url.path.removeprefix("/v1") if "lora" in http.url.path else http.url.path
@@ -70,10 +73,10 @@ class Fake:
                 self.version = body["new_version"]
             case "/model_info" | "/weight_info":
                 return httpx.Response(200, json={"weight_version": self.version})
-            case "/pause_generation" | "/pause":
-                self.paused.set()
-            case "/continue_generation" | "/resume":
-                self.paused.clear()
+            case "/abort_request" | "/abort_requests":
+                self.aborts += 1
+                if self.aborts >= self.deaf:
+                    self.ended.set()
             case "/generate" | "/inference/v1/generate":
                 return await self._draw(body)
         return httpx.Response(200, json={"success": True})
@@ -87,7 +90,7 @@ class Fake:
         reason = "length"
         if self.holds:
             self.holds = False
-            await self.paused.wait()
+            await self.ended.wait()
             reason = "abort"
         answer = self._sglang if self.api is SGLANG else self._vllm
         return httpx.Response(200, json=answer([7, 8], reason))
@@ -158,14 +161,14 @@ def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: 
 
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.load_weights(adapter(1), PauseMode.ABORT)
-        fake.holds = True
+        fake.holds, fake.deaf = True, 3
         fake.begun.clear()
         drawing = asyncio.create_task(client.generate([request("a", [5], 4)]))
         await fake.begun.wait()
         await client.pause(PauseMode.ABORT)
         # Sent again already, were it not held back: there is no adapter 2 yet.
         await client.load_weights(adapter(2), PauseMode.ABORT)
-        assert len(fake.drawn_by) == 1
+        assert (len(fake.drawn_by), fake.aborts) == (1, 3)
         await client.resume()
         (sample,) = await drawing
         assert [(s.version, len(s.tokens)) for s in sample.segments] == [(1, 2), (2, 2)]
@@ -258,7 +261,6 @@ def test_adapters_need_a_server_for_them_and_abort(
         ):
             await client.load_weights(adapter(1), mode)
         assert not fake.adapters
-        assert not fake.paused.is_set()
 
     play(act, api)
 

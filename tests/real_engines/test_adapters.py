@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +20,14 @@ import torch
 
 from areal_lab.engines.client import EngineError, VersionMismatch
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.engines.weights import write_folder, write_weights
+from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.training.client import TrainerProcess
 from areal_lab.training.lora import (
-    adapter_tensors,
     add_lora,
-    lora_shape,
     merged_tensors,
     target_modules,
-    write_adapter,
+    write_adapter_folder,
 )
 from tests.real_engines.conftest import EACH_ENGINE, Announce, start
 from tests.real_engines.engines import ENGINES
@@ -37,8 +39,13 @@ from tests.real_engines.lab import (
     tokens_of,
     versions_of,
 )
+from tests.training.tiny import random_batch, settings_for
+from tests.training.updating import TRAIN_EVERY, assert_flat, update_often
 
 RANK = 4
+UPDATES = 1000
+KIB_PER_UPDATE = 16.0
+"""An adapter has 49."""
 PROMPT = list(range(5, 45))
 
 
@@ -53,16 +60,10 @@ def write_version(lab: Lab, version: int, *, rank: int = RANK) -> WeightsFolder:
                 value.normal_(std=0.1)
     lab.models[version] = copy.deepcopy(lab.models[0])
     lab.models[version].load_state_dict(merged_tensors(model), strict=False)
-    tensors = adapter_tensors(model, dtype=torch.float32)
-    written = write_folder(
-        lab.root / f"adapters-{lab.fresh}",
-        version,
-        tensors,
-        dtype=torch.float32,
-        write=lambda folder: write_adapter(model, tensors, folder),
-    )
     lab.fresh += 1
-    return replace(written, adapter=lora_shape(model))
+    return write_adapter_folder(
+        model, lab.root / f"adapters-{lab.fresh}", version, dtype=torch.float32
+    )
 
 
 @pytest.fixture(scope="module", params=[EACH_ENGINE["sglang"], EACH_ENGINE["vllm"]])
@@ -85,6 +86,7 @@ def adapter_lab(
             write_weights(base, folder / "first", 0, dtype=torch.float32),
             adapter=lab.written[1].adapter,
         )
+        lab.written[0] = first
         lab.engine = runner.run(start(request.param, first, folder / "engine.log", announce))
         yield lab
         runner.run(lab.engine.stop())
@@ -227,6 +229,44 @@ def test_a_server_that_has_lost_the_adapter_holds_something_else(lab: Lab) -> No
             await lab.client.generate([request("after", PROMPT, 3)])
 
     lab.run(scenario())
+
+
+def test_a_thousand_adapters_leave_memory_as_it_was(
+    lab: Lab, tmp_path: Path, announce: Announce
+) -> None:
+    async def scenario() -> None:
+        root = choose_weights_root(tmp_path, 1 << 20)
+        settings = settings_for(
+            lab.written[0].path,
+            weights_root=str(root),
+            transfer="adapter",
+            lora_rank=RANK,
+        )
+        trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+        try:
+            growths = await update_often(
+                trainer,
+                lab.client,
+                {
+                    "pipeline": os.getpid(),
+                    "trainer": trainer.child.pid,
+                    "engine": lab.engine.child.pid,
+                },
+                random_batch(groups=1, samples=2),
+                since=0,
+                updates=UPDATES,
+                mode=PauseMode.ABORT,
+            )
+            (result,) = await lab.client.generate([request("after", PROMPT, 5)])
+            assert versions_of(result) == [UPDATES // TRAIN_EVERY]
+            assert len(await adapters(lab)) == 2
+        finally:
+            await trainer.stop()
+            remove_weights_root(root)
+        announce("".join(f"{growth}\n" for growth in growths))
+        assert_flat(growths, kib_per_update=KIB_PER_UPDATE)
+
+    lab.loop.run_until_complete(scenario())
 
 
 async def adapters(lab: Lab) -> list[str]:

@@ -87,7 +87,8 @@ async def update_often(
     courier = courier_from(trainer)
     seen: dict[str, list[Footprint]] = {name: [] for name in processes}
     at: list[int] = []
-    before = trainer.ready.weights.path
+    first = trainer.ready.brought
+    before = (first if isinstance(first, WeightsFolder) else trainer.ready.weights).path
     version = since
     shared = len(list(SHARED_MEMORY.iterdir()))
     for count in range(updates):
