@@ -7,6 +7,10 @@ W [outputs, inputs]                   frozen
 
 merged_tensors     W + (alpha / rank) B A, under the names of the model as it was
 write_adapter      A and B alone, as peft writes them: what engines load beside W
+
+The trainer computes in the order in which its engines do: (W + (alpha / rank) B A) x where those
+have merged weights, and the sum of two products where they have adapters. In bfloat16 these differ:
+a merged weight is rounded as a whole.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
 from areal_lab.engines.weights import tied_once, write_folder, write_tensors
+from areal_lab.training.merged_product import merge
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -63,7 +68,12 @@ def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, .
 
 
 def add_lora(
-    model: PreTrainedModel, *, rank: int, alpha: int, targets: Sequence[str]
+    model: PreTrainedModel,
+    *,
+    rank: int,
+    alpha: int,
+    targets: Sequence[str],
+    merged: bool = False,
 ) -> PreTrainedModel:
     """Freeze a model and give these layers adapters, in place; its output stays as it was.
 
@@ -74,8 +84,11 @@ def add_lora(
         rank: rows of A.
         alpha: B A counts `alpha / rank` times.
         targets: from `target_modules`.
+        merged: compute as engines do that have the merged weights.
     """
     from peft import LoraConfig, TaskType, inject_adapter_in_model  # takes a second
+
+    from areal_lab.training.merged_linear import MergedLinear
 
     config = LoraConfig(
         r=rank,
@@ -86,6 +99,8 @@ def add_lora(
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=model.config.name_or_path,
     )
+    if merged:
+        config._register_custom_module({nn.Linear: MergedLinear})
     # peft freezes all but the adapters.
     adapted: PreTrainedModel = inject_adapter_in_model(config, model, _ADAPTER)  # type: ignore[assignment]
     return adapted
@@ -112,7 +127,8 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
             merged[name] = tensor
         elif rest == "weight":
             layer: Any = model.get_submodule(owner)
-            merged[f"{owner}.{rest}"] = tensor + layer.get_delta_weight(_ADAPTER).to(tensor)
+            a, b = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
+            merged[f"{owner}.{rest}"] = merge(tensor, a, b, layer.scaling[_ADAPTER])
         else:
             merged[f"{owner}.{rest}"] = tensor
     return merged

@@ -74,7 +74,13 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
     )
     if settings.lora_rank:
         targets = target_modules(model, settings.target_modules)
-        add_lora(model, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=targets)
+        add_lora(
+            model,
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            targets=targets,
+            merged=Transfer(settings.transfer) is not Transfer.ADAPTER,
+        )
     learner = make_learner(model, settings)
     version = settings.first_version
     pusher = make_pusher(settings)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,10 +26,11 @@ from areal_lab.training.lora import (
     merged_tensors,
     target_modules,
 )
+from areal_lab.training.merged_product import Adapted, merged_product
 from areal_lab.training.model import load_policy
 from areal_lab.training.serve import ADAPTER_FOLDER, export, first_weights, save_folder
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import Learner, make_learner, train_batch
+from areal_lab.training.step import Learner, _micro_batches, make_learner, score, train_batch
 from tests.training.tiny import (
     gradients,
     learner_for,
@@ -47,10 +50,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_model(place / "model", kind=request.param, tied=request.param != "qwen3")
 
 
-def adapted(folder: Path, *, targets: tuple[str, ...] = ALL, moved: bool = True) -> Any:
+def adapted(
+    folder: Path, *, targets: tuple[str, ...] = ALL, moved: bool = True, merged: bool = False
+) -> Any:
     """A model with adapters; after `moved` they are not zero."""
     torch.manual_seed(1)
-    model = add_lora(load_policy(folder), rank=RANK, alpha=ALPHA, targets=targets)
+    model = add_lora(load_policy(folder), rank=RANK, alpha=ALPHA, targets=targets, merged=merged)
     if moved:
         with torch.no_grad():
             for name, value in model.named_parameters():
@@ -69,10 +74,11 @@ def learner_of(model: Any, folder: Path, **changes: Any) -> Learner:
     return make_learner(model, settings_for(folder, **changes))
 
 
-def test_the_gradients_are_those_of_the_paper(folder: Path) -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_gradients_are_those_of_the_paper(folder: Path, merged: bool) -> None:
     """With W' = W + (alpha / r) B A: dL/dA = (alpha / r) B^T dL/dW', dL/dB = (alpha / r) dL/dW' A^T
     (arXiv 2106.09685, eq. 3, and the chain rule)."""
-    model = adapted(folder)
+    model = adapted(folder, merged=merged)
     with_adapters = learner_of(model, folder)
     plain = learner_for(folder)
     plain.model.load_state_dict(merged_tensors(model), strict=False)
@@ -179,11 +185,16 @@ def test_what_engines_get(folder: Path, tmp_path: Path, transfer: str) -> None:
     )  # fmt: skip
 
 
-def test_gradient_checkpointing_changes_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_gradient_checkpointing_changes_nothing(folder: Path, merged: bool) -> None:
     plain, checkpointed = (
         learner_of(
             add_lora(
-                load_policy(folder, gradient_checkpointing=again), rank=2, alpha=2, targets=ALL
+                load_policy(folder, gradient_checkpointing=again),
+                rank=2,
+                alpha=2,
+                targets=ALL,
+                merged=merged,
             ),
             folder,
         )
@@ -196,6 +207,52 @@ def test_gradient_checkpointing_changes_nothing(folder: Path) -> None:
     assert here.keys() == there.keys()
     for name, value in here.items():
         torch.testing.assert_close(there[name], value, atol=1e-6, rtol=1e-4)
+
+
+def test_in_bfloat16_the_trainer_computes_what_engines_with_merged_weights_do(
+    folder: Path,
+) -> None:
+    """Each log-prob to the last bit; the sum of two products is off by the rounding of weights."""
+    request = random_batch()
+    scored = {}
+    for name in ("merged", "apart", "engine"):
+        model = adapted(folder, merged=name == "merged")
+        if name == "engine":
+            plain = load_policy(folder)
+            plain.load_state_dict(merged_tensors(model), strict=False)
+            model = plain
+        learner = learner_of(model, folder, compute_dtype="bfloat16")
+        everyone = list(range(len(request.trajectories)))
+        (part,) = _micro_batches(learner, request, everyone, torch.ones(len(everyone))).parts
+        scored[name] = score(learner, part)
+    assert torch.equal(scored["merged"], scored["engine"])
+    assert (scored["apart"] - scored["engine"]).abs().max() > 1e-3
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 6)] * 4),
+    biased=st.booleans(),
+    scale=st.floats(-3, 3),
+    seed=st.integers(0, 99),
+)
+def test_the_product_has_the_gradients_of_its_formula(
+    sizes: tuple[int, int, int, int], biased: bool, scale: float, seed: int
+) -> None:
+    tokens, inputs, outputs, rank = sizes
+    torch.manual_seed(seed)
+    x, a, b = (
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, tokens, inputs), (rank, inputs), (outputs, rank))
+    )
+    weight = torch.randn(outputs, inputs, dtype=torch.float64)
+    bias = torch.randn(outputs, dtype=torch.float64) if biased else None
+
+    def product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return merged_product(x, Adapted(weight, bias, a, b, scale), torch.float64)
+
+    assert torch.autograd.gradcheck(product, (x, a, b))
+    expected = x @ (weight + scale * b @ a).T + (0 if bias is None else bias)
+    torch.testing.assert_close(product(x, a, b), expected)
 
 
 def test_which_layers_get_one(folder: Path) -> None:
