@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
+from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.state import RunState
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
@@ -75,3 +79,41 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
 def owner_lives(segment: Path) -> bool:
     """Whether the process that made a segment of torch's still runs; its id is in the name."""
     return Path("/proc", segment.name.split("_")[1]).exists()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_server_that_is_started_again_gets_the_adapter_of_the_others(
+    tmp_path: Path, engine: str
+) -> None:
+    """It begins with the model's own weights, which are no version of the run any more."""
+    write_tiny_model(tmp_path / "model", initializer_range=0.2, head_size=32)
+    config = tiny_config(
+        tmp_path,
+        "total_train_steps=4",
+        "eta=3",
+        "save_every_steps=1",
+        f"rollout.backend={engine}",
+        "rollout.transfer=adapter",
+        "rollout.pause_mode=abort",
+        "rollout.max_engine_restarts=1",
+        *LORA,
+    )
+    state = RunState()
+
+    def on_step(report: StepReport) -> None:
+        if report.step == 2:
+            (victim,) = (child for child in state.children if child.name.startswith("engine"))
+            os.killpg(victim.pid, signal.SIGKILL)
+
+    result = do_run(
+        config, on_step=on_step, answer_tokens=long_tail, reward_fn=even_digits, state=state
+    )
+    summary = result.summary
+    assert summary["status"] == "complete"
+    assert (summary["engine_losses"], summary["engine_restarts"]) == (1, 1)
+    assert summary["version_mismatches"] == 0
+    models = checkpoints(result.folder)
+    steps = trained_samples(result.folder)
+    seen = [(sample["group"], sample["sample"]) for step in steps for sample in step]
+    assert len(seen) == len(set(seen)) == 4 * 3 * 4
+    assert max(rescored_difference(models, s)[0] for step in steps for s in step) < 1e-4
