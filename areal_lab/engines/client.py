@@ -96,21 +96,11 @@ class EngineClient:
         What an `abort` pause of this client ended is sent again, with the tokens it has.
 
         Raises:
-            EngineUnreachable: if the connection is lost or the server is silent for too long; with
-                what had arrived.
-            VersionMismatch: if it no longer has the adapter that draws.
+            EngineUnreachable: if the connection is lost, the server is silent for too long, or it
+                no longer has the adapter that draws; with what had arrived.
             EngineError: if the server refuses, or its answer contradicts itself.
         """
-        try:
-            return await self._drawing.generate(requests)
-        except EngineUnreachable:
-            raise
-        except EngineError as error:
-            if self._held.adapter and self._held.adapter not in await self._adapters():
-                raise VersionMismatch(
-                    f"engine {self.base_url} has lost the adapter {self._held.adapter}: {error}"
-                ) from error
-            raise
+        return await self._drawing.generate(requests)
 
     def arrived_tokens(self, request_id: str) -> int:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
@@ -333,7 +323,7 @@ class EngineClient:
         kept = {name, self._held.adapter}
         try:
             await self._connection.call(self.api.load_adapter(name, weights))
-            for old in await self._adapters():
+            for old in await self._drawing.adapters():
                 if old.startswith(_ADAPTER) and old not in kept:
                     await self._connection.call(self.api.unload_adapter(old))
             await self._connection.call(self.api.name_version(weights.version))
@@ -344,7 +334,7 @@ class EngineClient:
                 f"engine {self.base_url} did not load the adapter of version {weights.version}: "
                 f"{error}; a server is started for adapters by areal-lab engine serve --lora-rank"
             ) from error
-        version, there = await self.version(), await self._adapters()
+        version, there = await self.version(), await self._drawing.adapters()
         if version != weights.version or name not in there:
             raise VersionMismatch(
                 f"engine {self.base_url} was sent the adapter {name} but holds version {version} "
@@ -352,10 +342,6 @@ class EngineClient:
             )
         self._held.adapter = name
         return version
-
-    async def _adapters(self) -> Sequence[str]:
-        answer = await self._connection.call(self.api.adapters)
-        return self.api.held_adapters(answer)
 
     async def _check_unchanged(self, what: str) -> None:
         """A server may refuse and have changed its weights all the same, under the old name."""

@@ -174,6 +174,10 @@ class Drawing:
                 results[index] = merge(results[index], one)
         return results
 
+    async def adapters(self) -> Sequence[str]:
+        """Names of the LoRA adapters that the server has."""
+        return self.api.held_adapters(await self.connection.call(self.api.adapters))
+
     async def _end_all(self) -> None:
         while names := [one.sent_as for one in self._arriving.values()]:
             await asyncio.gather(*(self.connection.call(self.api.abort(name)) for name in names))
@@ -227,7 +231,10 @@ class Drawing:
                     self._exchange(self.api.generate([request], options), [one], drawn_by)
                     for request, one in zip(sent, arriving, strict=True)
                 )
-        except EngineUnreachable as error:
+        except EngineError as refused:
+            error = await self._loss_behind(refused, options.adapter)
+            if error is None:
+                raise
             samples = [one.generated() for one in arriving]
             discarded = sum(map(len, arriving)) - sum(map(tokens_of, samples))
             partial = {one.request_id: one for one in samples if one.segments}
@@ -235,6 +242,15 @@ class Drawing:
         finally:
             for one in arriving:
                 del self._arriving[one.request_id]
+
+    async def _loss_behind(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
+        """The loss of the server, if that is what its error is: it was started again behind its
+        address, for one, and has nothing any more of what it was given."""
+        if isinstance(error, EngineUnreachable):
+            return error
+        if not adapter or adapter in await self.adapters():
+            return None
+        return EngineUnreachable(f"{error}; it has lost the adapter {adapter}")
 
     def _pausing_since(self, pauses: int) -> bool:
         """Whether a pause ends samples, or has since there were so many."""

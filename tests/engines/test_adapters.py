@@ -224,12 +224,19 @@ def test_a_server_that_does_not_list_the_adapter_holds_something_else(api: Diale
     play(act, api)
 
 
-def test_a_server_that_was_started_again_has_lost_the_adapter(api: Dialect) -> None:
+def test_a_server_that_was_started_again_is_lost_and_its_tokens_are_kept(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.load_weights(adapter(1), PauseMode.ABORT)
+        fake.holds = True
+        drawing = asyncio.create_task(client.generate([request("a", [5], 4)]))
+        await fake.begun.wait()
+        await client.pause(PauseMode.ABORT)
         fake.adapters.clear()
-        with pytest.raises(VersionMismatch, match="has lost the adapter"):
-            await client.generate([request("a", [5], 2)])
+        await client.resume()
+        with pytest.raises(EngineUnreachable, match="it has lost the adapter") as caught:
+            await drawing
+        (segment,) = caught.value.partial["a"].segments
+        assert (segment.version, segment.tokens) == (1, (7, 8))
 
     play(act, api)
 
