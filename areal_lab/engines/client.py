@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,20 @@ class EngineClient:
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests sent meanwhile are held by the server.
 
-        Where versions are adapters, requests are ended one by one and held here: the server may go
-        on, as nothing of it changes.
+        To `abort`, requests are ended one by one before, and held here: SGLang, told to end all,
+        looks only once a second whether they have. Where versions are adapters, the server goes on,
+        as nothing of it changes.
         """
         if self._held.by_adapter:
             self._check_adapter_mode(mode)
+        if mode is PauseMode.ABORT:
             await self._drawing.hold_back()
-        else:
-            with self._drawing.ended_by_pause() if mode is PauseMode.ABORT else nullcontext():
+        if not self._held.by_adapter:
+            try:
                 await self._connection.call(self.api.pause(mode))
+            except EngineError:
+                self._drawing.may_send.set()
+                raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
             # From here on: what is held until after the update shares nothing older either.

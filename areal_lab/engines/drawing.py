@@ -4,8 +4,8 @@ requests --may_send?--Dialect.generate--> server --messages--> Arriving --> Gene
     ^                                                               |
     +--------------- with the tokens so far, after an abort ---------+
 
-Where versions are adapters, a request names the one that draws it. So its tokens are of that
-version, whatever the server holds by then; and while one is replaced, requests wait here.
+Requests wait here from an `abort` pause to its end. Where versions are adapters, a request names
+the one that draws it: its tokens are of that version, whatever the server holds by then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Drawing:
     end_tokens: Set[int] = frozenset()
     """The model's own, if they are known."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared while there is no adapter that a request could name."""
+    """Cleared while an `abort` pause lasts."""
     _held_back: set[str] = field(default_factory=set)
     """Requests that wait for it."""
     _arriving: dict[str, Arriving] = field(default_factory=dict)

@@ -538,44 +538,54 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "during"])
-def test_what_an_abort_pause_cut_off_is_sent_again(order: str) -> None:
-    """Also if it was sent while the pause was on its way, and overtook it. Under another id: SGLang
-    aborts what has an id of an answer that ended less than two seconds ago."""
+def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -> None:
+    """Under another id: SGLang aborts what has an id of an answer that ended less than two seconds
+    ago. What is sent while the pause lasts is held back until then, too."""
     sent: list[list[int]] = []
     names: set[str] = set()
+    paths: list[str] = []
 
     async def scenario() -> Generated:
-        pause_came, sample_came, both = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        came, ended = asyncio.Event(), asyncio.Event()
 
         async def handler(http: httpx.Request) -> httpx.Response:
-            if http.url.path == "/pause_generation":
-                pause_came.set()
-                await sample_came.wait()
-                await both.wait()
+            paths.append(http.url.path)
+            if http.url.path == "/abort_request":
+                ended.set()
+            if http.url.path != "/generate":
                 return httpx.Response(200, json={})
             body = json.loads(http.content)
             sent.append(body["input_ids"][0])
             names.update(body["rid"])
-            if len(sent) == 1:
-                sample_came.set()
-                await pause_came.wait()
+            if order == "before" and len(sent) == 1:
+                came.set()
+                await ended.wait()
                 return httpx.Response(200, json=[reply([7, 8], finish_reason={"type": "abort"})])
-            both.set()
             return httpx.Response(200, json=[reply([9])])
 
         client = EngineClient(URL, transport=httpx.MockTransport(handler))
-        steps = [client.generate([request("a", [5], 3)]), client.pause(PauseMode.ABORT)]
-        tasks = [
-            asyncio.ensure_future(step) for step in (steps if order == "before" else steps[::-1])
-        ]
-        await asyncio.gather(*tasks)
+        if order == "before":
+            drawing = asyncio.create_task(client.generate([request("a", [5], 3)]))
+            await came.wait()
+        pausing = asyncio.create_task(client.pause(PauseMode.ABORT))
+        await asyncio.sleep(0)
+        if order == "during":
+            drawing = asyncio.create_task(client.generate([request("a", [5], 3)]))
+        await pausing
+        assert len(sent) == (order == "before")
+        await client.resume()
+        (result,) = await drawing
         await client.close()
-        return next(task.result()[0] for task in tasks if task.result() is not None)
+        return result
 
     result = asyncio.run(scenario())
-    assert sent == [[5], [5, 7, 8]]
+    assert sent == ([[5], [5, 7, 8]] if order == "before" else [[5]])
     assert len(names) == len(sent)
-    assert [segment.tokens for segment in result.segments] == [(7, 8, 9)]
+    tokens = (7, 8, 9) if order == "before" else (9,)
+    assert [segment.tokens for segment in result.segments] == [tokens]
+    assert paths.index("/pause_generation") > max(
+        (i for i, path in enumerate(paths) if path == "/abort_request"), default=-1
+    )
 
 
 @pytest.mark.parametrize(
@@ -589,14 +599,15 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
     sent: list[str] = []
 
     async def scenario() -> Generated:
-        paused = asyncio.Event()
+        told = asyncio.Event()
 
         async def handler(http: httpx.Request) -> httpx.Response:
             sent.append(http.url.path)
-            if http.url.path == "/pause_generation":
-                paused.set()
+            if http.url.path == "/abort_request":
+                told.set()
+            if http.url.path != "/generate":
                 return httpx.Response(200, json={})
-            await paused.wait()
+            await told.wait()
             return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
 
         client = EngineClient(URL, transport=httpx.MockTransport(handler))
@@ -611,6 +622,6 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
         return result
 
     result = asyncio.run(scenario())
-    assert sent == ["/generate", "/pause_generation"]
+    assert sent == ["/generate", "/abort_request", "/pause_generation"]
     assert result.finish_reason == finish_reason
     assert [segment.tokens for segment in result.segments] == [(7, last)]
