@@ -21,6 +21,7 @@ from areal_lab.config import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.devices import visible_gpus
 from areal_lab.engines.addresses import CannotAttach, check_addresses
 from areal_lab.engines.backends import (
     adapter_refusal,
@@ -122,6 +123,11 @@ def notes(config: TrainConfig) -> list[str]:
         told.append(
             f"{', '.join(unused)} has no effect without actor.use_lora=true: "
             "the whole model is trained"
+        )
+    if visible_gpus():
+        told.append(
+            "a GPU is visible, but the trainer and the embedded engine compute on the CPU: only "
+            "SGLang and vLLM use GPUs"
         )
     if _is_biased_in_place(config):
         told.append(

@@ -354,6 +354,14 @@ def test_what_may_not_mean_what_the_user_thinks_is_told_once(
     assert "\n" not in "".join(notices)
 
 
+def test_who_has_a_gpu_is_told_that_the_trainer_leaves_it_alone(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal_lab.preflight.visible_gpus", lambda: ("0",))
+    (told,) = notes(configured())
+    assert "the trainer and the embedded engine compute on the CPU" in told
+
+
 def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Configured) -> None:
     config = configured("rollout.backend=vllm", "rollout.transfer=distributed")
     with pytest.raises(ConfigError) as raised:
@@ -378,7 +386,7 @@ def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Conf
         ),
         (
             ["rollout.backend=embedded", "rollout.pause_mode=abort"],
-            "embedded takes weights by folder, http_tensor, distributed only: it has no adapters",
+            "http_tensor, distributed only: adapters beside weights are what sglang and vllm have",
         ),
     ],
 )
