@@ -120,9 +120,9 @@ class EngineClient:
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests sent meanwhile are held by the server.
 
-        To `abort`, requests are ended one by one before, and held here: SGLang, told to end all,
-        looks only once a second whether they have. Where versions are adapters, the server goes on,
-        as nothing of it changes.
+        To `abort`, requests are ended before, and held here: SGLang, where its pause is to do that,
+        looks only once a second whether they have ended. Where versions are adapters, the server
+        goes on, as nothing of it changes.
         """
         if self._held.by_adapter:
             self._check_adapter_mode(mode)

@@ -89,6 +89,9 @@ class Dialect:
     resume: Call
     abort: Callable[[str], Call]
     """End one request."""
+    abort_all: Callable[[Sequence[str]], Call]
+    """End these, which are all there are of this client's: at once, so that none that waits takes
+    the place of another."""
     load: Callable[[WeightsFolder, PauseMode], Sequence[Call]]
     """Load a folder into a paused engine, drop what was computed with other weights."""
     refusal: Callable[[Answer], str | None]

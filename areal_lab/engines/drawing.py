@@ -180,7 +180,7 @@ class Drawing:
 
     async def _end_all(self) -> None:
         while names := [one.sent_as for one in self._arriving.values()]:
-            await asyncio.gather(*(self.connection.call(self.api.abort(name)) for name in names))
+            await self.connection.call(self.api.abort_all(names))
             await self._until_fewer(len(names))
 
     async def _until_fewer(self, count: int) -> None:

@@ -154,6 +154,7 @@ SGLANG: Final = Dialect(
     pause=lambda mode: post("/pause_generation", {"mode": mode.value}),
     resume=post("/continue_generation"),
     abort=lambda request_id: post("/abort_request", {"rid": _rid(request_id)}),
+    abort_all=lambda _: post("/abort_request", {"abort_all": True}),
     load=load,
     refusal=_refusal,
     adapters=get("/v1/models"),

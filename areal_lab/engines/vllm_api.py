@@ -129,6 +129,10 @@ def load(
     )
 
 
+def _abort(request_ids: Sequence[str]) -> Call:
+    return post("/abort_requests", {"request_ids": [_ID_START + name for name in request_ids]})
+
+
 def _name_version(version: Version) -> Call:
     return post("/update_weight_version", {"new_version": str(version)})
 
@@ -154,7 +158,8 @@ VLLM: Final = Dialect(
     read=read,
     pause=lambda mode: post(f"/pause?mode={_PAUSE[mode]}"),
     resume=post("/resume"),
-    abort=lambda request_id: post("/abort_requests", {"request_ids": [_ID_START + request_id]}),
+    abort=lambda request_id: _abort([request_id]),
+    abort_all=_abort,
     load=load,
     refusal=_refusal,
     adapters=get("/v1/models"),

@@ -172,16 +172,26 @@ def test_a_broadcast_that_does_not_fit_is_an_answer_and_the_next_one_is_taken(
     lab.run(scenario())
 
 
+ADAPTERS = ("actor.use_lora=true", "rollout.pause_mode=abort")
+
+
 @pytest.mark.parametrize("transfer", list(Transfer))
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_a_way_that_an_engine_lacks_is_refused_before_anything_starts(
     backend: str, transfer: Transfer
 ) -> None:
-    config = load_config(None, [f"rollout.backend={backend}", f"rollout.transfer={transfer}"])
+    config = load_config(
+        None,
+        [
+            f"rollout.backend={backend}",
+            f"rollout.transfer={transfer}",
+            *(ADAPTERS if transfer is Transfer.ADAPTER else ()),
+        ],
+    )
     if transfer in BACKENDS[backend].transfers:
         check_transfer(config)
         return
-    with pytest.raises(ConfigError, match=r"need a GPU; set rollout\.transfer=folder$"):
+    with pytest.raises(ConfigError, match=r"only: .*; set rollout\.transfer=folder$"):
         check_transfer(config)
 
 
