@@ -195,19 +195,23 @@ def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
     Raises:
         ValueError: if the server cannot take them.
     """
-    from areal_lab.engines.backends import BACKENDS
+    from areal_lab.engines.backends import lora_refusal
+    from areal_lab.engines.errors import EngineError
     from areal_lab.engines.folder_check import linear_layers
     from areal_lab.engines.protocol import LoraShape
-    from areal_lab.engines.transfer.records import Transfer
 
     if rank == 0:
         return None
-    takers = [one.name for one in BACKENDS.values() if Transfer.ADAPTER in one.transfers]
-    if backend.name not in takers:
-        raise ValueError(f"--lora-rank is {rank}, but only {' and '.join(takers)} take adapters")
-    if backend.lora_ranks and rank > (most := max(backend.lora_ranks)):
-        raise ValueError(f"--lora-rank is {rank}, but {backend.name} takes at most {most}")
-    return LoraShape(rank=rank, target_modules=linear_layers(model))
+    try:
+        names = tuple(linear_layers(model))
+    except EngineError as error:
+        raise ValueError(str(error)) from error
+    lora = LoraShape(rank=rank, target_modules=names)
+    if (refusal := lora_refusal(backend, lora)) is not None:
+        raise ValueError(f"--lora-rank is {rank}, but {refusal}")
+    if not names:
+        raise ValueError(f"--lora-rank is {rank}, but {model} has no safetensors file with layers")
+    return lora
 
 
 async def _until_asked(

@@ -34,8 +34,9 @@ from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.functions import load_function
 from areal_lab.load import nearest
-from areal_lab.model_facts import ModelFacts, read_model_facts, transfer_bytes
-from areal_lab.pipeline.plan import limits_of
+from areal_lab.model_facts import ModelFacts, read_model_facts
+from areal_lab.pipeline.plan import limits_of, lora_of
+from areal_lab.pipeline.version_size import version_bytes
 from areal_lab.placement import check_placement, this_machine
 from areal_lab.training.model_path import (
     PACKAGED_MODELS,
@@ -83,7 +84,7 @@ def check(
     folder = check_model(config, disk_usage)
     facts = _facts(folder)
     check_tokens(config, problems, folder, facts)
-    check_space(config, facts, disk_usage)
+    check_space(config, facts, version_bytes(config, folder, facts.parameters), disk_usage)
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -225,7 +226,7 @@ def check_transfer(config: TrainConfig) -> None:
             backend,
             pause_mode=rollout.pause_mode,
             use_lora=config.actor.use_lora,
-            rank=config.actor.lora_rank,
+            lora=lora_of(config),
         )
     if refusal is not None:
         raise ConfigError(refusal)
@@ -355,14 +356,18 @@ def check_tokens(
 
 
 def check_space(
-    config: TrainConfig, facts: ModelFacts, disk_usage: DiskUsage = shutil.disk_usage
+    config: TrainConfig,
+    facts: ModelFacts,
+    version: int,
+    disk_usage: DiskUsage = shutil.disk_usage,
 ) -> None:
-    """There is room for the checkpoints, and for the weights on their way to the engines."""
+    """There is room for the checkpoints, and for versions (of so many bytes) on their way to the
+    engines."""
     every = config.save_every_steps
     steps = config.total_train_steps
     checkpoints = 1 if every == 0 else math.ceil(steps / every)
     needed = checkpoints * facts.parameters * _MASTER_BYTES + _LOG_BYTES
-    transfer = int(ROOM_FACTOR * transfer_bytes(facts.parameters, config.rollout.dtype))
+    transfer = int(ROOM_FACTOR * version)
     what = f"{checkpoints} checkpoint{'s' if checkpoints > 1 else ''}"
     if not SHARED_MEMORY.is_dir() or disk_usage(SHARED_MEMORY).free < transfer:
         needed += transfer

@@ -22,13 +22,13 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.dialect import Answer, Chunk, Dialect
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import ALL_LINEAR, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.transfer.broadcast import BroadcastSender
 from areal_lab.engines.transfer.push import Pusher
 from areal_lab.engines.transfer.records import EngineTarget, Transfer
 from areal_lab.engines.transfer.tensor import TensorSender
 from areal_lab.engines.weights import tied_once, write_weights
-from areal_lab.training.lora import ALL_LINEAR, add_lora, target_modules, write_adapter_folder
+from areal_lab.training.lora import add_lora, target_modules, write_adapter_folder
 
 RUNNING_TOKENS = 16
 """That each request has when the weights are ready."""

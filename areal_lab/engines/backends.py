@@ -8,12 +8,13 @@ three speak one of two dialects, and one client speaks both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from areal_lab.engines.protocol import LoraShape, PauseMode
+from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, PauseMode
+from areal_lab.engines.transfer.records import Transfer
 
 Api = Literal["sglang", "vllm"]
 """The dialect of HTTP that a server speaks."""
@@ -90,6 +91,10 @@ class Backend:
     """Whether one server can be spread over several GPUs."""
     lora_ranks: tuple[int, ...] = ()
     """The adapters that a server can be started for; it takes smaller ones, too. Empty is any."""
+    lora_targets: tuple[str, ...] = ()
+    """The layers that can have an adapter; empty is any."""
+    lora_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Which layers must have one, too, by layer: the server joins them to one."""
     arguments: Callable[[ServerOptions], list[str]]
     environment: Callable[[ServerOptions], dict[str, str]]
 
@@ -183,6 +188,16 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
     ]
 
 
+_SGLANG_LORA_TARGETS: Final = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "qkv_proj", "gate_up_proj"),
+)
+_SGLANG_LORA_NEEDS: Final = {
+    "q_proj": ("v_proj",),
+    "k_proj": ("q_proj", "v_proj"),
+    "v_proj": ("q_proj",),
+    "up_proj": ("gate_proj",),
+}
 _VLLM_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -268,6 +283,8 @@ SGLANG: Final = Backend(
     own_seeds=False,
     tells_spans=False,
     tensor_parallel=True,
+    lora_targets=_SGLANG_LORA_TARGETS,
+    lora_needs=_SGLANG_LORA_NEEDS,
     arguments=_sglang_arguments,
     environment=_sglang_environment,
 )
@@ -310,12 +327,13 @@ def transfer_refusal(backend: Backend, transfer: str) -> str | None:
 
 
 def adapter_refusal(
-    backend: Backend | None, *, pause_mode: str, use_lora: bool, rank: int
+    backend: Backend | None, *, pause_mode: str, use_lora: bool, lora: LoraShape
 ) -> str | None:
     """Why adapters cannot be sent alone, and what to set; None if they can.
 
     Args:
         backend: None if it is not known what serves.
+        lora: what is wanted; the name of a group of layers is not looked into.
     """
     if not use_lora:
         return (
@@ -328,11 +346,34 @@ def adapter_refusal(
             "rollout.transfer=adapter: a request names its adapter once, so one that is to go on "
             "under another is sent again; set rollout.pause_mode=abort"
         )
-    if backend is not None and backend.lora_ranks and rank > max(backend.lora_ranks):
+    return None if backend is None else lora_refusal(backend, lora)
+
+
+def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
+    """Why a server cannot take adapters of this shape, and what to set; None if it can."""
+    if Transfer.ADAPTER not in backend.transfers:
+        takers = [one.name for one in BACKENDS.values() if Transfer.ADAPTER in one.transfers]
+        return f"{backend.name} takes no adapters, only {' and '.join(takers)} do"
+    mend = "or set rollout.transfer=folder, which sends them merged"
+    if backend.lora_ranks and lora.rank > (most := max(backend.lora_ranks)):
         return (
-            f"actor.lora_rank is {rank}, but {backend.name} takes adapters of rank "
-            f"{max(backend.lora_ranks)} at most; lower it, or set rollout.transfer=folder"
+            f"actor.lora_rank is {lora.rank}, but {backend.name} takes adapters of rank {most} at "
+            f"most; lower it, {mend}"
         )
+    for name in () if lora.target_modules == (ALL_LINEAR,) else lora.target_modules:
+        if backend.lora_targets and name not in backend.lora_targets:
+            return (
+                f"actor.target_modules has {name}, but {backend.name} takes adapters to "
+                f"{', '.join(backend.lora_targets)} only; leave it out, {mend}"
+            )
+        missing = [
+            one for one in backend.lora_needs.get(name, ()) if one not in lora.target_modules
+        ]
+        if missing:
+            return (
+                f"actor.target_modules has {name} without {' and '.join(missing)}, but "
+                f"{backend.name} joins these layers to one; add {' and '.join(missing)}, {mend}"
+            )
     return None
 
 

@@ -24,7 +24,7 @@ from areal_lab.engines.dialect import Dialect, Digest, get
 from areal_lab.engines.drawing import Drawing
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.folder_check import check_fit, check_folder, folder_shapes
-from areal_lab.engines.held_weights import HeldWeights
+from areal_lab.engines.held_weights import HeldAdapter, HeldWeights
 from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
@@ -124,14 +124,15 @@ class EngineClient:
         looks only once a second whether they have ended. Where versions are adapters, the server
         goes on, as nothing of it changes.
         """
-        if self._held.by_adapter:
+        by_adapter = self._held.adapter is not None
+        if by_adapter:
             self._check_adapter_mode(mode)
         if mode is PauseMode.ABORT:
             await self._drawing.hold_back()
-        if not self._held.by_adapter:
+        if not by_adapter:
             try:
                 await self._connection.call(self.api.pause(mode))
-            except EngineError:
+            except BaseException:
                 self._drawing.may_send.set()
                 raise
         self._paused = mode
@@ -142,7 +143,7 @@ class EngineClient:
 
     async def resume(self) -> None:
         """Go on, with the held requests too."""
-        if not self._held.by_adapter:
+        if self._held.adapter is None:
             await self._connection.call(self.api.resume)
         self._drawing.may_send.set()
         self._paused = None
@@ -191,9 +192,18 @@ class EngineClient:
         self._held.shapes = folder_shapes(folder)
         self._drawing.end_tokens = end_token_ids(folder)
 
-    def draws_by_adapter(self) -> None:
-        """Note that versions will be adapters, to the weights that the server has now."""
-        self._held.by_adapter = True
+    async def takes_adapters(self) -> bool:
+        """Whether the server was started for LoRA adapters."""
+        answer = await self._connection.call(self.api.adapter_support)
+        return self.api.takes_adapters(answer)
+
+    def draws_by_adapter(self, version: Version) -> None:
+        """Note that versions will be adapters, to the weights that the server has now.
+
+        Args:
+            version: of these weights alone.
+        """
+        self._held.adapter = HeldAdapter("", version)
 
     async def took_weights(self, version: Version, mode: PauseMode) -> None:
         """Note weights that the trainer sent to the engine itself, and compared.
@@ -264,8 +274,10 @@ class EngineClient:
 
     async def close(self) -> None:
         """Release the connections; the server is stopped by whoever started it."""
-        await self._connection.close()
-        self._drawing.may_send.set()  # whoever waits to send finds out
+        try:
+            await self._connection.close()
+        finally:
+            self._drawing.may_send.set()  # whoever waits to send finds out
 
     # --- below the surface ---
 
@@ -305,7 +317,8 @@ class EngineClient:
             raise VersionMismatch(
                 f"engine {self.base_url} was sent version {weights.version} but holds {version}"
             )
-        self._held.adapter = ""
+        if self._held.adapter is not None:
+            self._held.adapter = HeldAdapter("", version)
         wrong = self._held.compare(weights.checksum, await self.digest())
         if wrong is not None:
             raise VersionMismatch(
@@ -315,7 +328,7 @@ class EngineClient:
         return version
 
     def _check_adapter_mode(self, mode: PauseMode) -> None:
-        if not self._held.by_adapter or mode is not PauseMode.ABORT:
+        if self._held.adapter is None or mode is not PauseMode.ABORT:
             raise EngineError(
                 f"engine {self.base_url} was to change adapters with mode {mode}; that needs a "
                 f"server started for adapters, and mode {PauseMode.ABORT}"
@@ -325,7 +338,7 @@ class EngineClient:
         """No request of ours runs that names another. The adapter before this one stays: a server
         may still be about to end a request that names it."""
         name = f"{_ADAPTER}{secrets.token_hex(4)}-v{weights.version}"
-        kept = {name, self._held.adapter}
+        kept = {name, "" if self._held.adapter is None else self._held.adapter.name}
         try:
             await self._connection.call(self.api.load_adapter(name, weights))
             for old in await self._drawing.adapters():
@@ -345,7 +358,7 @@ class EngineClient:
                 f"engine {self.base_url} was sent the adapter {name} but holds version {version} "
                 f"and the adapters {', '.join(there) or '(none)'}"
             )
-        self._held.adapter = name
+        self._held.adapter = HeldAdapter(name, version)
         return version
 
     async def _check_unchanged(self, what: str) -> None:

@@ -100,6 +100,9 @@ class Dialect:
     """Ask which LoRA adapters the engine has."""
     held_adapters: Callable[[Answer], Sequence[str]]
     """Their names."""
+    adapter_support: Call
+    takes_adapters: Callable[[Answer], bool]
+    """Whether it was started for adapters, from the answer to `adapter_support`."""
     load_adapter: Callable[[str, WeightsFolder], Call]
     """Give it one more, by a name that no other has."""
     unload_adapter: Callable[[str], Call]
@@ -142,7 +145,11 @@ class GenerateOptions:
 
 def parse_adapters(answer: Answer) -> tuple[str, ...]:
     """Names of the adapters among the models that a server lists, as OpenAI's API has them."""
-    return tuple(str(model["id"]) for model in answer["data"] if model.get("parent") is not None)
+    try:
+        models = answer["data"]
+        return tuple(str(one["id"]) for one in models if one.get("parent") is not None)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"its list of models is {answer!r:.200}") from error
 
 
 def parse_version(value: object) -> Version:

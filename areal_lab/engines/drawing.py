@@ -99,15 +99,14 @@ class Drawing:
             with self.ended_by_pause():
                 async with asyncio.timeout(self.connection.timeout_s):
                     await self._end_all()
-        except TimeoutError as error:
+        except BaseException as error:  # whoever waits to send would wait for good
             self.may_send.set()
+            if not isinstance(error, TimeoutError):
+                raise
             raise EngineUnreachable(
                 f"engine {self.connection.base_url} has not ended {len(self._arriving)} requests "
                 f"within {self.connection.timeout_s:g} s"
             ) from error
-        except EngineError:
-            self.may_send.set()
-            raise
 
     @contextmanager
     def ended_by_pause(self) -> Iterator[None]:
@@ -135,8 +134,9 @@ class Drawing:
         if not self.may_send.is_set():
             return await self._generate_later(requests)
         pauses = self._abort_pauses
+        sent_to = self.held.version if self.held.adapter is None else None
         arriving = [
-            Arriving(request.request_id, self._unused_name(request), self.held.version)
+            Arriving(request.request_id, self._unused_name(request), sent_to)
             for request in requests
         ]
         try:
@@ -176,12 +176,17 @@ class Drawing:
 
     async def adapters(self) -> Sequence[str]:
         """Names of the LoRA adapters that the server has."""
-        return self.api.held_adapters(await self.connection.call(self.api.adapters))
+        answer = await self.connection.call(self.api.adapters)
+        with self.connection.named():
+            return self.api.held_adapters(answer)
 
     async def _end_all(self) -> None:
-        while names := [one.sent_as for one in self._arriving.values()]:
-            await self.connection.call(self.api.abort_all(names))
-            await self._until_fewer(len(names))
+        while self._arriving:
+            count = len(self._arriving)
+            left = [one.sent_as for one in self._arriving.values() if one.finish_reason is None]
+            if left:
+                await self.connection.call(self.api.abort_all(left))
+            await self._until_fewer(count)
 
     async def _until_fewer(self, count: int) -> None:
         """Until one of so many samples has ended, or for a moment."""
@@ -207,17 +212,17 @@ class Drawing:
         self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
     ) -> None:
         """Send the requests and take in what comes, until all samples have ended."""
-        told = self.api.tells_interruptions and not self.held.by_adapter
-        if self.held.version is None and not told:
+        if self.held.version is None and not self.api.tells_interruptions:
             with self.connection.named():
                 self.held.version = self.api.held_version(await self.connection.call(self.api.held))
+        adapter = self.held.adapter
         options = GenerateOptions(
             stream=self.stream,
             stream_interval=self.stream_interval,
             cache_name=self.held.cache_name,
-            adapter=self.held.adapter,
+            adapter="" if adapter is None else adapter.name,
         )
-        drawn_by = self.held.version if self.held.by_adapter else None
+        drawn_by = None if adapter is None else adapter.version
         self._arriving.update((one.request_id, one) for one in arriving)
         try:
             sent = [
@@ -246,11 +251,15 @@ class Drawing:
     async def _loss_behind(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
         """The loss of the server, if that is what its error is: it was started again behind its
         address, for one, and has nothing any more of what it was given."""
-        if isinstance(error, EngineUnreachable):
-            return error
-        if not adapter or adapter in await self.adapters():
-            return None
-        return EngineUnreachable(f"{error}; it has lost the adapter {adapter}")
+        if isinstance(error, EngineUnreachable) or not adapter:
+            return error if isinstance(error, EngineUnreachable) else None
+        try:
+            lost = adapter not in await self.adapters()
+        except EngineUnreachable as gone:
+            return gone
+        except EngineError:
+            return None  # it does not say
+        return EngineUnreachable(f"{error}; it has lost the adapter {adapter}") if lost else None
 
     def _pausing_since(self, pauses: int) -> bool:
         """Whether a pause ends samples, or has since there were so many."""

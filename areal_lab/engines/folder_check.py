@@ -19,7 +19,7 @@ from typing import Any, Final
 import xxhash
 
 from areal_lab.engines.errors import EngineError
-from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 
 _KIND: Final = "xxh3_128:"
 _TYPES: Final = {
@@ -111,18 +111,29 @@ def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
 _IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 
 
-def linear_layers(folder: Path) -> tuple[str, ...]:
-    """Names of the matrices inside the layers of a model, as LoRA targets are named.
+def linear_layers(folder: Path) -> dict[str, int]:
+    """The matrices inside the layers of a model, by the names that LoRA targets have; to each, rows
+    and columns of all of its name.
 
     Raises:
         EngineError: if a file is not a whole safetensors file.
     """
-    found = {
-        match.group(1): None
-        for name, shape in folder_shapes(folder).items()
-        if len(shape) == 2 and (match := _IN_A_LAYER.search(name))
-    }
-    return tuple(sorted(found))
+    sides: dict[str, int] = {}
+    for name, shape in sorted(folder_shapes(folder).items()):
+        if len(shape) == 2 and (match := _IN_A_LAYER.search(name)):
+            sides[match.group(1)] = sides.get(match.group(1), 0) + sum(shape)
+    return sides
+
+
+def adapter_parameters(folder: Path, lora: LoraShape) -> int | None:
+    """Numbers of an adapter to a model, None if the folder does not tell.
+
+    Raises:
+        EngineError: if a file is not a whole safetensors file.
+    """
+    sides = linear_layers(folder)
+    chosen = sides if lora.target_modules == (ALL_LINEAR,) else lora.target_modules
+    return lora.rank * sum(sides.get(name, 0) for name in chosen) or None
 
 
 def folder_checksum(files: list[Path]) -> str:

@@ -12,16 +12,23 @@ _KEPT = 3
 """Sets of weights whose digests are remembered."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldAdapter:
+    """An adapter that requests name, compared when it was loaded."""
+
+    name: str
+    """Empty is the weights alone."""
+    version: Version
+
+
 @dataclass(slots=True)
 class HeldWeights:
     """The engine's version, and digests that tell its weights apart."""
 
     version: Version | None = None
     """As the engine last reported it."""
-    by_adapter: bool = False
-    """Whether versions are LoRA adapters, which requests name, on weights that stay."""
-    adapter: str = ""
-    """The adapter of `version`; empty is the weights alone."""
+    adapter: HeldAdapter | None = None
+    """What draws, where versions are LoRA adapters on weights that stay."""
     digest: Digest | None = None
     """Of the weights loaded last."""
     shapes: Mapping[str, Sequence[int]] | None = None

@@ -215,7 +215,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             raise
     engine.client.serves(options.model)
     if options.lora is not None:
-        engine.client.draws_by_adapter()
+        engine.client.draws_by_adapter(int(options.version))
     return engine
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from areal_lab.devices import share_of, visible_gpus
-from areal_lab.engines.backends import Backend, ServerOptions
+from areal_lab.engines.backends import Backend, ServerOptions, lora_refusal
 from areal_lab.engines.environments import environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.model_facts import cache_room
@@ -59,6 +59,8 @@ def server_options(
             f"engine {backend.name} with tensor parallel {tensor_parallel} needs the GPU build of "
             "an engine that has it (sglang, vllm); use 1"
         )
+    if lora is not None and (refusal := lora_refusal(backend, lora)) is not None:
+        raise ValueError(refusal)
     room = cache_room(
         model,
         dtype=(resolved := _resolve(dtype, found.build)),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import FinishReason, Segment
@@ -95,6 +95,10 @@ class Generated:
     """How often the request lost its KV cache to an interruption."""
     cached_tokens: int
     """Prompt tokens whose KV cache was shared with another request."""
+
+
+ALL_LINEAR: Final = "all-linear"
+"""As a target of adapters: every linear layer but the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

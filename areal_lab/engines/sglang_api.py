@@ -159,6 +159,8 @@ SGLANG: Final = Dialect(
     refusal=_refusal,
     adapters=get("/v1/models"),
     held_adapters=parse_adapters,
+    adapter_support=get("/server_info"),
+    takes_adapters=lambda answer: bool(answer.get("enable_lora")),
     load_adapter=lambda name, weights: post(
         "/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
     ),

@@ -164,6 +164,8 @@ VLLM: Final = Dialect(
     refusal=_refusal,
     adapters=get("/v1/models"),
     held_adapters=parse_adapters,
+    adapter_support=get("/openapi.json"),
+    takes_adapters=lambda answer: "/v1/load_lora_adapter" in answer.get("paths", {}),
     load_adapter=lambda name, weights: post(
         "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
     ),

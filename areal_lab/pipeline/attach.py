@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.engines.addresses import CannotAttach
-from areal_lab.engines.backends import BACKENDS, transfer_refusal, truncation_refusal
+from areal_lab.engines.backends import (
+    BACKENDS,
+    lora_refusal,
+    transfer_refusal,
+    truncation_refusal,
+)
 from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.dialect import Dialect
 from areal_lab.engines.probe import dialect_at
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.protocol import LoraShape, PauseMode, WeightsFolder
 
 POLL_S = 0.2
 _SHAPE = (
@@ -37,6 +41,7 @@ async def attach(
     request_timeout_s: float,
     ready_timeout_s: float,
     transfer: str = "folder",
+    lora: LoraShape | None = None,
     top_p: float = 1.0,
     top_k: int = -1,
 ) -> EngineClient:
@@ -44,6 +49,7 @@ async def attach(
 
     Args:
         transfer: how it is to be given weights.
+        lora: the adapters that it is to be given, if it is given adapters.
         top_p: how it is to draw.
         top_k: the same.
 
@@ -67,24 +73,40 @@ async def attach(
     backend = BACKENDS[client.api.name]
     refusal = transfer_refusal(backend, transfer)
     refusal = refusal or truncation_refusal(backend, top_p=top_p, top_k=top_k)
+    if refusal is None and lora is not None:
+        refusal = lora_refusal(backend, lora) or await _adapters_refusal(client, lora)
     if refusal is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
     client.serves(model_path)
-    if transfer == Transfer.ADAPTER:
-        await _give_base(client, address, model_path)
     return client
 
 
-async def _give_base(client: EngineClient, address: str, model_path: Path) -> None:
-    """An adapter is to our weights, and whoever had the server before may have left others."""
+async def _adapters_refusal(client: EngineClient, lora: LoraShape) -> str | None:
+    try:
+        if await client.takes_adapters():
+            return None
+    except EngineError as error:
+        return str(error)
+    return (
+        "it was not started for adapters; start it by areal-lab engine serve "
+        f"{client.api.name} --lora-rank {lora.rank}, or set rollout.transfer"
+    )
+
+
+async def give_base(client: EngineClient, model_path: Path) -> None:
+    """Give a server the model that adapters are to: whoever had it before may have left another.
+
+    Raises:
+        CannotAttach: in one line, if it refuses.
+    """
     base = WeightsFolder(path=model_path, version=0, checksum="", size_bytes=0)
     try:
         await client.load_weights(base, PauseMode.ABORT)
     except EngineError as error:
         await client.close()
-        raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
-    client.draws_by_adapter()
+        raise CannotAttach(f"the server at {client.base_url} cannot be used: {error}") from error
+    client.draws_by_adapter(base.version)
 
 
 async def _when_ready(

@@ -18,11 +18,14 @@ from areal_lab.engines.addresses import is_local
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root
-from areal_lab.model_facts import read_model_facts, transfer_bytes
-from areal_lab.pipeline.attach import attach
+from areal_lab.model_facts import read_model_facts
+from areal_lab.pipeline.attach import attach, give_base
 from areal_lab.pipeline.folder import RunFolder
+from areal_lab.pipeline.plan import lora_of
 from areal_lab.pipeline.servers import Place
+from areal_lab.pipeline.version_size import version_bytes
 
 
 def count_engines(config: TrainConfig) -> int:
@@ -62,6 +65,7 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
         request_timeout_s=config.rollout.request_timeout_s,
         ready_timeout_s=config.rollout.ready_timeout_s,
         transfer=config.rollout.transfer,
+        lora=lora_of(config) if config.rollout.transfer == Transfer.ADAPTER else None,
         top_p=config.gconfig.top_p,
         top_k=config.gconfig.top_k,
     )
@@ -76,14 +80,20 @@ def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) 
         return root
     # An engine that comes back needs what the others hold: one set of weights more.
     sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)
-    size_bytes = transfer_bytes(read_model_facts(model_path).parameters, rollout.dtype)
+    size_bytes = version_bytes(config, model_path, read_model_facts(model_path).parameters)
     return choose_weights_root(folder.path, size_bytes, sets=sets)
 
 
 def _attached(
     address: str, config: TrainConfig, model_path: Path
 ) -> Callable[[], Awaitable[EngineClient]]:
-    return lambda: attach_to(address, config, model_path)
+    async def open_() -> EngineClient:
+        client = await attach_to(address, config, model_path)
+        if config.rollout.transfer == Transfer.ADAPTER:
+            await give_base(client, model_path)
+        return client
+
+    return open_
 
 
 def _launched(

@@ -22,6 +22,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from areal_lab.engines.protocol import LoraShape
 
 
 def schedule_of(config: TrainConfig) -> Schedule:
@@ -98,3 +99,9 @@ def threads_of(config: TrainConfig, cores: int) -> Threads:
         engine=config.rollout.threads or max(1, engine),
         trainer=config.actor.threads or trainer,
     )
+
+
+def lora_of(config: TrainConfig) -> LoraShape:
+    """The adapters that a run wants, if it wants any."""
+    actor = config.actor
+    return LoraShape(rank=actor.lora_rank, target_modules=tuple(actor.target_modules))

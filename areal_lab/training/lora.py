@@ -26,15 +26,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
-from areal_lab.engines.protocol import LoraShape, WeightsFolder
+from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 from areal_lab.engines.weights import tied_once, write_folder, write_tensors
 from areal_lab.training.merged_product import merge
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ALL_LINEAR: Final = "all-linear"
-"""Stands for every linear layer but the output layer."""
 _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
 """What a `PeftModel` would put before the names."""

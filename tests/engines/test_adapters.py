@@ -52,6 +52,8 @@ class Fake:
     aborts: int = 0
     deaf: int = 0
     """Aborts that it forgets."""
+    no_list: bool = False
+    """Whether it lists no models."""
 
     async def __call__(self, http: httpx.Request) -> httpx.Response:
         path = http.url.path.removeprefix("/v1") if "lora" in http.url.path else http.url.path
@@ -64,6 +66,8 @@ class Fake:
                 self.adapters.append(body["lora_name"])
             case "/unload_lora_adapter":
                 self.adapters.remove(body["lora_name"])
+            case "/v1/models" if self.no_list:
+                return httpx.Response(200, text="a page")
             case "/v1/models":
                 listed = [(BASE, None), *((name, BASE) for name in self.adapters)]
                 return httpx.Response(
@@ -122,7 +126,7 @@ def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> 
     async def scenario() -> None:
         fake = Fake(api)
         client = EngineClient("http://engine:1", api=api, transport=httpx.MockTransport(fake))
-        client.draws_by_adapter()
+        client.draws_by_adapter(0)
         try:
             async with asyncio.timeout(30):
                 await act(client, fake)
@@ -241,6 +245,62 @@ def test_a_server_that_was_started_again_is_lost_and_its_tokens_are_kept(api: Di
     play(act, api)
 
 
+def test_requests_that_do_not_end_are_waited_for_as_long_as_an_answer_is(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        fake.holds, fake.deaf = True, 10**6
+        client._connection.timeout_s = 0.2
+        drawing = asyncio.create_task(client.generate([request("a", [5], 2)]))
+        await fake.begun.wait()
+        with pytest.raises(EngineUnreachable, match=r"has not ended 1 requests within 0\.2 s"):
+            await client.pause(PauseMode.ABORT)
+        drawing.cancel()
+        await client.generate([request("b", [5], 2)])  # is not held back
+
+    play(act, api)
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled"])
+def test_after_a_pause_that_came_to_nothing_requests_are_sent(api: Dialect, how: str) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        fake.holds, fake.deaf = True, 10**6
+        drawing = asyncio.create_task(client.generate([request("a", [5], 2)]))
+        await fake.begun.wait()
+        if how == "refused":
+            fake.refuse = "/abort_request" if api is SGLANG else "/abort_requests"
+            with pytest.raises(EngineError, match="it is too large"):
+                await client.pause(PauseMode.ABORT)
+        else:
+            pausing = asyncio.create_task(client.pause(PauseMode.ABORT))
+            while not fake.aborts:
+                await asyncio.sleep(0)
+            pausing.cancel()
+            await asyncio.wait({pausing})
+        drawing.cancel()
+        await client.generate([request("b", [5], 2)])
+
+    play(act, api)
+
+
+def test_a_version_that_the_server_makes_up_changes_no_label(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        await client.load_weights(adapter(1), PauseMode.ABORT)
+        fake.version = "7"
+        assert await client.version() == 7
+        (sample,) = await client.generate([request("a", [5], 2)])
+        assert [segment.version for segment in sample.segments] == [1]
+
+    play(act, api)
+
+
+def test_a_list_of_models_that_is_none_is_an_error_of_the_engine(api: Dialect) -> None:
+    async def act(client: EngineClient, fake: Fake) -> None:
+        fake.no_list = True
+        with pytest.raises(EngineError, match="its list of models is"):
+            await client.load_weights(adapter(1), PauseMode.ABORT)
+
+    play(act, api)
+
+
 def test_what_is_held_back_ends_when_the_connection_does(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.pause(PauseMode.ABORT)
@@ -262,7 +322,8 @@ def test_adapters_need_a_server_for_them_and_abort(
     api: Dialect, mode: PauseMode, by_adapter: bool
 ) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
-        client._held.by_adapter = by_adapter
+        if not by_adapter:
+            client._held.adapter = None
         with pytest.raises(
             EngineError, match="needs a server started for adapters, and mode abort"
         ):

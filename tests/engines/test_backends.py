@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of
+from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of, lora_refusal
 from areal_lab.engines.options import server_command, server_environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.model_facts import CACHE_BYTES, cache_room
@@ -77,12 +77,12 @@ def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
 
 
 def test_a_server_for_adapters_is_told_their_shape() -> None:
-    lora = LoraShape(rank=12, target_modules=("q_proj", "up_proj"))
+    lora = LoraShape(rank=12, target_modules=("q_proj", "v_proj"))
     wanted = replace(OPTIONS, lora=lora)
     sglang, vllm = BACKENDS["sglang"], BACKENDS["vllm"]
     command = server_command(sglang, PYTHON, wanted)
     start = command.index("--lora-target-modules")
-    assert command[start + 1 : start + 3] == ["q_proj", "up_proj"]
+    assert command[start + 1 : start + 3] == ["q_proj", "v_proj"]
     assert value(command, "--max-lora-rank") == "12"
     assert value(command, "--lora-backend") == "torch_native"
     assert "--lora-backend" not in server_command(sglang, PYTHON, replace(wanted, build="gpu"))
@@ -94,6 +94,33 @@ def test_a_server_for_adapters_is_told_their_shape() -> None:
         assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment(
             backend, PYTHON, OPTIONS
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "targets", "said"),
+    [
+        ("sglang", 600, ("all-linear",), None),
+        ("sglang", 8, ("q_proj", "v_proj"), None),
+        ("sglang", 8, ("gate_proj", "down_proj", "o_proj"), None),
+        # SGLang joins these: without their partners it refuses the adapter, or dies of a request.
+        ("sglang", 8, ("q_proj",), "has q_proj without v_proj, but sglang joins"),
+        ("sglang", 8, ("k_proj", "v_proj"), "has k_proj without q_proj, but sglang joins"),
+        ("sglang", 8, ("up_proj", "down_proj"), "has up_proj without gate_proj"),
+        ("sglang", 8, ("router",), "has router, but sglang takes adapters to q_proj, k_proj"),
+        ("vllm", 8, ("up_proj",), None),
+        ("vllm", 513, ("up_proj",), "takes adapters of rank 512 at most"),
+        ("embedded", 8, ("up_proj",), "embedded takes no adapters, only sglang and vllm do"),
+    ],
+)
+def test_adapters_that_a_server_cannot_serve_are_refused(
+    name: str, rank: int, targets: tuple[str, ...], said: str | None
+) -> None:
+    refusal = lora_refusal(BACKENDS[name], LoraShape(rank=rank, target_modules=targets))
+    if said is None:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert said in refusal
 
 
 def test_the_cache_of_vllm_is_rounded_up_to_what_it_takes() -> None:

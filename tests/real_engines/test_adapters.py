@@ -10,7 +10,7 @@ import asyncio
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.protocol import ALL_LINEAR, PauseMode, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
 from areal_lab.training.client import TrainerProcess
@@ -49,11 +49,13 @@ KIB_PER_UPDATE = 16.0
 PROMPT = list(range(5, 45))
 
 
-def write_version(lab: Lab, version: int, *, rank: int = RANK) -> WeightsFolder:
+def write_version(
+    lab: Lab, version: int, *, rank: int = RANK, targets: Sequence[str] = (ALL_LINEAR,)
+) -> WeightsFolder:
     """An adapter that changes a lot, as a folder; the lab's model of its version has it merged."""
     torch.manual_seed(version)
     model: Any = copy.deepcopy(lab.models[0])
-    add_lora(model, rank=rank, alpha=2 * rank, targets=target_modules(model, ["all-linear"]))
+    add_lora(model, rank=rank, alpha=2 * rank, targets=target_modules(model, targets))
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "lora_B" in name:
@@ -168,6 +170,23 @@ def test_what_is_sent_while_adapters_change_is_drawn_by_the_new_one(lab: Lab) ->
         assert lab.errors(2, PROMPT, one).max() < lab.facts.error * 3
 
     lab.run(scenario())
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("gate_proj", "o_proj")])
+def test_adapters_of_some_layers_are_served(lab: Lab, targets: tuple[str, ...]) -> None:
+    """Those of SGLang that need others, too, are refused before: `Backend.lora_needs`."""
+
+    async def scenario() -> None:
+        await lab.client.load_weights(write_version(lab, 5, targets=targets), PauseMode.ABORT)
+        (result,) = await lab.client.generate([request("some", PROMPT, 20)])
+        assert lab.errors(5, PROMPT, result).max() < lab.facts.error * 3
+        assert lab.errors(0, PROMPT, result).max() > 0.1
+
+    lab.run(scenario())
+
+
+def test_a_server_says_that_it_takes_adapters(lab: Lab) -> None:
+    assert lab.run(lab.client.takes_adapters())
 
 
 def test_old_adapters_go(lab: Lab) -> None:

@@ -76,7 +76,7 @@ def test_adapters_are_to_the_weights_of_the_run(tmp_path: Path, engine: str) -> 
         version=7,
         checksum="",
         size_bytes=0,
-        adapter=LoraShape(rank=8, target_modules=linear_layers(tmp_path / "model")),
+        adapter=LoraShape(rank=8, target_modules=tuple(linear_layers(tmp_path / "model"))),
     )
 
     async def scenario() -> RunResult:

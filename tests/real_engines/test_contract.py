@@ -370,6 +370,11 @@ def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
 # --- weights ---
 
 
+def test_a_server_that_was_not_started_for_adapters_says_so(lab: Lab) -> None:
+    if lab.facts.name != "embedded":  # never is
+        assert not lab.run(lab.client.takes_adapters())
+
+
 def test_versions_and_digests_follow_the_weights(lab: Lab) -> None:
     async def scenario() -> list[tuple[int, str | None]]:
         seen = []
