@@ -126,6 +126,24 @@ def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
         assert serving.stderr.read().endswith("stopped\n")
 
 
+def test_adapters_are_for_servers_that_take_them(tmp_path: Path) -> None:
+    model = str(write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path)
+    told = call("engine", "serve", "embedded", "--model-path", model, "--lora-rank", "8")
+    assert told.exit_code == 2
+    assert (
+        "--lora-rank is 8, but embedded takes no adapters, only sglang and vllm do" in told.stderr
+    )
+    told = call("engine", "serve", "vllm", "--model-path", model, "--lora-rank", "600")
+    assert told.exit_code == 2
+    assert "vllm takes adapters of rank 512 at most" in told.stderr
+    file = Path(model) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    told = call("engine", "serve", "sglang", "--model-path", model, "--lora-rank", "8")
+    assert told.exit_code == 2
+    assert "model.safetensors is damaged" in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
 def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
     from areal_lab.engine_command import _until_asked
     from areal_lab.engines.client import EngineClient

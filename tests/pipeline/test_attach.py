@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from areal_lab.engines.addresses import CannotAttach
+from areal_lab.engines.protocol import LoraShape
 from areal_lab.pipeline.attach import attach, model_difference
 
 
@@ -25,6 +27,7 @@ class Other(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.model_info: dict[str, Any] = {"weight_version": "3", "vocab_size": 17}
         self.paused = False
+        self.enable_lora: bool | None = None
         self.asked: list[str] = []
 
     @property
@@ -38,6 +41,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/model_info":
             self.answer(200, self.server.model_info)
+        elif self.path == "/server_info":
+            self.answer(200, {"enable_lora": self.server.enable_lora})
         elif self.path == "/ready":
             self.answer(503 if self.server.paused else 200, {})
         else:
@@ -77,12 +82,14 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def attached(address: str, model: Path, *, ready_timeout_s: float = 10.0) -> str:
+def attached(
+    address: str, model: Path, *, ready_timeout_s: float = 10.0, lora: LoraShape | None = None
+) -> str:
     """Attach and let go again."""
 
     async def main() -> str:
         client = await attach(
-            address, model, request_timeout_s=1.0, ready_timeout_s=ready_timeout_s
+            address, model, request_timeout_s=1.0, ready_timeout_s=ready_timeout_s, lora=lora
         )
         await client.close()
         return client.base_url
@@ -109,6 +116,21 @@ def test_a_server_with_another_model_is_refused(other: Other, model: Path) -> No
         f"the server at {other.address} serves another model: its vocab_size is 32000, ours is 17 "
         f"(actor.path {model})"
     )
+
+
+def test_a_server_that_was_not_started_for_adapters_is_refused(other: Other, model: Path) -> None:
+    lora = LoraShape(rank=8, target_modules=("all-linear",))
+    with pytest.raises(CannotAttach) as raised:
+        attached(other.address, model, lora=lora)
+    assert str(raised.value) == (
+        f"the server at {other.address} cannot be used: it was not started for adapters; start it "
+        "by areal-lab engine serve sglang --lora-rank 8, or set rollout.transfer"
+    )
+    with pytest.raises(CannotAttach, match="has q_proj without v_proj, but sglang joins"):
+        attached(other.address, model, lora=replace(lora, target_modules=("q_proj",)))
+    other.enable_lora = True
+    assert attached(other.address, model, lora=lora) == other.address
+    assert other.asked == [], "nothing was given to it yet"
 
 
 def test_a_server_that_does_not_come_is_named_with_the_setting(other: Other, model: Path) -> None:

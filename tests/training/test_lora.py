@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from areal_lab.engines.folder_check import check_folder
+from areal_lab.engines.folder_check import adapter_parameters, check_folder, linear_layers
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights import tied_once
 from areal_lab.training.lora import (
@@ -270,6 +270,17 @@ def test_which_layers_get_one(folder: Path) -> None:
     chosen = target_modules(model, ["v_proj"])
     shape = lora_shape(add_lora(model, rank=2, alpha=2, targets=chosen))
     assert shape == LoraShape(rank=2, target_modules=("v_proj",))
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "down_proj")])
+def test_the_size_of_an_adapter_shows_in_the_models_headers(
+    folder: Path, targets: tuple[str, ...]
+) -> None:
+    assert set(linear_layers(folder)) == set(ALL)
+    wanted = LoraShape(rank=RANK, target_modules=targets)
+    model = adapted(folder, targets=target_modules(load_policy(folder), targets))
+    numbers = sum(a.numel() + b.numel() for a, b in layers(model).values())
+    assert adapter_parameters(folder, wanted) == numbers
 
 
 def test_settings_cross_the_border_whole() -> None:
