@@ -51,7 +51,7 @@ from areal_lab.engines.transfer.serialize import encode
 from areal_lab.engines.transfer.tensor import TensorSender
 from areal_lab.engines.weights import tied_once
 from tests.real_engines.conftest import only
-from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
+from tests.real_engines.lab import LONG, LONGEST, Lab, request, tokens_of, versions_of
 
 PROMPT = list(range(2, 66))
 ANSWERS_S = 10.0
@@ -198,7 +198,7 @@ def test_an_abort_meets_one_request_and_not_those_whose_names_begin_alike(lab: L
 
     async def scenario() -> list[Generated]:
         names = ["g1", "g1-1", "g1-10", "g1-100"]
-        async with lab.running([request(name, [5, 6, 7], LONG) for name in names]) as answers:
+        async with lab.running([request(name, [5, 6, 7], LONGEST) for name in names]) as answers:
             await lab.client.abort(["g1-1"])
         return answers.result()
 
@@ -223,7 +223,7 @@ def test_a_sample_aborted_while_it_waits_again_keeps_its_tokens(lab: Lab) -> Non
     """After a retraction it has no place; SGLang then tells its last token once more."""
 
     async def scenario() -> list[Generated]:
-        async with lab.running([request("r", PROMPT, LONG)]) as answers:
+        async with lab.running([request("r", PROMPT, LONGEST)]) as answers:
             await lab.client.pause(PauseMode.RETRACT)
             await lab.client.abort(["r"])
             await lab.client.resume()
@@ -231,7 +231,7 @@ def test_a_sample_aborted_while_it_waits_again_keeps_its_tokens(lab: Lab) -> Non
 
     (result,) = lab.run(scenario())
     assert result.finish_reason == "abort"
-    assert 0 < len(tokens_of(result)) < LONG
+    assert 0 < len(tokens_of(result)) < LONGEST
     assert lab.errors(0, PROMPT, result).max() < 10 * lab.facts.error
 
 
