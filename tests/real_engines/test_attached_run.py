@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from areal_lab.engines.folder_check import linear_layers
-from areal_lab.engines.launch import launch_engine
+from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from benchmarks.tiny_model import write_tiny_model
@@ -30,23 +30,28 @@ from tests.pipeline.tiny_run import (
 pytestmark = pytest.mark.sglang
 
 
+async def started(engine: str, weights: WeightsFolder, folder: Path) -> EngineProcess:
+    """Somebody else's server."""
+    return await launch_engine(
+        engine,
+        index=0,
+        weights=weights,
+        port=0,
+        threads=1,
+        dtype="float32",
+        max_running_requests=16,
+        context_length=None,
+        log_path=folder / "engine.log",
+    )
+
+
 @pytest.mark.parametrize("transfer", ["http_tensor", "distributed"])
 def test_all_weights_are_sent_the_first_ones_too(tmp_path: Path, transfer: str) -> None:
     model_path = Path(tiny_config(tmp_path).actor.path)
     theirs = write_weights(load_model(model_path), tmp_path / "theirs", 7, dtype=torch.float32)
 
     async def scenario() -> tuple[RunResult, str]:
-        engine = await launch_engine(
-            "embedded",
-            index=0,
-            weights=theirs,
-            port=0,
-            threads=1,
-            dtype="float32",
-            max_running_requests=16,
-            context_length=None,
-            log_path=tmp_path / "engine.log",
-        )
+        engine = await started("embedded", theirs, tmp_path)
         try:
             config = tiny_config(
                 tmp_path,
@@ -80,17 +85,7 @@ def test_adapters_are_to_the_weights_of_the_run(tmp_path: Path, engine: str) -> 
     )
 
     async def scenario() -> RunResult:
-        server = await launch_engine(
-            engine,
-            index=0,
-            weights=theirs,
-            port=0,
-            threads=1,
-            dtype="float32",
-            max_running_requests=16,
-            context_length=None,
-            log_path=tmp_path / "engine.log",
-        )
+        server = await started(engine, theirs, tmp_path)
         try:
             config = tiny_config(
                 tmp_path,
