@@ -74,7 +74,7 @@ async def measure(arguments: Arguments, backend: str, folder: Path) -> dict[str,
         async with _server(backend, ways.first, folder) as server:
             results = await Bench(server, ways, size, arguments.repeats).measure()
         if Transfer.ADAPTER in BACKENDS[backend].transfers:
-            # A server of its own: one that could be given adapters takes longer for a step.
+            # A server of its own: the others are measured on one that is started as without LoRA.
             ways.begin_again()
             async with _server(backend, ways.first_for_adapters, folder) as server:
                 found = await Bench(server, ways, size, arguments.repeats).adapter_latencies()

@@ -204,7 +204,7 @@ _VLLM_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def _vllm_lora(lora: LoraShape | None) -> tuple[str, ...]:
     if lora is None:
         return ()
-    # A rank that it has no kernel for is refused before (`adapter_refusal`).
+    # A rank that it has no kernel for is refused before (`lora_refusal`).
     rank = min((one for one in _VLLM_LORA_RANKS if one >= lora.rank), default=lora.rank)
     most = str(_ADAPTERS_AT_ONCE)
     return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", most)

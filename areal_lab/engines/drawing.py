@@ -251,8 +251,10 @@ class Drawing:
     async def _loss_behind(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
         """The loss of the server, if that is what its error is: it was started again behind its
         address, for one, and has nothing any more of what it was given."""
-        if isinstance(error, EngineUnreachable) or not adapter:
-            return error if isinstance(error, EngineUnreachable) else None
+        if isinstance(error, EngineUnreachable):
+            return error
+        if not adapter:
+            return None
         try:
             lost = adapter not in await self.adapters()
         except EngineUnreachable as gone:

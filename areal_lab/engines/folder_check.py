@@ -36,6 +36,7 @@ _TYPES: Final = {
 }
 """safetensors' names of types, and torch's."""
 _HEADER_BYTES: Final = 8
+_IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 _one_at_a_time = threading.Lock()
 _checked: dict[Path, tuple[str, tuple[int, ...]]] = {}
 """Folders found right, so that the engines of a run do not each read them."""
@@ -106,9 +107,6 @@ def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
         header.pop("__metadata__", None)
         shapes |= {name: about["shape"] for name, about in header.items()}
     return shapes
-
-
-_IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 
 
 def linear_layers(folder: Path) -> dict[str, int]:

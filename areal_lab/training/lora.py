@@ -84,7 +84,7 @@ def add_lora(
         targets: from `target_modules`.
         merged: compute as engines do that have the merged weights.
     """
-    from peft import LoraConfig, TaskType, inject_adapter_in_model  # takes a second
+    from peft import LoraConfig, TaskType, inject_adapter_in_model  # most runs do without
 
     from areal_lab.training.merged_linear import MergedLinear
 
@@ -99,9 +99,9 @@ def add_lora(
     )
     if merged:
         config._register_custom_module({nn.Linear: MergedLinear})
-    # peft freezes all but the adapters.
-    adapted: PreTrainedModel = inject_adapter_in_model(config, model, _ADAPTER)  # type: ignore[assignment]
-    return adapted
+    # peft freezes all but the adapters, and returns the model that it was given.
+    inject_adapter_in_model(config, model, _ADAPTER)
+    return model
 
 
 def has_lora(model: nn.Module) -> bool:

@@ -33,8 +33,7 @@ CONTEXT = 1024
 LONG = 300
 """Tokens of an answer that is still running when something happens to it."""
 LONGEST = 900
-"""The same, where what happens takes more than one call: vLLM draws 300 within a fifth of a second
-on a processor with AMX."""
+"""The same, where what happens takes more than one call: vLLM may be through with 300 by then."""
 BOUND_S = 120.0
 """No test of a tiny model takes longer, on a machine that does much else."""
 

@@ -34,12 +34,13 @@ def _pin_nothing() -> None:
 
     def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
-        def without(*args: Any, pin_memory: bool = False, **named: Any) -> Any:  # noqa: ARG001
+        def without(*args: Any, **named: Any) -> Any:
+            named.pop("pin_memory", None)
             return make(*args, **named)
 
         return without
 
-    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+    setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010 - as those below
     for name in ("tensor", "zeros"):
         setattr(torch, name, unpinned(getattr(torch, name)))
 
