@@ -82,8 +82,8 @@ class _SimulateCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from areal_lab.settings_help import format_settings
-        from simulator.config import SimulationConfig
-        from simulator.load import ALIASES
+        from simulator.config.load import ALIASES
+        from simulator.config.schema import SimulationConfig
 
         super().format_help(ctx, formatter)
         formatter.write("\nSettings, with their defaults:\n\n")

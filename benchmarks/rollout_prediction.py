@@ -20,7 +20,7 @@ from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 from benchmarks.rollout_load import Generates, Load, Policy
 from simulator.calibrate_engine import fit_decode, fit_prefill
 from simulator.calibrate_fit import PartFit
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.decode_batch import StepCost
 from simulator.decode_cost import decode_cost
 from simulator.host import CPU_CORE

@@ -35,9 +35,9 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.harness import parse, report, spread
-from simulator.config import SimulationConfig
+from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
 from simulator.draws import Draws
-from simulator.load import load_simulation
 from simulator.plan_config import load_plan
 from simulator.plan_trial import workers
 from simulator.planner import find_plan

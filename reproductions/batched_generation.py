@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.harness import Arguments
 from reproductions.calibration import ENGINE_OVERHEAD
 from reproductions.harness import Parameter, Reproduction, Row, expected, main, run
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 BAR = 0.15
 TOKENS = Parameter(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from benchmarks.harness import Arguments
 from reproductions.harness import Parameter, Reproduction, Row, expected, length, main, run
 from reproductions.within_prompt import correlation_among, measured, with_interval
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 ENGINE_OVERHEAD = Parameter(
     name="rollout.engine_overhead_s",

@@ -17,7 +17,7 @@ from simulator.draws import LENGTHS, stream
 from simulator.lengths import lengths_from
 from simulator.model_shape import find_model
 from simulator.simulation import build
-from simulator.statistics import Estimate, estimate
+from simulator.stats.statistics import Estimate, estimate
 from simulator.trainer_speeds import areal_counted_flops
 from simulator.training_memory import training_memory
 

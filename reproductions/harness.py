@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Arguments, parse, report
-from simulator.config import SimulationConfig
-from simulator.load import load_simulation
+from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
 from simulator.result import Replicated
 from simulator.simulation import replicate
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,12 +18,12 @@ from simulator.calibrate import FIRST, Calibration, calibrate_from
 from simulator.calibrate_fit import is_held_out
 from simulator.calibrate_plots import draw_replay
 from simulator.calibrate_report import configuration
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.measured_engine import measured_decode, measured_prefill
 from simulator.recorded import RecordedRun, TrainingPoint, read_recorded_run, training_points
 from simulator.recorded_replay import ENGINES, Replay, replay
 from simulator.recorded_work import EnginePoint, span_points
-from simulator.statistics import Estimate, student_t
+from simulator.stats.statistics import Estimate, student_t
 
 STEP_BAR, IDLE_BAR = 0.15, 0.10
 IDLE = ("trainer idle", f"{ENGINES} idle")

@@ -26,7 +26,7 @@ from simulator.draws import LENGTHS, stream
 from simulator.lengths import lengths_from
 from simulator.pools import PoolShares
 from simulator.result import Replicated
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 TABLE = Path(__file__).parent / "lengths_within_prompt.csv"
 SIGMA = 0.684

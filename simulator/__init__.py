@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from simulator.calibrate import calibrate_from as calibrate_from
     from simulator.check import check_config as check_config
     from simulator.check import problems as problems
-    from simulator.config import SimulationConfig as SimulationConfig
+    from simulator.config.load import load_simulation as load_simulation
+    from simulator.config.load import presets as presets
+    from simulator.config.schema import SimulationConfig as SimulationConfig
     from simulator.hardware import GPU as GPU
     from simulator.hardware import GPUS as GPUS
     from simulator.hardware import find_gpu as find_gpu
-    from simulator.load import load_simulation as load_simulation
-    from simulator.load import presets as presets
     from simulator.model_shape import MODELS as MODELS
     from simulator.model_shape import ModelShape as ModelShape
     from simulator.model_shape import find_model as find_model
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from simulator.simulation import build as build
     from simulator.simulation import replicate as replicate
     from simulator.simulation import simulate as simulate
-    from simulator.statistics import Estimate as Estimate
-    from simulator.statistics import estimate as estimate
+    from simulator.stats.statistics import Estimate as Estimate
+    from simulator.stats.statistics import estimate as estimate
     from simulator.system import System as System
 
 _HOMES = {
     # simulate
-    "SimulationConfig": "simulator.config",
+    "SimulationConfig": "simulator.config.schema",
     "simulate": "simulator.simulation",
     "replicate": "simulator.simulation",
     "SimulationResult": "simulator.result",
     "Replicated": "simulator.result",
-    "Estimate": "simulator.statistics",
-    "estimate": "simulator.statistics",
-    "load_simulation": "simulator.load",
-    "presets": "simulator.load",
+    "Estimate": "simulator.stats.statistics",
+    "estimate": "simulator.stats.statistics",
+    "load_simulation": "simulator.config.load",
+    "presets": "simulator.config.load",
     # plan
     "find_plan": "simulator.planner",
     "load_plan": "simulator.plan_config",

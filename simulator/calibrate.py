@@ -22,7 +22,7 @@ from areal_lab.control.lags import TrainedBatch
 from simulator.calibrate_engine import fit_decode, fit_engine
 from simulator.calibrate_fit import PartFit, fit_training, is_held_out
 from simulator.calibrate_lengths import LengthFit, fit_lengths, groups_of_steps
-from simulator.load import ALIASES, load_simulation
+from simulator.config.load import ALIASES, load_simulation
 from simulator.model_shape import find_model
 from simulator.recorded import (
     RecordedRun,
@@ -75,7 +75,7 @@ class Calibration:
     parts: tuple[PartFit, ...]
     lengths: LengthFit | None
     settings: Mapping[str, Value]
-    """Of `simulator.config`, by dotted name; the user's own are in there."""
+    """Of `simulator.config.schema`, by dotted name; the user's own are in there."""
     notes: tuple[str, ...]
     """What a reader has to know."""
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.calibrate import Calibration, calibrate_from
 from simulator.calibrate_report import configuration, show, to_json, to_yaml
 from simulator.check import check_config
-from simulator.load import ALIASES, load_simulation
+from simulator.config.load import ALIASES, load_simulation
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
-from simulator.quantities import number
 from simulator.recorded import read_recorded_run
 from simulator.recorded_replay import Compared, Replay, replay
+from simulator.stats.format import number
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,6 +1,6 @@
 """Fit measured costs: what all fits share, and training steps; errors on points held out. Seconds.
 
-    points --is_held_out(place)--> fitted on          --fit--> coefficients of `simulator.config`
+    points --is_held_out(place)--> fitted on          --fit--> coefficients of a config
                                \\-> never seen by it   --> error
 
 Which points are held out follows from their place alone (a training step of the run, a row of the
@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.least_squares import fit_positive
 from simulator.recorded import TrainingPoint
 from simulator.recorded_work import EnginePoint
+from simulator.stats.least_squares import fit_positive
 
 HELD_OUT: Final = 0.25
 """Share of the places that is held out."""

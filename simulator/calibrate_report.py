@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from areal_lab.control.eventlog import finite_json
 from simulator.calibrate import Calibration
 from simulator.calibrate_fit import PartFit
-from simulator.config import SimulationConfig
-from simulator.quantities import number, short_time
+from simulator.config.schema import SimulationConfig
 from simulator.recorded_settings import Value, with_settings
+from simulator.stats.format import number, short_time
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
-from simulator.bounds import MOST_AT_ONCE, wrong_numbers
-from simulator.config import ScheduleConfig, SimulationConfig
+from simulator.config.bounds import MOST_AT_ONCE, wrong_numbers
+from simulator.config.schema import ScheduleConfig, SimulationConfig
 from simulator.engines import engine_decode, running_sequences
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.control.eventlog import Log, Record, RunHeader
 from simulator.check import check_config
-from simulator.config import SimulationConfig
+from simulator.config.load import load_simulation, presets
+from simulator.config.schema import SimulationConfig
 from simulator.ignored import ignored_overrides
-from simulator.load import load_simulation, presets
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report import comparison, report
 from simulator.result import Replicated

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.notes import setting_lines
-from simulator.quantities import quantity
+from simulator.stats.format import quantity
 from simulator.tables import empty_table, escaped, show_warnings, time_table
 
 if TYPE_CHECKING:

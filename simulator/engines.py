@@ -10,7 +10,7 @@ from typing import Final
 
 from areal_lab.control.events import EngineId
 from simulator.coefficients import KernelCoefficients
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.decode_cost import DecodeCost, decode_cost
 from simulator.draws import STRAGGLERS, stream
 from simulator.faults import engine_slowdowns

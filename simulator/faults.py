@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config import FaultsConfig
+from simulator.config.schema import FaultsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

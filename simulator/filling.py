@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.result import SimulationResult
 
 _CLEARLY: Final = 3.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from simulator.config import SimulationConfig
-from simulator.load import ALIASES
+from simulator.config.load import ALIASES
+from simulator.config.schema import SimulationConfig
 
 
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:

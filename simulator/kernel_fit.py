@@ -33,10 +33,10 @@ from simulator.kernel_points import (
     PrefillPoint,
     read_points,
 )
-from simulator.least_squares import Fit, fit_positive
 from simulator.model_shape import find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
 from simulator.roofline import smooth_max
+from simulator.stats.least_squares import Fit, fit_positive
 
 COLLECTIVES: Mapping[str, Callable[..., float]] = {
     "engine_all_reduce": engine_all_reduce_s,

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config import LatencyConfig
+from simulator.config.schema import LatencyConfig
 from simulator.nearest import did_you_mean
 
 KINDS: Final = ("constant", "exponential", "lognormal")

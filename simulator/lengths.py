@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config import LengthConfig
+from simulator.config.schema import LengthConfig
 from simulator.histogram import Histogram, load_histogram
 from simulator.nearest import did_you_mean
 from simulator.recorded_lengths import recorded_lengths

@@ -13,11 +13,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from simulator.quantities import short_time
 from simulator.roofline import smooth_max
+from simulator.stats.format import short_time
 
 if TYPE_CHECKING:
-    from simulator.config import SimulationConfig
+    from simulator.config.schema import SimulationConfig
 
 GIVEN = "given by the user"
 

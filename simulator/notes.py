@@ -27,7 +27,7 @@ from simulator.bottleneck import (
     updating,
     working,
 )
-from simulator.config import ScheduleConfig
+from simulator.config.schema import ScheduleConfig
 from simulator.hardware import find_gpu
 from simulator.pools import MOVING_WEIGHTS
 

@@ -22,7 +22,7 @@ from areal_lab.control.events import (
     RunStarted,
     StartGroup,
 )
-from simulator.quantities import shown_name
+from simulator.stats.format import shown_name
 
 
 def engines_of(log: Log) -> tuple[EngineId, ...]:

@@ -21,7 +21,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config import LengthConfig, SimulationConfig, TrainerConfig
+from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
 from simulator.decode_cost import DecodeCost
 from simulator.draws import LENGTHS, stream
 from simulator.engines import engine_decode, running_sequences

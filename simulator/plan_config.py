@@ -18,9 +18,9 @@ from typing import Final
 
 from areal_lab.load import load_record
 from simulator.check import wrong_values, wrong_workload
-from simulator.config import SimulationConfig
+from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
 from simulator.hardware import find_gpu
-from simulator.load import load_simulation
 from simulator.nearest import did_you_mean
 
 OBJECTIVES: Final = ("gpus", "dollars", "hours")

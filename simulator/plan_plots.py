@@ -21,8 +21,8 @@ from areal_lab.plots.style import (
     save_picture,
 )
 from simulator.plan_result import Outcome, Plan
-from simulator.quantities import number
 from simulator.sensitivity import at_end, measure
+from simulator.stats.format import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from simulator.economics import HOUR_S, Cost, PoolUse, run_cost
 from simulator.gpu import GPU, Price
 from simulator.hardware import find_gpu
-from simulator.pareto import DOLLARS, Point
 from simulator.plan_config import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan_limit import engine_share, limit_of, trainer_share
 from simulator.plan_space import Candidate, Space
 from simulator.plan_trial import Trial
-from simulator.statistics import Estimate, estimate
+from simulator.stats.pareto import DOLLARS, Point
+from simulator.stats.statistics import Estimate, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.check import problems
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.hardware import OWN_FILES, find_gpu
 from simulator.plan_config import PlanConfig
 

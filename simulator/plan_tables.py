@@ -13,8 +13,8 @@ from simulator.plan_words import (
     question_lines,
     verdict,
 )
-from simulator.quantities import quantity
 from simulator.sensitivity import at_end, measure
+from simulator.stats.format import quantity
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.engines import make_engines
 from simulator.hardware import find_gpu
 from simulator.model_shape import find_model

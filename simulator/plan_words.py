@@ -12,9 +12,9 @@ from simulator.bottleneck import STALENESS_BOUND
 from simulator.hardware import find_gpu
 from simulator.plan_result import Comparison, Outcome, Plan
 from simulator.plan_space import OTHER, Refusal
-from simulator.quantities import number, quantity
 from simulator.sources import warnings
-from simulator.statistics import Estimate
+from simulator.stats.format import number, quantity
+from simulator.stats.statistics import Estimate
 
 _SUMS: Final = {"gpus": "fewest GPUs", "dollars": "least money", "hours": "shortest time"}
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from simulator.economics import HOUR_S, Cost
-from simulator.pareto import dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig
 from simulator.plan_measured import check_measured
@@ -33,6 +32,7 @@ from simulator.plan_result import (
 from simulator.plan_space import Candidate, Space, expand
 from simulator.plan_trial import Job, Progress, Run, Silent, Trial, run_here, shortened
 from simulator.sensitivity import sensitivity
+from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
 """Candidates that are simulated before the next look at what still can win."""

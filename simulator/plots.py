@@ -41,9 +41,9 @@ from areal_lab.plots.style import (
     whole_numbers,
 )
 from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
-from simulator.quantities import number, shown_name
 from simulator.result import Replicated, mean_lag
-from simulator.statistics import estimate
+from simulator.stats.format import number, shown_name
+from simulator.stats.statistics import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

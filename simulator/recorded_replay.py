@@ -19,7 +19,7 @@ from areal_lab.control.activity import PAUSED, activity
 from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
 from areal_lab.control.lags import TrainedBatch, mean_lag, total
 from simulator.book import add_up
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.pools import LOAD
 from simulator.recorded import RecordedRun
 from simulator.recorded_settings import Value, recorded_settings, with_settings

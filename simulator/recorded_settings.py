@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from areal_lab.control.eventlog import Scalar
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.host import CPU_CORE
 from simulator.recorded import RecordedRun, answer_tokens
 

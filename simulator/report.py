@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from areal_lab.control.eventlog import finite_json
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.filling import filling_warnings
 from simulator.result import Replicated, SimulationResult
 from simulator.sources import cost_parts, warnings

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from areal_lab.control.eventlog import finite_json
 from simulator.economics import Cost, Energy
 from simulator.pools import PoolShares
-from simulator.statistics import Estimate, estimate
+from simulator.stats.statistics import Estimate, estimate
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,8 +19,8 @@ from areal_lab.settings_help import (
     spellings_by_setting,
 )
 from simulator.command import WIDTH, Wanted, run_command
-from simulator.config import SimulationConfig
-from simulator.load import ALIASES, load_simulation, presets
+from simulator.config.load import ALIASES, load_simulation, presets
+from simulator.config.schema import SimulationConfig
 from simulator.report import report
 from simulator.simulation import replicate
 from simulator.tables import show_report

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from simulator.check import problems
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.decode_cost import ENGINE_S, decode_cost
 from simulator.economics import Cost
 from simulator.hardware import find_gpu
@@ -23,7 +23,7 @@ from simulator.model_shape import find_model
 from simulator.plan_config import PlanConfig
 from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan_trial import Job, Progress, Trial, shortened
-from simulator.quantities import number
+from simulator.stats.format import number
 from simulator.switch_cost import switch_cost
 from simulator.trainer_speeds import speed_error
 from simulator.weight_sync import weight_sync

@@ -27,7 +27,7 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from simulator.check import check_config
-from simulator.config import LatencyConfig, ScheduleConfig, SimulationConfig
+from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationConfig
 from simulator.engines import make_engines, running_sequences
 from simulator.faults import failures_from
 from simulator.hardware import find_gpu

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.engines import engine_decode
 from simulator.gpu import GPU
 from simulator.hardware import find_gpu

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.config import WeightsConfig
+from simulator.config.schema import WeightsConfig
 from simulator.gpu import GPU
 from simulator.training_memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from simulator.transformer import ModelShape

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.notes import lag_note, limit_note, mean_of, setting_lines
-from simulator.quantities import duration, number, quantity, shown_name
+from simulator.stats.format import duration, number, quantity, shown_name
 from simulator.training_timing import BUBBLE, SLOWEST_RANK
 
 if TYPE_CHECKING:

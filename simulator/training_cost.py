@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.communication import all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
-from simulator.config import TrainerConfig
+from simulator.config.schema import TrainerConfig
 from simulator.gpu import GPU
 from simulator.micro_batching import Cut, cut_evenly, cut_within_budget, measure
 from simulator.pipeline_schedule import forward_only_s, one_forward_one_backward_s

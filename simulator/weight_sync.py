@@ -24,7 +24,7 @@ import numpy as np
 
 from simulator.coefficients import DATA, read_table
 from simulator.communication import NODE_PAIR_EFFICIENCY
-from simulator.config import WeightsConfig
+from simulator.config.schema import WeightsConfig
 from simulator.gpu import GPU
 from simulator.transformer import ModelShape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from benchmarks import simulator
-from simulator.load import load_simulation
+from simulator.config.load import load_simulation
 from simulator.plan_config import load_plan
 from simulator.plan_space import expand
 from simulator.simulation import build

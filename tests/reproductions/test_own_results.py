@@ -12,10 +12,10 @@ from areal_lab.plots.style import save_picture
 from reproductions import figure_4, lag_by_batch_order, where_asynchrony_pays
 from reproductions.lag_by_batch_order import DRAWN_ETA, ORDERS, beyond, shares
 from reproductions.where_asynchrony_pays import SIGMAS, SPLITS, Maps
-from simulator.load import load_simulation
+from simulator.config.load import load_simulation
 from simulator.result import Replicated
 from simulator.simulation import replicate
-from simulator.statistics import Estimate
+from simulator.stats.statistics import Estimate
 
 
 @cache

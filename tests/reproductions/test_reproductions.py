@@ -36,9 +36,9 @@ from reproductions.harness import (
 )
 from reproductions.show import draw, to_markdown, to_text
 from reproductions.within_prompt import SIGMA
-from simulator.config import SimulationConfig
-from simulator.load import load_simulation, presets
-from simulator.statistics import Estimate
+from simulator.config.load import load_simulation, presets
+from simulator.config.schema import SimulationConfig
+from simulator.stats.statistics import Estimate
 from simulator.trainer_speeds import FIGURE_6A
 
 QUICK = Arguments(

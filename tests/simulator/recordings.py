@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.control.eventlog import GroupRecord, Record, RunHeader, SpanRecord, encode
-from simulator.config import SimulationConfig
-from simulator.load import load_simulation
+from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
 from simulator.simulation import simulate
 
 STEP_S, SEQUENCE_S, TOKEN_S = 0.02, 0.004, 1e-6

@@ -18,8 +18,8 @@ from simulator.calibrate_lengths import fit_lengths, group_correlation
 from simulator.calibrate_plots import draw_fit, draw_replay
 from simulator.calibrate_report import configuration, to_yaml
 from simulator.check import problems
+from simulator.config.load import load_simulation
 from simulator.lengths import LogNormalLengths
-from simulator.load import load_simulation
 from simulator.recorded import TrainingPoint, read_recorded_run
 from simulator.recorded_replay import replay
 from simulator.recorded_work import EnginePoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.check import check_config, problems
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 
 
 def config(**values: Any) -> SimulationConfig:

@@ -40,9 +40,9 @@ from simulator.kernel_tables import (
     prefill_s,
     read_kernel_tables,
 )
-from simulator.least_squares import fit_positive
 from simulator.model_shape import find_model
 from simulator.roofline import smooth_max
+from simulator.stats.least_squares import fit_positive
 from simulator.typical_coefficients import kernel_coefficients
 
 # --- shipped numbers -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from areal_lab import cli
 from areal_lab.load import settings
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.schema_page import PAGE, own_file, rewritten
 
 

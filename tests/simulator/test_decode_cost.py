@@ -16,10 +16,10 @@ from simulator.decode_cost import ENGINE_S, DecodeCost, decode_cost
 from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import mean_error, predict_steps
 from simulator.kernel_points import DecodePoint, SpeedPoint, read_points
-from simulator.least_squares import fit_positive
 from simulator.measured_engine import MeasuredDecode
 from simulator.model_shape import MODELS, find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
+from simulator.stats.least_squares import fit_positive
 from simulator.typical_coefficients import (
     H20_LAYER_S,
     H20_WEIGHT_READING,

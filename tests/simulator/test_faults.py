@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.config import FaultsConfig
+from simulator.config.schema import FaultsConfig
 from simulator.faults import NodeFailures, engine_slowdowns, failures_from
 
 

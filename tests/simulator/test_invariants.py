@@ -43,8 +43,8 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from simulator import prefill_cost
+from simulator.config.load import load_simulation
 from simulator.draws import LENGTHS, Draws, stream
-from simulator.load import load_simulation
 from simulator.pools import GENERATE
 from simulator.result import SimulationResult
 from simulator.run import run_system

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simulator.config import LatencyConfig
+from simulator.config.schema import LatencyConfig
 from simulator.latency import Latency, latency_from
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config import LengthConfig
+from simulator.config.schema import LengthConfig
 from simulator.histogram import (
     Histogram,
     compact,

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.pareto import Point, dominates, front, most_promising_first
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig, PriceEntry, load_plan
 from simulator.plan_limit import limit_of
@@ -31,6 +30,7 @@ from simulator.plan_trial import Job, Trial, run_job, workers
 from simulator.plan_words import answer_lines, nothing_possible, question_lines, verdict
 from simulator.planner import find_plan
 from simulator.sensitivity import at_end
+from simulator.stats.pareto import Point, dominates, front, most_promising_first
 
 EXAMPLE = Path(__file__).parents[2] / "configs/plan_example.yaml"
 

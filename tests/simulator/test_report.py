@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 
 from simulator.comparison import show_comparison
-from simulator.config import SimulationConfig
+from simulator.config.load import load_simulation, presets
+from simulator.config.schema import SimulationConfig
 from simulator.hardware import find_gpu
 from simulator.ignored import ignored_overrides, ignored_settings
-from simulator.load import load_simulation, presets
-from simulator.quantities import duration, number, quantity, short_time
 from simulator.report import comparison, report
 from simulator.result import Replicated
 from simulator.run import IDLE_CAUSES
 from simulator.schema_page import PAGE
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
+from simulator.stats.format import duration, number, quantity, short_time
 from simulator.tables import show_report
 from simulator.trainer_speeds import speed_error
 

@@ -16,7 +16,7 @@ from simulator.hardware import find_gpu
 from simulator.pools import PoolShares, pool_shares, shared_gpus, split
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
-from simulator.statistics import Estimate, estimate, student_t
+from simulator.stats.statistics import Estimate, estimate, student_t
 from simulator.system import UpdateSeconds
 from tests.simulator.toy_system import lognormal, toy_system
 

@@ -13,7 +13,7 @@ from areal_lab.control.activity import idle_by_cause
 from areal_lab.control.eventlog import Log, Record, RunHeader, read_log
 from areal_lab.control.lags import trained_batches
 from areal_lab.control.replay import check_replay
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.engines import running_sequences
 from simulator.hardware import find_gpu
 from simulator.model_shape import find_model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from simulator.config import LengthConfig, TrainerConfig
+from simulator.config.schema import LengthConfig, TrainerConfig
 from simulator.hardware import find_gpu
 from simulator.lengths import lengths_from
 from simulator.micro_batching import (

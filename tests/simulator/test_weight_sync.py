@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from simulator.config import WeightsConfig
+from simulator.config.schema import WeightsConfig
 from simulator.hardware import find_gpu
 from simulator.model_shape import find_model
 from simulator.switch_cost import SwitchCost, switch_cost

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from areal_lab import cli
-from simulator.load import load_simulation, presets
+from simulator.config.load import load_simulation, presets
 from simulator.simulation import simulate
 
 BRIEF = (

@@ -1,6 +1,6 @@
 """From a preset or a YAML file, and `a.b=c` overrides, to a `SimulationConfig`.
 
-    defaults (simulator.config) <- preset or YAML file <- overrides, the last one wins
+    defaults (simulator.config.schema) <- preset or YAML file <- overrides, the last one wins
 
 A preset is a YAML file that is shipped; its first line says what it is.
 """
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from areal_lab.load import load_record
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.nearest import did_you_mean, plain
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -32,7 +32,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Other spellings of a setting: short ones, and AReaL's."""
 
-_PRESETS: Final = Path(__file__).parent / "presets"
+_PRESETS: Final = Path(__file__).parents[1] / "presets"
 
 
 def load_simulation(

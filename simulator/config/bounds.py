@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Final
 
-from simulator.config import SimulationConfig
+from simulator.config.schema import SimulationConfig
 
 YEAR_S: Final = 365 * 24 * 3600
 MOST_ANSWERS: Final = 100_000_000

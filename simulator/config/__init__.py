@@ -1,0 +1,1 @@
+"""Settings of a simulation: schema, presets and loading; knows nothing that simulates."""

@@ -1,0 +1,1 @@
+"""Statistics, fitting and number formatting; knows nothing of clusters."""
