@@ -20,12 +20,12 @@ from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 from benchmarks.rollout_load import Generates, Load, Policy
 from simulator.calibrate_engine import fit_decode, fit_prefill
 from simulator.calibrate_fit import PartFit
+from simulator.catalogue.host import CPU_CORE
+from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.decode_batch import StepCost
 from simulator.decode_cost import decode_cost
-from simulator.host import CPU_CORE
 from simulator.measured_engine import measured_decode, measured_prefill
-from simulator.model_shape import find_model
 from simulator.prefill_cost import causal_pairs
 from simulator.recorded_settings import with_settings
 from simulator.recorded_work import EnginePoint

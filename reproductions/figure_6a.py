@@ -13,13 +13,13 @@ import numpy as np
 from benchmarks.harness import Arguments
 from reproductions.calibration import GROUP_CORRELATION
 from reproductions.harness import Parameter, Reproduction, Row, configured, expected, main
+from simulator.catalogue.models import find_model
 from simulator.draws import LENGTHS, stream
-from simulator.lengths import lengths_from
-from simulator.model_shape import find_model
 from simulator.simulation import build
 from simulator.stats.statistics import Estimate, estimate
 from simulator.trainer_speeds import areal_counted_flops
 from simulator.training_memory import training_memory
+from simulator.workload.lengths import lengths_from
 
 GAIN, SPEED = 0.05, 0.10
 FACTOR = Parameter(

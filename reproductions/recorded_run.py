@@ -20,10 +20,15 @@ from simulator.calibrate_plots import draw_replay
 from simulator.calibrate_report import configuration
 from simulator.config.schema import SimulationConfig
 from simulator.measured_engine import measured_decode, measured_prefill
-from simulator.recorded import RecordedRun, TrainingPoint, read_recorded_run, training_points
 from simulator.recorded_replay import ENGINES, Replay, replay
 from simulator.recorded_work import EnginePoint, span_points
 from simulator.stats.statistics import Estimate, student_t
+from simulator.workload.recorded_run import (
+    RecordedRun,
+    TrainingPoint,
+    read_recorded_run,
+    training_points,
+)
 
 STEP_BAR, IDLE_BAR = 0.15, 0.10
 IDLE = ("trainer idle", f"{ENGINES} idle")

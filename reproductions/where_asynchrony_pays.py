@@ -23,10 +23,10 @@ from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
 from reproductions.harness import Reproduction, Row, configured, length, main, run
 from simulator.draws import LENGTHS, stream
-from simulator.lengths import lengths_from
 from simulator.pools import PoolShares
 from simulator.result import Replicated
 from simulator.stats.statistics import Estimate
+from simulator.workload.lengths import lengths_from
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,24 +17,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simulator.calibrate import Calibration as Calibration
     from simulator.calibrate import calibrate_from as calibrate_from
+    from simulator.catalogue.find_gpu import GPU as GPU
+    from simulator.catalogue.find_gpu import GPUS as GPUS
+    from simulator.catalogue.find_gpu import find_gpu as find_gpu
+    from simulator.catalogue.models import MODELS as MODELS
+    from simulator.catalogue.models import ModelShape as ModelShape
+    from simulator.catalogue.models import find_model as find_model
     from simulator.check import check_config as check_config
     from simulator.check import problems as problems
     from simulator.config.load import load_simulation as load_simulation
     from simulator.config.load import presets as presets
     from simulator.config.schema import SimulationConfig as SimulationConfig
-    from simulator.hardware import GPU as GPU
-    from simulator.hardware import GPUS as GPUS
-    from simulator.hardware import find_gpu as find_gpu
-    from simulator.model_shape import MODELS as MODELS
-    from simulator.model_shape import ModelShape as ModelShape
-    from simulator.model_shape import find_model as find_model
     from simulator.plan_config import PlanConfig as PlanConfig
     from simulator.plan_config import load_plan as load_plan
     from simulator.plan_result import Outcome as Outcome
     from simulator.plan_result import Plan as Plan
     from simulator.plan_trial import workers as workers
     from simulator.planner import find_plan as find_plan
-    from simulator.recorded import read_recorded_run as read_recorded_run
     from simulator.recorded_replay import Replay as Replay
     from simulator.recorded_replay import replay as replay
     from simulator.result import Replicated as Replicated
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
     from simulator.system import System as System
+    from simulator.workload.recorded_run import read_recorded_run as read_recorded_run
 
 _HOMES = {
     # simulate
@@ -68,7 +68,7 @@ _HOMES = {
     # calibrate, and replay a recorded run
     "calibrate_from": "simulator.calibrate",
     "Calibration": "simulator.calibrate",
-    "read_recorded_run": "simulator.recorded",
+    "read_recorded_run": "simulator.workload.recorded_run",
     "replay": "simulator.recorded_replay",
     "Replay": "simulator.recorded_replay",
     # check and build
@@ -78,12 +78,12 @@ _HOMES = {
     "System": "simulator.system",
     "run_system": "simulator.run",
     # hardware and models
-    "GPU": "simulator.hardware",
-    "GPUS": "simulator.hardware",
-    "find_gpu": "simulator.hardware",
-    "MODELS": "simulator.model_shape",
-    "ModelShape": "simulator.model_shape",
-    "find_model": "simulator.model_shape",
+    "GPU": "simulator.catalogue.find_gpu",
+    "GPUS": "simulator.catalogue.find_gpu",
+    "find_gpu": "simulator.catalogue.find_gpu",
+    "MODELS": "simulator.catalogue.models",
+    "ModelShape": "simulator.catalogue.models",
+    "find_model": "simulator.catalogue.models",
 }
 
 __all__ = [  # noqa: PLE0604 - the table above is the one list of names

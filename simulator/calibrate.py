@@ -22,16 +22,8 @@ from areal_lab.control.lags import TrainedBatch
 from simulator.calibrate_engine import fit_decode, fit_engine
 from simulator.calibrate_fit import PartFit, fit_training, is_held_out
 from simulator.calibrate_lengths import LengthFit, fit_lengths, groups_of_steps
+from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
-from simulator.model_shape import find_model
-from simulator.recorded import (
-    RecordedRun,
-    answer_tokens,
-    judging_seconds,
-    read_recorded_run,
-    training_points,
-    update_seconds,
-)
 from simulator.recorded_settings import (
     Value,
     cluster_settings,
@@ -45,6 +37,14 @@ from simulator.recorded_work import (
     group_points,
     mean_prompt_tokens,
     span_points,
+)
+from simulator.workload.recorded_run import (
+    RecordedRun,
+    answer_tokens,
+    judging_seconds,
+    read_recorded_run,
+    training_points,
+    update_seconds,
 )
 
 FIRST: Final = frozenset({1})

@@ -13,9 +13,9 @@ from simulator.calibrate_report import configuration, show, to_json, to_yaml
 from simulator.check import check_config
 from simulator.config.load import ALIASES, load_simulation
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
-from simulator.recorded import read_recorded_run
 from simulator.recorded_replay import Compared, Replay, replay
 from simulator.stats.format import number
+from simulator.workload.recorded_run import read_recorded_run
 
 if TYPE_CHECKING:
     from rich.console import Console

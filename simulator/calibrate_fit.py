@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.recorded import TrainingPoint
 from simulator.recorded_work import EnginePoint
 from simulator.stats.least_squares import fit_positive
+from simulator.workload.recorded_run import TrainingPoint
 
 HELD_OUT: Final = 0.25
 """Share of the places that is held out."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.hardware import IDLE_SHARE, hardware_table
-from simulator.model_shape import model_table
+from simulator.catalogue.find_gpu import IDLE_SHARE, hardware_table
+from simulator.catalogue.models import model_table
 
 PAGE = "docs/simulator_hardware.md"
 
@@ -53,8 +53,8 @@ pcie_bytes_per_s: 64e9
 idle_power_w: 90             # {idle:.0%} of power_w
 ```
 
-In Python: `simulator.hardware.gpu_from_fields({{...}})`, or `dataclasses.replace` of one that
-`find_gpu` returns.
+In Python: `gpu_from_fields({{...}})` of `simulator.catalogue.find_gpu`, or
+`dataclasses.replace` of one that `find_gpu` returns.
 
 ## Models
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.bounds import MOST_AT_ONCE, wrong_numbers
 from simulator.config.schema import ScheduleConfig, SimulationConfig
 from simulator.engines import engine_decode, running_sequences
-from simulator.gpu import GPU
-from simulator.hardware import find_gpu
-from simulator.latency import latency_from
-from simulator.lengths import lengths_from
 from simulator.memory import cache_tokens
-from simulator.model_shape import ModelShape, find_model
 from simulator.nearest import did_you_mean
-from simulator.recorded_lengths import RecordedLengths
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
+from simulator.workload.latency import latency_from
+from simulator.workload.lengths import lengths_from
+from simulator.workload.recorded_lengths import RecordedLengths
 
 PLACEMENTS: Final = ("disaggregated", "colocated")
 SCHEDULES: Final = ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout")

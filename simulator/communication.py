@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
+from simulator.catalogue.gpu import GPU
 from simulator.coefficients import LinkCoefficients
-from simulator.gpu import GPU
 from simulator.typical_coefficients import kernel_coefficients
 
 NODE_PAIR_LATENCY_S = 20e-6

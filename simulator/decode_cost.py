@@ -18,13 +18,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 from simulator.coefficients import KernelCoefficients
 from simulator.communication import engine_all_reduce_s
-from simulator.gpu import GPU
 from simulator.measured_engine import MeasuredDecode
 from simulator.memory import check_tensor_parallel
 from simulator.roofline import smooth_max
-from simulator.transformer import ModelShape
 from simulator.typical_coefficients import kernel_coefficients
 
 ENGINE_S = 1.5e-3

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.gpu import GPU, Price
+from simulator.catalogue.gpu import GPU, Price
 
 HOUR_S = 3600.0
 OVERHEAD = "overhead"

@@ -9,20 +9,20 @@ from functools import cache
 from typing import Final
 
 from areal_lab.control.events import EngineId
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.models import ModelShape
 from simulator.coefficients import KernelCoefficients
 from simulator.config.schema import SimulationConfig
 from simulator.decode_cost import DecodeCost, decode_cost
 from simulator.draws import STRAGGLERS, stream
-from simulator.faults import engine_slowdowns
-from simulator.gpu import GPU
-from simulator.lengths import lengths_from
 from simulator.measured_engine import measured_decode, measured_prefill
 from simulator.memory import cache_tokens
-from simulator.model_shape import ModelShape
 from simulator.prefill_cost import prefill_cost
 from simulator.replica import PrefillSeconds, Replica
 from simulator.system import MakeEngine
 from simulator.timesheet import RecordSpan
+from simulator.workload.faults import engine_slowdowns
+from simulator.workload.lengths import lengths_from
 
 MOST_RUNNING: Final = 256
 """Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""

@@ -14,9 +14,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.models import find_model
 from simulator.coefficients import DATA, KernelCoefficients
-from simulator.gpu import GPU
-from simulator.hardware import find_gpu
 from simulator.kernel_fit import COLLECTIVES, fit_gpu, held_out_errors
 from simulator.kernel_points import (
     DecodePoint,
@@ -34,7 +35,6 @@ from simulator.kernel_tables import (
     read_kernel_tables,
 )
 from simulator.memory import cache_tokens
-from simulator.model_shape import find_model
 
 MODELS = (
     *(("Qwen2.5-1.5B", 1, 0), ("Qwen2.5-7B", 1, 0), ("Qwen2.5-14B", 1, 0), ("Qwen2.5-32B", 4, 0)),

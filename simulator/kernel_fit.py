@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.coefficients import KERNEL_TABLES, KernelCoefficients, LinkCoefficients
 from simulator.communication import (
     all_gather_s,
@@ -25,7 +27,6 @@ from simulator.communication import (
     reduce_scatter_s,
 )
 from simulator.decode_cost import decode_cost
-from simulator.hardware import find_gpu
 from simulator.kernel_points import (
     DecodePoint,
     LinearPoint,
@@ -33,7 +34,6 @@ from simulator.kernel_points import (
     PrefillPoint,
     read_points,
 )
-from simulator.model_shape import find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
 from simulator.roofline import smooth_max
 from simulator.stats.least_squares import Fit, fit_positive

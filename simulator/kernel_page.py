@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.decode_cost import ENGINE_S
-from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import held_out_errors
 from simulator.kernel_points import DecodePoint, PrefillPoint, read_points
 from simulator.kernel_tables import SYSTEMS

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.gpu import GPU
-from simulator.transformer import ModelShape
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 
 SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm"}
 """GPU to its folder."""

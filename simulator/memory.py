@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-from simulator.gpu import GPU
-from simulator.hardware import GPUS
-from simulator.transformer import ModelShape
+from simulator.catalogue.find_gpu import GPUS
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 
 
 def cache_tokens(

@@ -27,8 +27,8 @@ from simulator.bottleneck import (
     updating,
     working,
 )
+from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.schema import ScheduleConfig
-from simulator.hardware import find_gpu
 from simulator.pools import MOVING_WEIGHTS
 
 _NAMES: Final[Mapping[str, str]] = {

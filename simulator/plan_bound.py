@@ -21,16 +21,16 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
 from simulator.decode_cost import DecodeCost
 from simulator.draws import LENGTHS, stream
 from simulator.engines import engine_decode, running_sequences
-from simulator.hardware import find_gpu
-from simulator.lengths import lengths_from
-from simulator.model_shape import find_model
 from simulator.switch_cost import switch_cost
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
+from simulator.workload.lengths import lengths_from
 
 _BATCHES = 3
 """Whose lengths are drawn: the first ones that the simulation draws with this seed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from simulator.hardware import find_gpu
+from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan_config import PlanConfig
 from simulator.plan_space import Candidate
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
 from simulator.check import problems
 from simulator.config.schema import SimulationConfig
-from simulator.hardware import OWN_FILES, find_gpu
 from simulator.plan_config import PlanConfig
 
 _KINDS: Final = (

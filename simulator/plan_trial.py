@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.engines import make_engines
-from simulator.hardware import find_gpu
-from simulator.model_shape import find_model
 from simulator.run import run_system
 from simulator.simulation import build
 from simulator.system import System, Timing, Training

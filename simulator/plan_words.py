@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simulator.bottleneck import STALENESS_BOUND
-from simulator.hardware import find_gpu
+from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan_result import Comparison, Outcome, Plan
 from simulator.plan_space import OTHER, Refusal
 from simulator.sources import warnings

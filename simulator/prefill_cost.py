@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 from simulator.coefficients import KernelCoefficients
 from simulator.communication import engine_all_reduce_s
-from simulator.gpu import GPU
 from simulator.memory import check_tensor_parallel
 from simulator.roofline import smooth_max
-from simulator.transformer import ModelShape
 from simulator.typical_coefficients import kernel_coefficients
 
 CHUNK_TOKENS = 8192

@@ -21,9 +21,9 @@ from areal_lab.control.lags import TrainedBatch, mean_lag, total
 from simulator.book import add_up
 from simulator.config.schema import SimulationConfig
 from simulator.pools import LOAD
-from simulator.recorded import RecordedRun
 from simulator.recorded_settings import Value, recorded_settings, with_settings
 from simulator.simulation import simulate
+from simulator.workload.recorded_run import RecordedRun
 
 ENGINES: Final = "engines"
 _UPDATED: Final = "taking new weights"

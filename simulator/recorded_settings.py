@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from areal_lab.control.eventlog import Scalar
+from simulator.catalogue.host import CPU_CORE
 from simulator.config.schema import SimulationConfig
-from simulator.host import CPU_CORE
-from simulator.recorded import RecordedRun, answer_tokens
+from simulator.workload.recorded_run import RecordedRun, answer_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"

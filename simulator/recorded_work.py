@@ -24,7 +24,7 @@ import numpy as np
 
 from areal_lab.control.eventlog import GroupRecord, SpanRecord
 from simulator.nearest import plain
-from simulator.recorded import RecordedRun, updates
+from simulator.workload.recorded_run import RecordedRun, updates
 
 PREFILL: Final = "prefill"
 _WORK: Final = frozenset({"decode", PREFILL, "prefill and decode"})

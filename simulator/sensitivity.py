@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.check import problems
 from simulator.config.schema import SimulationConfig
 from simulator.decode_cost import ENGINE_S, decode_cost
 from simulator.economics import Cost
-from simulator.hardware import find_gpu
-from simulator.lengths import lengths_from
-from simulator.model_shape import find_model
 from simulator.plan_config import PlanConfig
 from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan_trial import Job, Progress, Trial, shortened
@@ -27,6 +26,7 @@ from simulator.stats.format import number
 from simulator.switch_cost import switch_cost
 from simulator.trainer_speeds import speed_error
 from simulator.weight_sync import weight_sync
+from simulator.workload.lengths import lengths_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the least that Qwen2.5's published speeds leave over the kernels, and

@@ -26,20 +26,20 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.check import check_config
 from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationConfig
 from simulator.engines import make_engines, running_sequences
-from simulator.faults import failures_from
-from simulator.hardware import find_gpu
-from simulator.latency import Latency, latency_from
-from simulator.lengths import lengths_from
-from simulator.model_shape import find_model
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
 from simulator.switch_cost import switch_cost
 from simulator.system import System, UpdateSeconds
 from simulator.training_cost import training_cost
 from simulator.weight_sync import weight_sync
+from simulator.workload.faults import failures_from
+from simulator.workload.latency import Latency, latency_from
+from simulator.workload.lengths import lengths_from
 
 
 def simulate(

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.engines import engine_decode
-from simulator.gpu import GPU
-from simulator.hardware import find_gpu
 from simulator.ignored import ignored_settings
-from simulator.lengths import TraceLengths, lengths_from
 from simulator.measured_engine import GIVEN, measured_prefill
-from simulator.model_shape import ModelShape, find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.switch_cost import switch_cost
 from simulator.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.training_memory import unchecked_memory
 from simulator.weight_sync import weight_sync
+from simulator.workload.lengths import TraceLengths, lengths_from
 
 UNCERTAIN: Final = 0.15
 """Mean relative error from which a part is warned of."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import WeightsConfig
-from simulator.gpu import GPU
 from simulator.training_memory import OPTIMIZER_BYTES, WEIGHT_BYTES
-from simulator.transformer import ModelShape
 from simulator.weight_sync import sync_speed
 
 PCIE_EFFICIENCY = 0.5

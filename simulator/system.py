@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
-from simulator.gpu import GPU
+from simulator.catalogue.gpu import GPU
 from simulator.timesheet import RecordSpan
 from simulator.training_timing import Sizes
 from simulator.versions import Decoded

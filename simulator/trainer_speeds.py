@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.gpu import GPU
-from simulator.hardware import find_gpu
-from simulator.model_shape import find_model
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.models import find_model
+from simulator.catalogue.transformer import ModelShape
 from simulator.training_speed import PRIME_RL_POINTS, PublishedPoint, TrainerSpeed, fit_columns
-from simulator.transformer import ModelShape
 
 Values = NDArray[np.float64]
 

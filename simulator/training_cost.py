@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 from simulator.communication import all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
 from simulator.config.schema import TrainerConfig
-from simulator.gpu import GPU
 from simulator.micro_batching import Cut, cut_evenly, cut_within_budget, measure
 from simulator.pipeline_schedule import forward_only_s, one_forward_one_backward_s
 from simulator.trainer_speeds import AREAL
@@ -45,7 +46,6 @@ from simulator.training_timing import (
     Training,
     TrainTiming,
 )
-from simulator.transformer import ModelShape
 
 Values = NDArray[np.float64]
 

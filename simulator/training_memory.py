@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.gpu import GPU
-from simulator.transformer import ModelShape
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 
 GIB = 2**30
 RESERVED_BYTES = 3 * GIB

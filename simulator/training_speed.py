@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.gpu import GPU
-from simulator.transformer import ModelShape
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 
 Values = NDArray[np.float64]
 

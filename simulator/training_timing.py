@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.catalogue.transformer import ModelShape
 from simulator.training_speed import forward_flops
-from simulator.transformer import ModelShape
 
 FORWARD_BACKWARD = "forward/backward"
 PADDING = "padding"

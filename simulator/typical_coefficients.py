@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from simulator.catalogue.gpu import GPU
 from simulator.coefficients import KernelCoefficients, LinkCoefficients, fitted_coefficients
-from simulator.gpu import GPU
 
 RELATIVES: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {

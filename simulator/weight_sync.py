@@ -22,11 +22,11 @@ from functools import cache
 
 import numpy as np
 
+from simulator.catalogue.gpu import GPU
+from simulator.catalogue.transformer import ModelShape
 from simulator.coefficients import DATA, read_table
 from simulator.communication import NODE_PAIR_EFFICIENCY
 from simulator.config.schema import WeightsConfig
-from simulator.gpu import GPU
-from simulator.transformer import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

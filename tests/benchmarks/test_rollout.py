@@ -22,10 +22,10 @@ from benchmarks.rollout_latency import Ear, first_token_s
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
 from simulator.calibrate_fit import PartFit
+from simulator.catalogue.host import CPU_CORE
+from simulator.catalogue.models import find_model
 from simulator.decode_cost import decode_cost
-from simulator.host import CPU_CORE
 from simulator.measured_engine import MeasuredDecode, MeasuredPrefill
-from simulator.model_shape import find_model
 from tests.simulator.virtual_loop import run_virtually
 
 STEP_S, LOAD_S = 0.01, 0.3

@@ -12,9 +12,9 @@ import pytest
 from simulator.calibrate import calibrate_from
 from simulator.calibrate_engine import fit_engine
 from simulator.calibrate_fit import is_held_out
-from simulator.recorded import read_recorded_run
 from simulator.recorded_replay import replay
 from simulator.recorded_work import EnginePoint
+from simulator.workload.recorded_run import read_recorded_run
 from tests.simulator.recordings import known, record
 
 STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3

@@ -15,18 +15,18 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.decode_cost import decode_cost
 from simulator.draws import Draws
-from simulator.hardware import find_gpu
 from simulator.judges import Judges
-from simulator.lengths import LogNormalLengths
 from simulator.measured_engine import MeasuredDecode
-from simulator.model_shape import find_model
 from simulator.prefill_cost import prefill_cost
 from simulator.replica import Replica
 from simulator.run import run_system
 from simulator.system import Seconds, UpdateSeconds
 from simulator.training_timing import Sizes
+from simulator.workload.lengths import LogNormalLengths
 from tests.simulator.toy_engine import toy_engines
 from tests.simulator.toy_system import (
     Drawn,

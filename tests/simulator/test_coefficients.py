@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.models import find_model
 from simulator.coefficients import (
     DATA,
     KernelCoefficients,
@@ -22,7 +24,6 @@ from simulator.coefficients import (
     read_table,
 )
 from simulator.fit_kernels import coefficients_table, main, write_all_points
-from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import fit_gpu
 from simulator.kernel_page import kernel_page
 from simulator.kernel_points import (
@@ -40,7 +41,6 @@ from simulator.kernel_tables import (
     prefill_s,
     read_kernel_tables,
 )
-from simulator.model_shape import find_model
 from simulator.roofline import smooth_max
 from simulator.stats.least_squares import fit_positive
 from simulator.typical_coefficients import kernel_coefficients

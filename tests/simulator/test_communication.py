@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.communication import (
     all_gather_s,
     all_reduce_s,
@@ -17,7 +18,6 @@ from simulator.communication import (
     point_to_point_s,
     reduce_scatter_s,
 )
-from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import COLLECTIVES
 from simulator.kernel_points import MessagePoint, read_points
 from simulator.typical_coefficients import kernel_coefficients

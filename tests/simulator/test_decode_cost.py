@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.models import MODELS, find_model
 from simulator.decode_cost import ENGINE_S, DecodeCost, decode_cost
-from simulator.hardware import GPUS, find_gpu
 from simulator.kernel_fit import mean_error, predict_steps
 from simulator.kernel_points import DecodePoint, SpeedPoint, read_points
 from simulator.measured_engine import MeasuredDecode
-from simulator.model_shape import MODELS, find_model
 from simulator.prefill_cost import causal_pairs, prefill_cost
 from simulator.stats.least_squares import fit_positive
 from simulator.typical_coefficients import (

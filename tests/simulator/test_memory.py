@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.hardware import GPUS, find_gpu
+from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.models import MODELS, find_model
 from simulator.memory import cache_tokens, check_tensor_parallel
-from simulator.model_shape import MODELS, find_model
 
 
 def test_the_cache_takes_what_the_weights_leave() -> None:

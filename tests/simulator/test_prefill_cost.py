@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.hardware import GPUS, find_gpu
+from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.models import MODELS, find_model
 from simulator.kernel_fit import mean_error, predict_prefills
 from simulator.kernel_points import PrefillPoint, read_points
-from simulator.model_shape import MODELS, find_model
 from simulator.prefill_cost import PrefillCost, activation_bytes, causal_pairs, prefill_cost
 from simulator.typical_coefficients import kernel_coefficients
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simulator.catalogue.find_gpu import find_gpu
 from simulator.comparison import show_comparison
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.hardware import find_gpu
 from simulator.ignored import ignored_overrides, ignored_settings
 from simulator.report import comparison, report
 from simulator.result import Replicated

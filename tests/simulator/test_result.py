@@ -12,7 +12,7 @@ import pytest
 
 from areal_lab.control.schedule import asynchronous, synchronous
 from simulator.book import COLUMNS
-from simulator.hardware import find_gpu
+from simulator.catalogue.find_gpu import find_gpu
 from simulator.pools import PoolShares, pool_shares, shared_gpus, split
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system

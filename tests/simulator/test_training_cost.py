@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, TrainerConfig
-from simulator.hardware import find_gpu
-from simulator.lengths import lengths_from
 from simulator.micro_batching import (
     Lanes,
     cut_evenly,
@@ -16,7 +16,6 @@ from simulator.micro_batching import (
     measure,
     minibatch_bounds,
 )
-from simulator.model_shape import find_model
 from simulator.trainer_speeds import (
     AREAL,
     FIGURE_6A,
@@ -41,6 +40,7 @@ from simulator.training_timing import (
     SLOWEST_RANK,
     TrainTiming,
 )
+from simulator.workload.lengths import lengths_from
 
 H800, H100, H200 = find_gpu("H800"), find_gpu("H100"), find_gpu("H200")
 SMALL = find_model("R1-Distill-Qwen-1.5B")

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import WeightsConfig
-from simulator.hardware import find_gpu
-from simulator.model_shape import find_model
 from simulator.switch_cost import SwitchCost, switch_cost
 from simulator.weight_sync import (
     WeightSync,

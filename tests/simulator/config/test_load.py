@@ -12,7 +12,7 @@ from areal_lab.load import settings
 from simulator.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
 from simulator.config.schema import SimulationConfig
-from simulator.lengths import LogNormalLengths, lengths_from
+from simulator.workload.lengths import LogNormalLengths, lengths_from
 
 # Table 1 of the paper (arXiv:2505.24298): GPUs and steps.
 TABLE_1 = {"1.5b": (128, 250), "7b": (192, 250), "14b": (256, 80), "32b": (384, 60)}

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.catalogue.models import MODELS, ModelShape, find_model, from_config
+from simulator.catalogue.transformer import LatentAttention
 from simulator.catalogue_page import catalogue_page
-from simulator.model_shape import MODELS, ModelShape, find_model, from_config
-from simulator.transformer import LatentAttention
 
 # --- published sizes -----------------------------------------------------------------------------
 

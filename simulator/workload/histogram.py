@@ -3,8 +3,8 @@
     name, or FILE.csv --load_histogram--> Histogram --compact--> few rows, the same mean
 
 Files of one's own have one length a row, in the first column or in one that is named as below, and
-optionally a column `weight`. The shipped ones (`simulator/data`) have a row for each bin, and say
-above it where they come from and under which license.
+optionally a column `weight`. The shipped ones (`simulator/workload/data`) have a row for each bin,
+and say above it where they come from and under which license.
 """
 
 from __future__ import annotations

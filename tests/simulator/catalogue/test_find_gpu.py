@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from simulator.catalogue.find_gpu import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
 from simulator.catalogue_page import PAGE, catalogue_page
-from simulator.hardware import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
 
 NUMBERS = [
     field.name
@@ -117,7 +117,7 @@ def test_a_price_is_edited_by_replacing_it() -> None:
 
 
 def test_the_page_shows_the_catalogue() -> None:
-    page = Path(__file__).parents[2] / PAGE
+    page = Path(__file__).parents[3] / PAGE
     command = f"python -m simulator.catalogue_page > {PAGE}"
     assert page.read_text(encoding="utf-8") == catalogue_page(), f"write it anew: {command}"
     for gpu in GPUS.values():
@@ -131,7 +131,7 @@ def test_the_catalogue_loads_nothing_heavy() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     heavy = {"torch", "transformers", "numpy", "pandas", "matplotlib", "omegaconf"}
     assert [name for name in heavy if f"'{name}'" in result.stdout] == []

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.config.schema import LengthConfig
-from simulator.histogram import (
+from simulator.workload.histogram import (
     Histogram,
     compact,
     load_histogram,
@@ -21,7 +21,7 @@ from simulator.histogram import (
     shipped_histograms,
     write_histogram,
 )
-from simulator.lengths import ConstantLengths, LogNormalLengths, TraceLengths, lengths_from
+from simulator.workload.lengths import ConstantLengths, LogNormalLengths, TraceLengths, lengths_from
 
 # Means of the published files, before they were binned.
 PUBLISHED_MEANS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from simulator.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
+from simulator.catalogue.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator.config.schema import LatencyConfig
-from simulator.latency import Latency, latency_from
+from simulator.workload.latency import Latency, latency_from
 
 
 def test_every_kind_has_the_mean_that_is_asked_for() -> None:

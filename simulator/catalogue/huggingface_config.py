@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.transformer import LatentAttention, ModelShape
+from simulator.catalogue.transformer import LatentAttention, ModelShape
 
 _SPELLINGS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.config.schema import LengthConfig
-from simulator.histogram import Histogram, load_histogram
 from simulator.nearest import did_you_mean
-from simulator.recorded_lengths import recorded_lengths
+from simulator.workload.histogram import Histogram, load_histogram
+from simulator.workload.recorded_lengths import recorded_lengths
 
 _LARGEST_SIGMA: Final = 10.0
 _NORMAL: Final = NormalDist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulator.config.schema import FaultsConfig
-from simulator.faults import NodeFailures, engine_slowdowns, failures_from
+from simulator.workload.faults import NodeFailures, engine_slowdowns, failures_from
 
 
 def faults(**changes: Any) -> FaultsConfig:

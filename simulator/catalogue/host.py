@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.gpu import GPU, Price
+from simulator.catalogue.gpu import GPU, Price
 
 _XEON: Final = (
     "a Xeon Platinum 8380 (2021), its 40th part: data sheet 270 W, 2.3 GHz, 8 channels of DDR4-3200"

@@ -1,0 +1,1 @@
+"""GPUs, hosts and models, as facts with their sources; imports `stats` at most."""

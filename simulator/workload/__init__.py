@@ -1,0 +1,1 @@
+"""What arrives: response lengths, latencies of rewards and tools, and failures."""
