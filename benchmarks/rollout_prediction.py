@@ -23,10 +23,10 @@ from simulator.calibrate_fit import PartFit
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
+from simulator.costs.decode import decode_cost
+from simulator.costs.measured_engine import measured_decode, measured_prefill
+from simulator.costs.prefill import causal_pairs
 from simulator.decode_batch import StepCost
-from simulator.decode_cost import decode_cost
-from simulator.measured_engine import measured_decode, measured_prefill
-from simulator.prefill_cost import causal_pairs
 from simulator.recorded_settings import with_settings
 from simulator.recorded_work import EnginePoint
 from simulator.replica import PrefillSeconds, Replica

@@ -1,7 +1,8 @@
 """Figure 6a: training with dynamic micro-batches against 32 of equal numbers of sequences.
 
 TFLOP/s as AReaL's trainer counts them, over the training pass. The trainer's cost model has one
-factor that was fitted to the dynamic bars (`simulator.trainer_speeds`); the gains are predictions.
+factor that was fitted to the dynamic bars (`simulator.costs.trainer_speeds`); the gains are
+predictions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from benchmarks.harness import Arguments
 from reproductions.calibration import GROUP_CORRELATION
 from reproductions.harness import Parameter, Reproduction, Row, configured, expected, main
 from simulator.catalogue.models import find_model
+from simulator.costs.trainer_speeds import areal_counted_flops
+from simulator.costs.training_memory import training_memory
 from simulator.draws import LENGTHS, stream
 from simulator.simulation import build
 from simulator.stats.statistics import Estimate, estimate
-from simulator.trainer_speeds import areal_counted_flops
-from simulator.training_memory import training_memory
 from simulator.workload.lengths import lengths_from
 
 GAIN, SPEED = 0.05, 0.10
@@ -27,7 +28,8 @@ FACTOR = Parameter(
     value=1.42,
     unit="times prime-rl's",
     source=(
-        "simulator/trainer_speeds.py: one factor for all models, fitted to the three dynamic bars"
+        "simulator/costs/trainer_speeds.py: one factor for all models, fitted to the three dynamic "
+        "bars"
     ),
     fitted=True,
 )

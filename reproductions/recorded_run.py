@@ -19,7 +19,7 @@ from simulator.calibrate_fit import is_held_out
 from simulator.calibrate_plots import draw_replay
 from simulator.calibrate_report import configuration
 from simulator.config.schema import SimulationConfig
-from simulator.measured_engine import measured_decode, measured_prefill
+from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.recorded_replay import ENGINES, Replay, replay
 from simulator.recorded_work import EnginePoint, span_points
 from simulator.stats.statistics import Estimate, student_t

@@ -23,8 +23,8 @@ from simulator.calibrate_fit import (
     enough,
     is_held_out,
 )
+from simulator.costs.roofline import smooth_max
 from simulator.recorded_work import EnginePoint
-from simulator.roofline import smooth_max
 from simulator.stats.least_squares import fit_positive
 
 KNEES: Final = (1.0, 2.0, 4.0, 8.0)

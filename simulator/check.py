@@ -12,12 +12,12 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.bounds import MOST_AT_ONCE, wrong_numbers
 from simulator.config.schema import ScheduleConfig, SimulationConfig
+from simulator.costs.colocation import switch_cost
+from simulator.costs.engine_memory import cache_tokens
+from simulator.costs.training import training_cost
+from simulator.costs.weight_sync import weight_sync
 from simulator.engines import engine_decode, running_sequences
-from simulator.memory import cache_tokens
 from simulator.nearest import did_you_mean
-from simulator.switch_cost import switch_cost
-from simulator.training_cost import training_cost
-from simulator.weight_sync import weight_sync
 from simulator.workload.latency import latency_from
 from simulator.workload.lengths import lengths_from
 from simulator.workload.recorded_lengths import RecordedLengths

@@ -36,7 +36,7 @@ many floats."""
 
 
 class StepCost(Protocol):
-    """What decode steps cost; `simulator.decode_cost.DecodeCost` is the real one."""
+    """What decode steps cost; `simulator.costs.decode.DecodeCost` is the real one."""
 
     @property
     def engine_s(self) -> float:

@@ -11,13 +11,13 @@ from typing import Final
 from areal_lab.control.events import EngineId
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape
-from simulator.coefficients import KernelCoefficients
 from simulator.config.schema import SimulationConfig
-from simulator.decode_cost import DecodeCost, decode_cost
+from simulator.costs.coefficients import KernelCoefficients
+from simulator.costs.decode import DecodeCost, decode_cost
+from simulator.costs.engine_memory import cache_tokens
+from simulator.costs.measured_engine import measured_decode, measured_prefill
+from simulator.costs.prefill import prefill_cost
 from simulator.draws import STRAGGLERS, stream
-from simulator.measured_engine import measured_decode, measured_prefill
-from simulator.memory import cache_tokens
-from simulator.prefill_cost import prefill_cost
 from simulator.replica import PrefillSeconds, Replica
 from simulator.system import MakeEngine
 from simulator.timesheet import RecordSpan

@@ -17,7 +17,8 @@ from pathlib import Path
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import find_model
-from simulator.coefficients import DATA, KernelCoefficients
+from simulator.costs.coefficients import DATA, KernelCoefficients
+from simulator.costs.engine_memory import cache_tokens
 from simulator.kernel_fit import COLLECTIVES, fit_gpu, held_out_errors
 from simulator.kernel_points import (
     DecodePoint,
@@ -34,7 +35,6 @@ from simulator.kernel_tables import (
     prefill_s,
     read_kernel_tables,
 )
-from simulator.memory import cache_tokens
 
 MODELS = (
     *(("Qwen2.5-1.5B", 1, 0), ("Qwen2.5-7B", 1, 0), ("Qwen2.5-14B", 1, 0), ("Qwen2.5-32B", 4, 0)),
@@ -129,7 +129,7 @@ def coefficients_table(fitted: Mapping[str, KernelCoefficients]) -> str:
     lines = [f"# {line}" for line in _ABOUT.format(what="Fitted coefficients.").splitlines()]
     lines += [
         "# Times are seconds, sizes bytes, all else shares; *_error is the mean absolute relative",
-        "# error on the points of the fit. Meanings: simulator/coefficients.py.",
+        "# error on the points of the fit. Meanings: simulator/costs/coefficients.py.",
         "gpu,coefficient,value",
     ]
     for name, known in fitted.items():

@@ -19,14 +19,16 @@ import numpy as np
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.coefficients import KERNEL_TABLES, KernelCoefficients, LinkCoefficients
-from simulator.communication import (
+from simulator.costs.coefficients import KERNEL_TABLES, KernelCoefficients, LinkCoefficients
+from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
     engine_all_reduce_s,
     reduce_scatter_s,
 )
-from simulator.decode_cost import decode_cost
+from simulator.costs.decode import decode_cost
+from simulator.costs.prefill import causal_pairs, prefill_cost
+from simulator.costs.roofline import smooth_max
 from simulator.kernel_points import (
     DecodePoint,
     LinearPoint,
@@ -34,8 +36,6 @@ from simulator.kernel_points import (
     PrefillPoint,
     read_points,
 )
-from simulator.prefill_cost import causal_pairs, prefill_cost
-from simulator.roofline import smooth_max
 from simulator.stats.least_squares import Fit, fit_positive
 
 COLLECTIVES: Mapping[str, Callable[..., float]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
-from simulator.decode_cost import ENGINE_S
+from simulator.costs.decode import ENGINE_S
+from simulator.costs.typical_coefficients import kernel_coefficients
 from simulator.kernel_fit import held_out_errors
 from simulator.kernel_points import DecodePoint, PrefillPoint, read_points
 from simulator.kernel_tables import SYSTEMS
-from simulator.typical_coefficients import kernel_coefficients
 
 _INTRODUCTION = """# What an engine's time is made of
 
@@ -51,8 +51,8 @@ and Llama-3.1-8B and -70B, which the fit has not seen (the fit: Qwen2.5-1.5B, 7B
 ## Fit it again
 
 `python -m simulator.fit_kernels FOLDER` sums the points from AIConfigurator's `systems/data` (needs
-pandas and pyarrow), fits, and writes `simulator/data/`; without a folder it fits the points that
-come with the simulator. For an engine of your own, `areal-lab calibrate` fits a recorded run.
+pandas and pyarrow), fits, and writes `simulator/costs/data/`; without a folder it fits the points
+that come with the simulator. For an engine of your own, `areal-lab calibrate` fits a recorded run.
 """
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_type_hints
 
-from simulator.coefficients import DATA, read_table
+from simulator.costs.coefficients import DATA, read_table
 
 
 class LinearPoint(NamedTuple):

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
-from simulator.decode_cost import DecodeCost
+from simulator.costs.colocation import switch_cost
+from simulator.costs.decode import DecodeCost
+from simulator.costs.training import training_cost
+from simulator.costs.weight_sync import weight_sync
 from simulator.draws import LENGTHS, stream
 from simulator.engines import engine_decode, running_sequences
-from simulator.switch_cost import switch_cost
-from simulator.training_cost import training_cost
-from simulator.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
 
 _BATCHES = 3

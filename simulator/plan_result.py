@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU, Price
-from simulator.economics import HOUR_S, Cost, PoolUse, run_cost
+from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
 from simulator.plan_config import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan_limit import engine_share, limit_of, trainer_share
 from simulator.plan_space import Candidate, Space

@@ -15,12 +15,12 @@ from typing import Protocol, TypeAlias
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
+from simulator.costs.training_timing import Sizes
+from simulator.costs.typical_coefficients import kernel_coefficients
 from simulator.engines import make_engines
 from simulator.run import run_system
 from simulator.simulation import build
 from simulator.system import System, Timing, Training
-from simulator.training_timing import Sizes
-from simulator.typical_coefficients import kernel_coefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

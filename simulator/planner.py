@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from simulator.economics import HOUR_S, Cost
+from simulator.costs.economics import HOUR_S, Cost
 from simulator.plan_bound import least_step_s
 from simulator.plan_config import PlanConfig
 from simulator.plan_measured import check_measured

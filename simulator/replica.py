@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from areal_lab.control.events import GroupId, Version
+from simulator.costs.prefill import causal_pairs
 from simulator.decode_batch import DecodeBatch, StepCost
-from simulator.prefill_cost import causal_pairs
 from simulator.sequences import Cohort, Group, Queued
 from simulator.timesheet import RecordSpan, Timesheet
 from simulator.versions import Decoded, Ended, Epoch, Segments, decoded, segments
@@ -60,7 +60,7 @@ _CLOCK_ROUNDING = 1e-9
 
 
 class PrefillSeconds(Protocol):
-    """What a prefill costs; `simulator.prefill_cost.PrefillCost` is the real one."""
+    """What a prefill costs; `simulator.costs.prefill.PrefillCost` is the real one."""
 
     def seconds(self, new_tokens: int, pairs: float, /) -> float:
         """Of so many new tokens and (query, key) pairs of attention, over all sequences."""

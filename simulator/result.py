@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.eventlog import finite_json
-from simulator.economics import Cost, Energy
+from simulator.costs.economics import Cost, Energy
 from simulator.pools import PoolShares
 from simulator.stats.statistics import Estimate, estimate
 

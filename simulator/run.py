@@ -20,8 +20,8 @@ from areal_lab.control.activity import (
     WAIT_WEIGHTS,
 )
 from simulator.book import Moment, add_up
+from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.drive import Drive
-from simulator.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
 from simulator.recorder import Write
 from simulator.result import Counts, SimulationResult, ascending, columns_of

@@ -17,20 +17,20 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.check import problems
 from simulator.config.schema import SimulationConfig
-from simulator.decode_cost import ENGINE_S, decode_cost
-from simulator.economics import Cost
+from simulator.costs.colocation import switch_cost
+from simulator.costs.decode import ENGINE_S, decode_cost
+from simulator.costs.economics import Cost
+from simulator.costs.trainer_speeds import speed_error
+from simulator.costs.weight_sync import weight_sync
 from simulator.plan_config import PlanConfig
 from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan_trial import Job, Progress, Trial, shortened
 from simulator.stats.format import number
-from simulator.switch_cost import switch_cost
-from simulator.trainer_speeds import speed_error
-from simulator.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the least that Qwen2.5's published speeds leave over the kernels, and
-the most that Qwen3-0.6B's does (`simulator.decode_cost.ENGINE_S`)."""
+the most that Qwen3-0.6B's does (`simulator.costs.decode.ENGINE_S`)."""
 GIVEN: Final = 0.1
 """Relative error of what the user gave, which states none."""
 LENGTH_MEAN: Final = 0.2

@@ -30,13 +30,13 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.check import check_config
 from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationConfig
+from simulator.costs.colocation import switch_cost
+from simulator.costs.training import training_cost
+from simulator.costs.weight_sync import weight_sync
 from simulator.engines import make_engines, running_sequences
 from simulator.result import Replicated, SimulationResult
 from simulator.run import run_system
-from simulator.switch_cost import switch_cost
 from simulator.system import System, UpdateSeconds
-from simulator.training_cost import training_cost
-from simulator.weight_sync import weight_sync
 from simulator.workload.faults import failures_from
 from simulator.workload.latency import Latency, latency_from
 from simulator.workload.lengths import lengths_from

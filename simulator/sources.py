@@ -10,14 +10,14 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
+from simulator.costs.colocation import switch_cost
+from simulator.costs.measured_engine import GIVEN, measured_prefill
+from simulator.costs.prefill import prefill_cost
+from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
+from simulator.costs.training_memory import unchecked_memory
+from simulator.costs.weight_sync import weight_sync
 from simulator.engines import engine_decode
 from simulator.ignored import ignored_settings
-from simulator.measured_engine import GIVEN, measured_prefill
-from simulator.prefill_cost import prefill_cost
-from simulator.switch_cost import switch_cost
-from simulator.trainer_speeds import AREAL, FITTED_ON, speed_error
-from simulator.training_memory import unchecked_memory
-from simulator.weight_sync import weight_sync
 from simulator.workload.lengths import TraceLengths, lengths_from
 
 UNCERTAIN: Final = 0.15

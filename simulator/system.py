@@ -20,8 +20,8 @@ from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
 from simulator.catalogue.gpu import GPU
+from simulator.costs.training_timing import Sizes
 from simulator.timesheet import RecordSpan
-from simulator.training_timing import Sizes
 from simulator.versions import Decoded
 
 
@@ -119,7 +119,7 @@ class Timing(Protocol):
 
 
 class Training(Protocol):
-    """What a training step costs; `simulator.training_cost.TrainingCost` is the real one."""
+    """What a training step costs; `simulator.costs.training.TrainingCost` is the real one."""
 
     def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
         """Train on sequences of so many tokens (prompt and answer), in batch order."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
 from simulator.notes import lag_note, limit_note, mean_of, setting_lines
 from simulator.stats.format import duration, number, quantity, shown_name
-from simulator.training_timing import BUBBLE, SLOWEST_RANK
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,8 +24,8 @@ from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_fro
 from simulator.calibrate_fit import PartFit
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
-from simulator.decode_cost import decode_cost
-from simulator.measured_engine import MeasuredDecode, MeasuredPrefill
+from simulator.costs.decode import decode_cost
+from simulator.costs.measured_engine import MeasuredDecode, MeasuredPrefill
 from tests.simulator.virtual_loop import run_virtually
 
 STEP_S, LOAD_S = 0.01, 0.3

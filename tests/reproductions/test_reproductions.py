@@ -38,8 +38,8 @@ from reproductions.show import draw, to_markdown, to_text
 from reproductions.within_prompt import SIGMA
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
+from simulator.costs.trainer_speeds import FIGURE_6A
 from simulator.stats.statistics import Estimate
-from simulator.trainer_speeds import FIGURE_6A
 
 QUICK = Arguments(
     json=False,

@@ -19,9 +19,9 @@ from simulator.calibrate_plots import draw_fit, draw_replay
 from simulator.calibrate_report import configuration, to_yaml
 from simulator.check import problems
 from simulator.config.load import load_simulation
+from simulator.costs.roofline import smooth_max
 from simulator.recorded_replay import replay
 from simulator.recorded_work import EnginePoint
-from simulator.roofline import smooth_max
 from simulator.simulation import simulate
 from simulator.workload.lengths import LogNormalLengths
 from simulator.workload.recorded_run import TrainingPoint, read_recorded_run

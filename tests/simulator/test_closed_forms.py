@@ -17,15 +17,15 @@ from areal_lab.control.schedule import (
 )
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.decode_cost import decode_cost
+from simulator.costs.decode import decode_cost
+from simulator.costs.measured_engine import MeasuredDecode
+from simulator.costs.prefill import prefill_cost
+from simulator.costs.training_timing import Sizes
 from simulator.draws import Draws
 from simulator.judges import Judges
-from simulator.measured_engine import MeasuredDecode
-from simulator.prefill_cost import prefill_cost
 from simulator.replica import Replica
 from simulator.run import run_system
 from simulator.system import Seconds, UpdateSeconds
-from simulator.training_timing import Sizes
 from simulator.workload.lengths import LogNormalLengths
 from tests.simulator.toy_engine import toy_engines
 from tests.simulator.toy_system import (

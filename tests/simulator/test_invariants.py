@@ -42,8 +42,8 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
-from simulator import prefill_cost
 from simulator.config.load import load_simulation
+from simulator.costs import prefill as prefill_cost
 from simulator.draws import LENGTHS, Draws, stream
 from simulator.pools import GENERATE
 from simulator.result import SimulationResult

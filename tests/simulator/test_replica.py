@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.decode_cost import decode_cost
-from simulator.prefill_cost import causal_pairs, prefill_cost
+from simulator.costs.decode import decode_cost
+from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.replica import GroupDone, Replica
 from simulator.versions import Segments, Tally, decoded_alone, first_and_last, tally
 from tests.reference.replica_oracle import Command, Oracle

@@ -17,6 +17,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.comparison import show_comparison
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
+from simulator.costs.trainer_speeds import speed_error
 from simulator.ignored import ignored_overrides, ignored_settings
 from simulator.report import comparison, report
 from simulator.result import Replicated
@@ -26,7 +27,6 @@ from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings
 from simulator.stats.format import duration, number, quantity, short_time
 from simulator.tables import show_report
-from simulator.trainer_speeds import speed_error
 
 
 @cache

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from simulator.catalogue.gpu import GPU
-from simulator.coefficients import LinkCoefficients
-from simulator.typical_coefficients import kernel_coefficients
+from simulator.costs.coefficients import LinkCoefficients
+from simulator.costs.typical_coefficients import kernel_coefficients
 
 NODE_PAIR_LATENCY_S = 20e-6
 NODE_PAIR_EFFICIENCY = 0.72

@@ -24,9 +24,9 @@ import numpy as np
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.coefficients import DATA, read_table
-from simulator.communication import NODE_PAIR_EFFICIENCY
 from simulator.config.schema import WeightsConfig
+from simulator.costs.coefficients import DATA, read_table
+from simulator.costs.communication import NODE_PAIR_EFFICIENCY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

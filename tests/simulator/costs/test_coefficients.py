@@ -16,13 +16,15 @@ import pytest
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import find_model
-from simulator.coefficients import (
+from simulator.costs.coefficients import (
     DATA,
     KernelCoefficients,
     coefficients_from,
     fitted_coefficients,
     read_table,
 )
+from simulator.costs.roofline import smooth_max
+from simulator.costs.typical_coefficients import kernel_coefficients
 from simulator.fit_kernels import coefficients_table, main, write_all_points
 from simulator.kernel_fit import fit_gpu
 from simulator.kernel_page import kernel_page
@@ -41,9 +43,7 @@ from simulator.kernel_tables import (
     prefill_s,
     read_kernel_tables,
 )
-from simulator.roofline import smooth_max
 from simulator.stats.least_squares import fit_positive
-from simulator.typical_coefficients import kernel_coefficients
 
 # --- shipped numbers -----------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ def test_the_knee_is_a_maximum_far_from_it_and_more_at_it() -> None:
 
 
 def test_the_page_about_kernels_is_what_the_coefficients_say() -> None:
-    page = Path(__file__).parents[2] / "docs" / "simulator_kernels.md"
+    page = Path(__file__).parents[3] / "docs" / "simulator_kernels.md"
     command = "python -m simulator.kernel_page > docs/simulator_kernels.md"
     assert page.read_text(encoding="utf-8") == kernel_page(), f"write it anew: {command}"
     for gpu in GPUS:

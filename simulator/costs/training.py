@@ -20,18 +20,23 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.communication import all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
 from simulator.config.schema import TrainerConfig
-from simulator.micro_batching import Cut, cut_evenly, cut_within_budget, measure
-from simulator.pipeline_schedule import forward_only_s, one_forward_one_backward_s
-from simulator.trainer_speeds import AREAL
-from simulator.training_memory import (
+from simulator.costs.communication import (
+    all_gather_s,
+    all_reduce_s,
+    point_to_point_s,
+    reduce_scatter_s,
+)
+from simulator.costs.micro_batching import Cut, cut_evenly, cut_within_budget, measure
+from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
+from simulator.costs.trainer_speeds import AREAL
+from simulator.costs.training_memory import (
     GRADIENT_BYTES,
     check_training_memory,
     training_memory,
 )
-from simulator.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops, pass_s
-from simulator.training_timing import (
+from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops, pass_s
+from simulator.costs.training_timing import (
     BUBBLE,
     CRITIC,
     FORWARD_BACKWARD,

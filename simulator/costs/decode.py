@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.coefficients import KernelCoefficients
-from simulator.communication import engine_all_reduce_s
-from simulator.measured_engine import MeasuredDecode
-from simulator.memory import check_tensor_parallel
-from simulator.roofline import smooth_max
-from simulator.typical_coefficients import kernel_coefficients
+from simulator.costs.coefficients import KernelCoefficients
+from simulator.costs.communication import engine_all_reduce_s
+from simulator.costs.engine_memory import check_tensor_parallel
+from simulator.costs.measured_engine import MeasuredDecode
+from simulator.costs.roofline import smooth_max
+from simulator.costs.typical_coefficients import kernel_coefficients
 
 ENGINE_S = 1.5e-3
 """CPU time of an engine per decode step: schedule, launch, sample, detokenize. Seconds.

@@ -22,7 +22,12 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import find_model
 from simulator.catalogue.transformer import ModelShape
-from simulator.training_speed import PRIME_RL_POINTS, PublishedPoint, TrainerSpeed, fit_columns
+from simulator.costs.training_speed import (
+    PRIME_RL_POINTS,
+    PublishedPoint,
+    TrainerSpeed,
+    fit_columns,
+)
 
 Values = NDArray[np.float64]
 

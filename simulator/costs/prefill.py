@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.coefficients import KernelCoefficients
-from simulator.communication import engine_all_reduce_s
-from simulator.memory import check_tensor_parallel
-from simulator.roofline import smooth_max
-from simulator.typical_coefficients import kernel_coefficients
+from simulator.costs.coefficients import KernelCoefficients
+from simulator.costs.communication import engine_all_reduce_s
+from simulator.costs.engine_memory import check_tensor_parallel
+from simulator.costs.roofline import smooth_max
+from simulator.costs.typical_coefficients import kernel_coefficients
 
 CHUNK_TOKENS = 8192
 """Most tokens of one pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from simulator.roofline import smooth_max
+from simulator.costs.roofline import smooth_max
 from simulator.stats.format import short_time
 
 if TYPE_CHECKING:

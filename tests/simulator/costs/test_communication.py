@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
-from simulator.communication import (
+from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
     engine_all_reduce_s,
     point_to_point_s,
     reduce_scatter_s,
 )
+from simulator.costs.typical_coefficients import kernel_coefficients
 from simulator.kernel_fit import COLLECTIVES
 from simulator.kernel_points import MessagePoint, read_points
-from simulator.typical_coefficients import kernel_coefficients
 
 MEASURED = ["H100", "H200", "A100-80"]
 SIZES = st.floats(0, 1e10)

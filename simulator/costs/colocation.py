@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import WeightsConfig
-from simulator.training_memory import OPTIMIZER_BYTES, WEIGHT_BYTES
-from simulator.weight_sync import sync_speed
+from simulator.costs.training_memory import OPTIMIZER_BYTES, WEIGHT_BYTES
+from simulator.costs.weight_sync import sync_speed
 
 PCIE_EFFICIENCY = 0.5
 """Assumed, not measured: 8 GPUs copy at a time, through the memory of one host. From pinned memory;

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.control.microbatch import balanced_parts, dynamic_batches
-from simulator.micro_batching import cut_within_budget
-from simulator.packing import FEWEST_LANES, balanced_ranks, lane_batches
+from simulator.costs.micro_batching import cut_within_budget
+from simulator.costs.packing import FEWEST_LANES, balanced_ranks, lane_batches
 
 LENGTHS = st.one_of(
     st.lists(st.integers(1, 12), min_size=1, max_size=60),
@@ -56,7 +56,7 @@ def test_a_batch_is_cut_alike_in_many_lanes_and_in_few(
     lengths = np.random.default_rng(5).integers(100, 20_000, 40 * ranks + 3)
     cuts = []
     for fewest in (1, 1_000):
-        monkeypatch.setattr("simulator.micro_batching.FEWEST_LANES", fewest)
+        monkeypatch.setattr("simulator.costs.micro_batching.FEWEST_LANES", fewest)
         cut = cut_within_budget(lengths, ranks=ranks, minibatches=2, max_tokens=32768, least=2)
         cuts.append(cut.parts())
     assert cuts[0] == cuts[1]

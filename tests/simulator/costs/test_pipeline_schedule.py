@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.pipeline_schedule import forward_only_s, one_forward_one_backward_s
+from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
 from tests.reference import pipeline_oracle
 
 

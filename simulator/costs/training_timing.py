@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.catalogue.transformer import ModelShape
-from simulator.training_speed import forward_flops
+from simulator.costs.training_speed import forward_flops
 
 FORWARD_BACKWARD = "forward/backward"
 PADDING = "padding"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.microbatch import dynamic_batches
-from simulator.packing import FEWEST_LANES, balanced_ranks, lane_batches, stable_order
+from simulator.costs.packing import FEWEST_LANES, balanced_ranks, lane_batches, stable_order
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]

@@ -8,8 +8,8 @@ import pytest
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import WeightsConfig
-from simulator.switch_cost import SwitchCost, switch_cost
-from simulator.weight_sync import (
+from simulator.costs.colocation import SwitchCost, switch_cost
+from simulator.costs.weight_sync import (
     WeightSync,
     fit_speed,
     measurements,

@@ -14,7 +14,7 @@ from functools import cache
 from types import MappingProxyType
 
 from simulator.catalogue.gpu import GPU
-from simulator.coefficients import KernelCoefficients, LinkCoefficients, fitted_coefficients
+from simulator.costs.coefficients import KernelCoefficients, LinkCoefficients, fitted_coefficients
 
 RELATIVES: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {

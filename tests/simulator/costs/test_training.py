@@ -9,14 +9,14 @@ import pytest
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, TrainerConfig
-from simulator.micro_batching import (
+from simulator.costs.micro_batching import (
     Lanes,
     cut_evenly,
     cut_within_budget,
     measure,
     minibatch_bounds,
 )
-from simulator.trainer_speeds import (
+from simulator.costs.trainer_speeds import (
     AREAL,
     FIGURE_6A,
     MATRIX_EFFICIENCY,
@@ -24,10 +24,10 @@ from simulator.trainer_speeds import (
     areal_counted_flops,
     fit_prime_rl,
 )
-from simulator.training_cost import TrainingCost, training_cost
-from simulator.training_memory import GIB, training_memory
-from simulator.training_speed import PRIME_RL_POINTS, TrainerSpeed, forward_flops, pass_s
-from simulator.training_timing import (
+from simulator.costs.training import TrainingCost, training_cost
+from simulator.costs.training_memory import GIB, training_memory
+from simulator.costs.training_speed import PRIME_RL_POINTS, TrainerSpeed, forward_flops, pass_s
+from simulator.costs.training_timing import (
     BUBBLE,
     CRITIC,
     FORWARD_BACKWARD,

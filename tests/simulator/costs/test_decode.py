@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
-from simulator.decode_cost import ENGINE_S, DecodeCost, decode_cost
-from simulator.kernel_fit import mean_error, predict_steps
-from simulator.kernel_points import DecodePoint, SpeedPoint, read_points
-from simulator.measured_engine import MeasuredDecode
-from simulator.prefill_cost import causal_pairs, prefill_cost
-from simulator.stats.least_squares import fit_positive
-from simulator.typical_coefficients import (
+from simulator.costs.decode import ENGINE_S, DecodeCost, decode_cost
+from simulator.costs.measured_engine import MeasuredDecode
+from simulator.costs.prefill import causal_pairs, prefill_cost
+from simulator.costs.typical_coefficients import (
     H20_LAYER_S,
     H20_WEIGHT_READING,
     RELATIVES,
     kernel_coefficients,
 )
+from simulator.kernel_fit import mean_error, predict_steps
+from simulator.kernel_points import DecodePoint, SpeedPoint, read_points
+from simulator.stats.least_squares import fit_positive
 
 MEASURED = ["H100", "H200", "A100-80"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
-from simulator.memory import cache_tokens, check_tensor_parallel
+from simulator.costs.engine_memory import cache_tokens, check_tensor_parallel
 
 
 def test_the_cache_takes_what_the_weights_leave() -> None:

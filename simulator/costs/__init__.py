@@ -1,0 +1,1 @@
+"""Seconds, bytes and dollars of one piece of work, from `catalogue`."""
