@@ -3,7 +3,7 @@
     requests of one length, all at once --seconds--> points --fit_decode, fit_prefill--> Costs
     Load, Policy, Costs --simulator.replica--> tokens per second
 
-The engine is `simulator.replica`, as in every simulation; the costs are fitted as `areal-lab
+The engine is `simulator.engine.replica`, as in every simulation; the costs are fitted as `areal-lab
 calibrate` fits them. What is told to it beside is how long the engine stood still for an update.
 """
 
@@ -26,10 +26,10 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.decode import decode_cost
 from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import causal_pairs
-from simulator.decode_batch import StepCost
+from simulator.engine.decode_batch import StepCost
+from simulator.engine.replica import PrefillSeconds, Replica
 from simulator.recorded_settings import with_settings
 from simulator.recorded_work import EnginePoint
-from simulator.replica import PrefillSeconds, Replica
 
 SHORT, LONG = 16, 320
 """Tokens of the prompts before answers whose decode steps are timed."""

@@ -23,9 +23,9 @@ from areal_lab.control.activity import (
     WAIT_WEIGHTS,
 )
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
+from simulator.engine.versions import Decoded, tally
 from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.system import System, Timing
-from simulator.versions import Decoded, tally
 
 if TYPE_CHECKING:
     from simulator.drive import Slot

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import GroupId, Version
+from simulator.engine.versions import Decoded, decoded_alone
 from simulator.system import Engine
-from simulator.versions import Decoded, decoded_alone
 
 
 class _Ended(NamedTuple):

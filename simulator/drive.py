@@ -52,13 +52,13 @@ from areal_lab.control.events import (
 from simulator.book import Book
 from simulator.conversations import Conversations
 from simulator.draws import Draws, GroupDraws
+from simulator.engine.versions import Decoded, first_and_last
 from simulator.judges import Judges
 from simulator.nodes import node_of_engines
 from simulator.pools import LOAD
 from simulator.recorder import Recorder, Write
 from simulator.system import Done, Engine, Process, System
 from simulator.trainer import Trainer
-from simulator.versions import Decoded, first_and_last
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""

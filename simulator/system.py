@@ -21,8 +21,8 @@ from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
-from simulator.timesheet import RecordSpan
-from simulator.versions import Decoded
+from simulator.engine.timesheet import RecordSpan
+from simulator.engine.versions import Decoded
 
 
 class Done(Protocol):
@@ -45,7 +45,7 @@ class Done(Protocol):
 
 
 class Engine(Protocol):
-    """One generation engine in simulated time; `simulator.replica.Replica` is the real one."""
+    """One generation engine in simulated time; `simulator.engine.replica` has the real one."""
 
     @property
     def activity_s(self) -> Mapping[str, float]:

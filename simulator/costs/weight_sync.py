@@ -8,8 +8,8 @@
 
 Effective rates are 2 to 15 GB/s, a tenth of the wire or less: gathering, converting names, many
 small tensors. Draining or interrupting sequences and recomputing their cache is not in here: the
-engines do that (`simulator.replica`). Rates are those of the servers that were measured (H100s with
-400 Gb/s each, mostly) whatever the GPU; a measured `weights.update_s` is better.
+engines do that (`simulator.engine.replica`). Rates are those of the servers that were measured
+(H100s with 400 Gb/s each, mostly) whatever the GPU; a measured `weights.update_s` is better.
 """
 
 from __future__ import annotations

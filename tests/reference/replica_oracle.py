@@ -1,4 +1,4 @@
-"""A rollout server one decode step at a time: the slow twin of `simulator.replica`.
+"""A rollout server one decode step at a time: the slow twin of `simulator.engine.replica`.
 
 One record per sequence, one version per token, one turn of the loop per step of the engine.
 """

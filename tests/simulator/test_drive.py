@@ -30,7 +30,7 @@ from simulator.draws import ENGINE_FAILURES
 from simulator.run import run_system
 from simulator.system import Seconds, System, UpdateSeconds
 from simulator.trainer import Trainer
-from tests.simulator.toy_engine import ToyEngine
+from tests.simulator.engine.toy_engine import ToyEngine
 from tests.simulator.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
 
 

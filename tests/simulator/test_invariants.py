@@ -50,7 +50,7 @@ from simulator.result import SimulationResult
 from simulator.run import run_system
 from simulator.simulation import build
 from simulator.system import Seconds, System, UpdateSeconds
-from tests.simulator.toy_engine import toy_engines
+from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.toy_system import (
     Latencies,
     PerToken,

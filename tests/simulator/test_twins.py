@@ -47,7 +47,7 @@ from areal_lab.control.schedule import (
 from areal_lab.pipeline.drive import drive
 from simulator.draws import Draws
 from simulator.system import System, UpdateSeconds
-from tests.simulator.toy_engine import toy_engines
+from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.toy_system import Latencies, PerToken, lognormal, run_with_log, toy_system
 from tests.simulator.virtual_loop import run_virtually
 

@@ -16,7 +16,7 @@ from areal_lab.control.schedule import Schedule
 from simulator.result import SimulationResult
 from simulator.run import run_system
 from simulator.system import Seconds, System
-from tests.simulator.toy_engine import toy_engines
+from tests.simulator.engine.toy_engine import toy_engines
 
 
 @dataclass

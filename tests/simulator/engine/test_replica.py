@@ -18,8 +18,8 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.prefill import causal_pairs, prefill_cost
-from simulator.replica import GroupDone, Replica
-from simulator.versions import Segments, Tally, decoded_alone, first_and_last, tally
+from simulator.engine.replica import GroupDone, Replica
+from simulator.engine.versions import Segments, Tally, decoded_alone, first_and_last, tally
 from tests.reference.replica_oracle import Command, Oracle
 
 
@@ -173,7 +173,7 @@ LOOKS = st.sampled_from(["commands", "changes", "everything"])
 def test_the_replica_equals_its_slow_twin(
     costs: Costs, sizes: dict[str, Any], wanted: list[Command], looks: str, most_steps: int
 ) -> None:
-    with patch("simulator.decode_batch._MOST_STEPS", most_steps):
+    with patch("simulator.engine.decode_batch._MOST_STEPS", most_steps):
         compare_with_oracle(costs, sizes, wanted, looks)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.versions import Ended, Epoch, Segments
+from simulator.engine.versions import Ended, Epoch, Segments
 
 
 class Group:

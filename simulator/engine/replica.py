@@ -12,7 +12,7 @@
     resume after new weights                    every context is read again (recompute), or not
 
 Time is an argument: the owner asks `next_s`, and calls `advance` then. A step of the batch costs no
-event, only a change of its composition does (`simulator.decode_batch`).
+event, only a change of its composition does (`simulator.engine.decode_batch`).
 
 As SGLang 0.5 schedules: first come, first served; prefill before decode; room is kept for sequences
 that run and for those that are admitted; those with the fewest generated tokens are retracted until
@@ -32,10 +32,10 @@ from typing import NamedTuple, Protocol
 
 from areal_lab.control.events import GroupId, Version
 from simulator.costs.prefill import causal_pairs
-from simulator.decode_batch import DecodeBatch, StepCost
-from simulator.sequences import Cohort, Group, Queued
-from simulator.timesheet import RecordSpan, Timesheet
-from simulator.versions import Decoded, Ended, Epoch, Segments, decoded, segments
+from simulator.engine.decode_batch import DecodeBatch, StepCost
+from simulator.engine.sequences import Cohort, Group, Queued
+from simulator.engine.timesheet import RecordSpan, Timesheet
+from simulator.engine.versions import Decoded, Ended, Epoch, Segments, decoded, segments
 
 IDLE = "idle"
 DECODE = "decode"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from areal_lab.control.eventlog import Segments
+from simulator.engine.timesheet import RecordSpan
+from simulator.engine.versions import Decoded, decoded_alone
 from simulator.system import MakeEngine
-from simulator.timesheet import RecordSpan
-from simulator.versions import Decoded, decoded_alone
 
 
 class GroupDone(NamedTuple):

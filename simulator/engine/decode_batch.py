@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Protocol, TypeAlias
 
-from simulator.sequences import NO_START, Cohort, Group
-from simulator.versions import Epoch, Segments
+from simulator.engine.sequences import NO_START, Cohort, Group
+from simulator.engine.versions import Epoch, Segments
 
 _MOST_STEPS = 1 << 19
 """Before steps are counted anew. Python is half as fast with integers of 2**30 and more; times the

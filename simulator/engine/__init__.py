@@ -1,0 +1,1 @@
+"""One inference server in simulated time; knows no configuration and no coordinator."""
