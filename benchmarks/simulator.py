@@ -38,13 +38,13 @@ from benchmarks.harness import parse, report, spread
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
-from simulator.draws import Draws
 from simulator.plan_config import load_plan
 from simulator.plan_trial import workers
 from simulator.planner import find_plan
-from simulator.run import no_search_for_cycles, run_system
+from simulator.run.draws import Draws
+from simulator.run.run_system import no_search_for_cycles, run_system
+from simulator.run.system import System, Timing, Training
 from simulator.simulation import build
-from simulator.system import System, Timing, Training
 
 PAPER: Final = "table_1_1.5b_asynchronous"
 PRESETS: Final = (PAPER, "table_1_1.5b_synchronous", "table_1_7b_asynchronous")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
 from reproductions.harness import Reproduction, Row, expected, length, main, run
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
 from reproductions.harness import Reproduction, Row, expected, length, main, run
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 
 BAR = 0.10
 FITTED_ETA = "0"

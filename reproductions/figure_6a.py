@@ -17,7 +17,7 @@ from reproductions.harness import Parameter, Reproduction, Row, configured, expe
 from simulator.catalogue.models import find_model
 from simulator.costs.trainer_speeds import areal_counted_flops
 from simulator.costs.training_memory import training_memory
-from simulator.draws import LENGTHS, stream
+from simulator.run.draws import LENGTHS, stream
 from simulator.simulation import build
 from simulator.stats.statistics import Estimate, estimate
 from simulator.workload.lengths import lengths_from

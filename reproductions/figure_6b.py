@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
 from reproductions.harness import Reproduction, Row, expected, length, main, run
-from simulator.result import Replicated, SimulationResult
+from simulator.run.result import Replicated, SimulationResult
 
 GAIN = 0.05
 RARELY_S = 2400

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness import Arguments, parse, report
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 from simulator.simulation import replicate
 from simulator.stats.statistics import Estimate
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED
 from reproductions.harness import Reproduction, Row, length, main, run
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

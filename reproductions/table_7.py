@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
 from reproductions.harness import Reproduction, Row, expected, length, main, run
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 
 BAR = 0.10
 OTHER_SPLITS = ((4, 1), (5, 1), (6, 1))

@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
 from reproductions.harness import Reproduction, Row, configured, length, main, run
-from simulator.draws import LENGTHS, stream
-from simulator.pools import PoolShares
-from simulator.result import Replicated
+from simulator.run.draws import LENGTHS, stream
+from simulator.run.pools import PoolShares
+from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate
 from simulator.workload.lengths import lengths_from
 

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from simulator.planner import find_plan as find_plan
     from simulator.recorded_replay import Replay as Replay
     from simulator.recorded_replay import replay as replay
-    from simulator.result import Replicated as Replicated
-    from simulator.result import SimulationResult as SimulationResult
-    from simulator.run import run_system as run_system
+    from simulator.run.result import Replicated as Replicated
+    from simulator.run.result import SimulationResult as SimulationResult
+    from simulator.run.run_system import run_system as run_system
+    from simulator.run.system import System as System
     from simulator.simulation import build as build
     from simulator.simulation import replicate as replicate
     from simulator.simulation import simulate as simulate
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
-    from simulator.system import System as System
     from simulator.workload.recorded_run import read_recorded_run as read_recorded_run
 
 _HOMES = {
@@ -52,8 +52,8 @@ _HOMES = {
     "SimulationConfig": "simulator.config.schema",
     "simulate": "simulator.simulation",
     "replicate": "simulator.simulation",
-    "SimulationResult": "simulator.result",
-    "Replicated": "simulator.result",
+    "SimulationResult": "simulator.run.result",
+    "Replicated": "simulator.run.result",
     "Estimate": "simulator.stats.statistics",
     "estimate": "simulator.stats.statistics",
     "load_simulation": "simulator.config.load",
@@ -75,8 +75,8 @@ _HOMES = {
     "check_config": "simulator.check",
     "problems": "simulator.check",
     "build": "simulator.simulation",
-    "System": "simulator.system",
-    "run_system": "simulator.run",
+    "System": "simulator.run.system",
+    "run_system": "simulator.run.run_system",
     # hardware and models
     "GPU": "simulator.catalogue.find_gpu",
     "GPUS": "simulator.catalogue.find_gpu",

@@ -17,7 +17,7 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.pools import GENERATE, MOVING_WEIGHTS
+from simulator.run.pools import GENERATE, MOVING_WEIGHTS
 
 TRAIN_BOUND: Final = "train-bound"
 GENERATION_BOUND: Final = "generation-bound"

@@ -22,7 +22,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.ignored import ignored_overrides
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report import comparison, report
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 from simulator.simulation import replicate, simulate
 
 if TYPE_CHECKING:

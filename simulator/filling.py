@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from simulator.config.schema import SimulationConfig
-from simulator.result import SimulationResult
+from simulator.run.result import SimulationResult
 
 _CLEARLY: Final = 3.0
 """Standard errors by which the second half of the measured steps must be older than the first."""

@@ -29,7 +29,7 @@ from simulator.bottleneck import (
 )
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.schema import ScheduleConfig
-from simulator.pools import MOVING_WEIGHTS
+from simulator.run.pools import MOVING_WEIGHTS
 
 _NAMES: Final[Mapping[str, str]] = {
     TRAIN_BOUND: "Training",

@@ -28,8 +28,8 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.draws import LENGTHS, stream
 from simulator.engines import engine_decode, running_sequences
+from simulator.run.draws import LENGTHS, stream
 from simulator.workload.lengths import lengths_from
 
 _BATCHES = 3

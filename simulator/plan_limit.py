@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from simulator.bottleneck import GENERATING, bottleneck
 from simulator.plan_trial import Trial
-from simulator.pools import MOVING_WEIGHTS
+from simulator.run.pools import MOVING_WEIGHTS
 
 
 def limit_of(trials: Sequence[Trial]) -> str:

@@ -18,9 +18,9 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
 from simulator.costs.typical_coefficients import kernel_coefficients
 from simulator.engines import make_engines
-from simulator.run import run_system
+from simulator.run.run_system import run_system
+from simulator.run.system import System, Timing, Training
 from simulator.simulation import build
-from simulator.system import System, Timing, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

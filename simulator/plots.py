@@ -40,8 +40,8 @@ from areal_lab.plots.style import (
     save_picture,
     whole_numbers,
 )
-from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
-from simulator.result import Replicated, mean_lag
+from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
+from simulator.run.result import Replicated, mean_lag
 from simulator.stats.format import number, shown_name
 from simulator.stats.statistics import estimate
 

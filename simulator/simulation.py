@@ -34,9 +34,9 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.engines import make_engines, running_sequences
-from simulator.result import Replicated, SimulationResult
-from simulator.run import run_system
-from simulator.system import System, UpdateSeconds
+from simulator.run.result import Replicated, SimulationResult
+from simulator.run.run_system import run_system
+from simulator.run.system import System, UpdateSeconds
 from simulator.workload.faults import failures_from
 from simulator.workload.latency import Latency, latency_from
 from simulator.workload.lengths import lengths_from

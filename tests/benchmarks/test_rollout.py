@@ -26,7 +26,7 @@ from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.measured_engine import MeasuredDecode, MeasuredPrefill
-from tests.simulator.virtual_loop import run_virtually
+from tests.simulator.run.virtual_loop import run_virtually
 
 STEP_S, LOAD_S = 0.01, 0.3
 MODEL = "SmolLM2-135M-Instruct"

@@ -14,7 +14,7 @@ from areal_lab.plots.timeline import draw_timeline
 from simulator.config.load import load_simulation
 from simulator.picked_log import engines_of, only_engines
 from simulator.plots import draw_lags, draw_steps, draw_utilization, write_plots
-from simulator.result import Replicated
+from simulator.run.result import Replicated
 from simulator.simulation import replicate, simulate
 
 

@@ -20,8 +20,8 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
 from simulator.ignored import ignored_overrides, ignored_settings
 from simulator.report import comparison, report
-from simulator.result import Replicated
-from simulator.run import IDLE_CAUSES
+from simulator.run.result import Replicated
+from simulator.run.run_system import IDLE_CAUSES
 from simulator.schema_page import PAGE
 from simulator.simulation import replicate
 from simulator.sources import cost_parts, warnings

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from simulator.engine.timesheet import RecordSpan
 from simulator.engine.versions import Decoded, decoded_alone
-from simulator.system import MakeEngine
+from simulator.run.system import MakeEngine
 
 
 class GroupDone(NamedTuple):

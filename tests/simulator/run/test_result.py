@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from areal_lab.control.schedule import asynchronous, synchronous
-from simulator.book import COLUMNS
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.pools import PoolShares, pool_shares, shared_gpus, split
-from simulator.result import Replicated, SimulationResult
-from simulator.run import run_system
+from simulator.run.accounting import COLUMNS
+from simulator.run.pools import PoolShares, pool_shares, shared_gpus, split
+from simulator.run.result import Replicated, SimulationResult
+from simulator.run.run_system import run_system
+from simulator.run.system import UpdateSeconds
 from simulator.stats.statistics import Estimate, estimate, student_t
-from simulator.system import UpdateSeconds
-from tests.simulator.toy_system import lognormal, toy_system
+from tests.simulator.run.toy_system import lognormal, toy_system
 
 
 def several(schedule: Any = None, seeds: int = 3, **fields: Any) -> Replicated:

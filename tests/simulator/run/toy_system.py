@@ -13,9 +13,9 @@ from areal_lab.control.eventlog import Log, Record, RunHeader
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.schedule import Schedule
-from simulator.result import SimulationResult
-from simulator.run import run_system
-from simulator.system import Seconds, System
+from simulator.run.result import SimulationResult
+from simulator.run.run_system import run_system
+from simulator.run.system import Seconds, System
 from tests.simulator.engine.toy_engine import toy_engines
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.events import GroupId
-from simulator.system import System
+from simulator.run.system import System
 
 LENGTHS: Final = 1
 REWARDS: Final = 2

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from areal_lab.control.eventlog import finite_json
 from simulator.costs.economics import Cost, Energy
-from simulator.pools import PoolShares
+from simulator.run.pools import PoolShares
 from simulator.stats.statistics import Estimate, estimate
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SimulationResult:
     name: str
     seed: int
     columns: Mapping[str, NDArray[np.float64]]
-    """By name, one value per step; `simulator.book.COLUMNS` says what they are."""
+    """By name, one value per step; `simulator.run.accounting.COLUMNS` says what they are."""
     warmup_steps: int
     pools: Mapping[str, PoolShares]
     """`rollout` and `training`, or `all` where the same GPUs do both; after warm-up."""

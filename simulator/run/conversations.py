@@ -17,7 +17,7 @@ from typing import NamedTuple
 from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import GroupId, Version
 from simulator.engine.versions import Decoded, decoded_alone
-from simulator.system import Engine
+from simulator.run.system import Engine
 
 
 class _Ended(NamedTuple):

@@ -49,16 +49,16 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
-from simulator.book import Book
-from simulator.conversations import Conversations
-from simulator.draws import Draws, GroupDraws
 from simulator.engine.versions import Decoded, first_and_last
-from simulator.judges import Judges
-from simulator.nodes import node_of_engines
-from simulator.pools import LOAD
-from simulator.recorder import Recorder, Write
-from simulator.system import Done, Engine, Process, System
-from simulator.trainer import Trainer
+from simulator.run.accounting import Book
+from simulator.run.conversations import Conversations
+from simulator.run.draws import Draws, GroupDraws
+from simulator.run.failures import node_of_engines
+from simulator.run.pools import LOAD
+from simulator.run.recorder import Recorder, Write
+from simulator.run.reward_queue import Judges
+from simulator.run.system import Done, Engine, Process, System
+from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""

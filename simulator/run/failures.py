@@ -13,11 +13,11 @@ import math
 from typing import TYPE_CHECKING
 
 from areal_lab.control.events import EngineJoined, EngineLost
-from simulator.draws import ENGINE_FAILURES, stream
-from simulator.system import Failures, Process
+from simulator.run.draws import ENGINE_FAILURES, stream
+from simulator.run.system import Failures, Process
 
 if TYPE_CHECKING:
-    from simulator.drive import Drive, Slot
+    from simulator.run.drive import Drive, Slot
 
 
 def node_of_engines(run: Drive, failures: Failures, node: int, slots: list[Slot]) -> Process:

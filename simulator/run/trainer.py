@@ -13,12 +13,12 @@ import numpy as np
 
 from areal_lab.control.activity import LOST, WAIT_WEIGHTS
 from areal_lab.control.events import Train
-from simulator.draws import TRAINER_FAILURES, stream
-from simulator.pools import EXPORT, TO_TRAINING
-from simulator.system import Process, Timing
+from simulator.run.draws import TRAINER_FAILURES, stream
+from simulator.run.pools import EXPORT, TO_TRAINING
+from simulator.run.system import Process, Timing
 
 if TYPE_CHECKING:
-    from simulator.drive import Drive
+    from simulator.run.drive import Drive
 
 
 class Trainer:

@@ -25,13 +25,13 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.replay import check_replay
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
-from simulator.conversations import Conversations
-from simulator.draws import ENGINE_FAILURES
-from simulator.run import run_system
-from simulator.system import Seconds, System, UpdateSeconds
-from simulator.trainer import Trainer
+from simulator.run.conversations import Conversations
+from simulator.run.draws import ENGINE_FAILURES
+from simulator.run.run_system import run_system
+from simulator.run.system import Seconds, System, UpdateSeconds
+from simulator.run.trainer import Trainer
 from tests.simulator.engine.toy_engine import ToyEngine
-from tests.simulator.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
+from tests.simulator.run.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
 
 
 @dataclass(frozen=True)

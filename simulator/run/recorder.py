@@ -20,9 +20,9 @@ from areal_lab.control.eventlog import (
 )
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.control.replay import limits_to_fields
-from simulator.book import NOT_WORK
 from simulator.engine.timesheet import RecordSpan
-from simulator.system import System
+from simulator.run.accounting import NOT_WORK
+from simulator.run.system import System
 
 Write: TypeAlias = Callable[[Record], None]
 

@@ -24,11 +24,11 @@ from areal_lab.control.activity import (
 )
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from simulator.engine.versions import Decoded, tally
-from simulator.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
-from simulator.system import System, Timing
+from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
+from simulator.run.system import System, Timing
 
 if TYPE_CHECKING:
-    from simulator.drive import Slot
+    from simulator.run.drive import Slot
 
 COLUMNS = {
     "end_s": "end of the training step, seconds since the start of the run",

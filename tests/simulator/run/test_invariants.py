@@ -44,14 +44,14 @@ from areal_lab.control.schedule import (
 )
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost
-from simulator.draws import LENGTHS, Draws, stream
-from simulator.pools import GENERATE
-from simulator.result import SimulationResult
-from simulator.run import run_system
+from simulator.run.draws import LENGTHS, Draws, stream
+from simulator.run.pools import GENERATE
+from simulator.run.result import SimulationResult
+from simulator.run.run_system import run_system
+from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.simulation import build
-from simulator.system import Seconds, System, UpdateSeconds
 from tests.simulator.engine.toy_engine import toy_engines
-from tests.simulator.toy_system import (
+from tests.simulator.run.toy_system import (
     Latencies,
     PerToken,
     constant,
@@ -448,7 +448,7 @@ def test_a_step_leaves_little_more_than_its_row() -> None:
 
 
 def test_nothing_is_left_over_at_the_end() -> None:
-    from simulator.drive import Drive
+    from simulator.run.drive import Drive
 
     system = toy_system(asynchronous(2), steps=200, lengths=lognormal(100))
     drive = Drive(replace(system, make_engine=toy_engines(1.0, 3)), 1)

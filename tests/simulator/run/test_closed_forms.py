@@ -21,14 +21,14 @@ from simulator.costs.decode import decode_cost
 from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.prefill import prefill_cost
 from simulator.costs.training_timing import Sizes
-from simulator.draws import Draws
 from simulator.engine.replica import Replica
-from simulator.judges import Judges
-from simulator.run import run_system
-from simulator.system import Seconds, UpdateSeconds
+from simulator.run.draws import Draws
+from simulator.run.reward_queue import Judges
+from simulator.run.run_system import run_system
+from simulator.run.system import Seconds, UpdateSeconds
 from simulator.workload.lengths import LogNormalLengths
 from tests.simulator.engine.toy_engine import toy_engines
-from tests.simulator.toy_system import (
+from tests.simulator.run.toy_system import (
     Drawn,
     Latencies,
     constant,

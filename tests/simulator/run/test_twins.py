@@ -2,7 +2,7 @@
 
 pipeline.drive, asyncio, stub performer -+
                                          +-> the same events and actions at the same times
-simulator.drive, simpy, toy engine ------+
+simulator.run.drive, simpy, toy engine ------+
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from areal_lab.pipeline.drive import drive
-from simulator.draws import Draws
-from simulator.system import System, UpdateSeconds
+from simulator.run.draws import Draws
+from simulator.run.system import System, UpdateSeconds
 from tests.simulator.engine.toy_engine import toy_engines
-from tests.simulator.toy_system import Latencies, PerToken, lognormal, run_with_log, toy_system
-from tests.simulator.virtual_loop import run_virtually
+from tests.simulator.run.toy_system import Latencies, PerToken, lognormal, run_with_log, toy_system
+from tests.simulator.run.virtual_loop import run_virtually
 
 TOKEN_S = 1e-4
 """So short that no two answers end at one moment, where the order would be left to chance."""

@@ -19,13 +19,13 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.book import Moment, add_up
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
-from simulator.drive import Drive
-from simulator.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
-from simulator.recorder import Write
-from simulator.result import Counts, SimulationResult, ascending, columns_of
-from simulator.system import System
+from simulator.run.accounting import Moment, add_up
+from simulator.run.drive import Drive
+from simulator.run.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
+from simulator.run.recorder import Write
+from simulator.run.result import Counts, SimulationResult, ascending, columns_of
+from simulator.run.system import System
 
 IDLE_CAUSES: Final = frozenset(
     {

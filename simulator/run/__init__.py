@@ -1,0 +1,1 @@
+"""One simulated run: performs the coordinator's actions in simulated seconds."""
