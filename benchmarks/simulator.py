@@ -35,6 +35,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.harness import parse, report, spread
+from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
@@ -44,7 +45,6 @@ from simulator.planner import find_plan
 from simulator.run.draws import Draws
 from simulator.run.run_system import no_search_for_cycles, run_system
 from simulator.run.system import System, Timing, Training
-from simulator.simulation import build
 
 PAPER: Final = "table_1_1.5b_asynchronous"
 PRESETS: Final = (PAPER, "table_1_1.5b_synchronous", "table_1_7b_asynchronous")

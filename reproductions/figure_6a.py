@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.harness import Arguments
 from reproductions.calibration import GROUP_CORRELATION
 from reproductions.harness import Parameter, Reproduction, Row, configured, expected, main
+from simulator.assembly.simulate import build
 from simulator.catalogue.models import find_model
 from simulator.costs.trainer_speeds import areal_counted_flops
 from simulator.costs.training_memory import training_memory
 from simulator.run.draws import LENGTHS, stream
-from simulator.simulation import build
 from simulator.stats.statistics import Estimate, estimate
 from simulator.workload.lengths import lengths_from
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Arguments, parse, report
+from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.run.result import Replicated
-from simulator.simulation import replicate
 from simulator.stats.statistics import Estimate
 
 if TYPE_CHECKING:

@@ -15,6 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simulator.assembly.check import check_config as check_config
+    from simulator.assembly.check import problems as problems
+    from simulator.assembly.simulate import build as build
+    from simulator.assembly.simulate import replicate as replicate
+    from simulator.assembly.simulate import simulate as simulate
     from simulator.calibrate import Calibration as Calibration
     from simulator.calibrate import calibrate_from as calibrate_from
     from simulator.catalogue.find_gpu import GPU as GPU
@@ -23,8 +28,6 @@ if TYPE_CHECKING:
     from simulator.catalogue.models import MODELS as MODELS
     from simulator.catalogue.models import ModelShape as ModelShape
     from simulator.catalogue.models import find_model as find_model
-    from simulator.check import check_config as check_config
-    from simulator.check import problems as problems
     from simulator.config.load import load_simulation as load_simulation
     from simulator.config.load import presets as presets
     from simulator.config.schema import SimulationConfig as SimulationConfig
@@ -40,9 +43,6 @@ if TYPE_CHECKING:
     from simulator.run.result import SimulationResult as SimulationResult
     from simulator.run.run_system import run_system as run_system
     from simulator.run.system import System as System
-    from simulator.simulation import build as build
-    from simulator.simulation import replicate as replicate
-    from simulator.simulation import simulate as simulate
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
     from simulator.workload.recorded_run import read_recorded_run as read_recorded_run
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 _HOMES = {
     # simulate
     "SimulationConfig": "simulator.config.schema",
-    "simulate": "simulator.simulation",
-    "replicate": "simulator.simulation",
+    "simulate": "simulator.assembly.simulate",
+    "replicate": "simulator.assembly.simulate",
     "SimulationResult": "simulator.run.result",
     "Replicated": "simulator.run.result",
     "Estimate": "simulator.stats.statistics",
@@ -72,9 +72,9 @@ _HOMES = {
     "replay": "simulator.recorded_replay",
     "Replay": "simulator.recorded_replay",
     # check and build
-    "check_config": "simulator.check",
-    "problems": "simulator.check",
-    "build": "simulator.simulation",
+    "check_config": "simulator.assembly.check",
+    "problems": "simulator.assembly.check",
+    "build": "simulator.assembly.simulate",
     "System": "simulator.run.system",
     "run_system": "simulator.run.run_system",
     # hardware and models

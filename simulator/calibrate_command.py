@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.assembly.check import check_config
 from simulator.calibrate import Calibration, calibrate_from
 from simulator.calibrate_report import configuration, show, to_json, to_yaml
-from simulator.check import check_config
 from simulator.config.load import ALIASES, load_simulation
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.recorded_replay import Compared, Replay, replay

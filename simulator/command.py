@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.control.eventlog import Log, Record, RunHeader
-from simulator.check import check_config
+from simulator.assembly.check import check_config
+from simulator.assembly.simulate import replicate, simulate
+from simulator.assembly.unused import ignored_overrides
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.ignored import ignored_overrides
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report import comparison, report
 from simulator.run.result import Replicated
-from simulator.simulation import replicate, simulate
 
 if TYPE_CHECKING:
     from rich.console import Console

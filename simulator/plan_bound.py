@@ -21,6 +21,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
@@ -28,7 +29,6 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.engines import engine_decode, running_sequences
 from simulator.run.draws import LENGTHS, stream
 from simulator.workload.lengths import lengths_from
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Final
 
 from areal_lab.load import load_record
+from simulator.assembly.check import wrong_values, wrong_workload
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.check import wrong_values, wrong_workload
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.nearest import did_you_mean

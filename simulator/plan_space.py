@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
-from simulator.check import problems
 from simulator.config.schema import SimulationConfig
 from simulator.plan_config import PlanConfig
 
@@ -150,7 +150,7 @@ def _gpus(number: int) -> str:
 
 
 def kind_of(line: str) -> str:
-    """The kind of what `simulator.check` says."""
+    """The kind of what `simulator.assembly.check` says."""
     return next((kind for kind, words in _KINDS if any(word in line for word in words)), OTHER)
 
 

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from simulator.assembly.engines import make_engines
+from simulator.assembly.simulate import build
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.engines import make_engines
 from simulator.run.run_system import run_system
 from simulator.run.system import System, Timing, Training
-from simulator.simulation import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from areal_lab.settings_help import (
     shown_default,
     spellings_by_setting,
 )
+from simulator.assembly.simulate import replicate
 from simulator.command import WIDTH, Wanted, run_command
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.report import report
-from simulator.simulation import replicate
 from simulator.tables import show_report
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "simulator.md"

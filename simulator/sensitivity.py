@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.check import problems
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import ENGINE_S, decode_cost

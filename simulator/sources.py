@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from simulator.assembly.engines import engine_decode
+from simulator.assembly.unused import ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
@@ -16,8 +18,6 @@ from simulator.costs.prefill import prefill_cost
 from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
-from simulator.engines import engine_decode
-from simulator.ignored import ignored_settings
 from simulator.workload.lengths import TraceLengths, lengths_from
 
 UNCERTAIN: Final = 0.15
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def cost_parts(config: SimulationConfig) -> list[Part]:
-    """What a configuration's times rest on. It must be one that `simulator.check` lets pass."""
+    """What a configuration's times rest on; the configuration must have passed its check."""
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
     return [

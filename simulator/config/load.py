@@ -46,7 +46,7 @@ def load_simulation(
 
     Raises:
         ValueError: in one line: no such file or preset, broken file, unknown key (with the nearest
-            name), wrong type. Whether the numbers fit together is `simulator.check`'s business.
+            name), wrong type. `simulator.assembly.check` says whether the numbers fit together.
     """
     path = None if source is None else _resolve(source)
     config = load_record(SimulationConfig, path, overrides, ALIASES, may_be_empty=False)

@@ -5,7 +5,7 @@
 
 Every number that is measured rather than chosen can be replaced by a measurement of one's own: the
 fields named `*_s` are None by default, which means "by the cost model". Plain mutable records: they
-are filled from YAML and `a.b=c` overrides, then checked as a whole (`simulator.check`).
+are filled from YAML and `a.b=c` overrides, then checked as a whole (`simulator.assembly.check`).
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from benchmarks import simulator
+from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.plan_config import load_plan
 from simulator.plan_space import expand
-from simulator.simulation import build
 
 
 def test_a_whole_run_counts_the_sequences_that_were_trained_on() -> None:

@@ -12,9 +12,9 @@ from areal_lab.plots.style import save_picture
 from reproductions import figure_4, lag_by_batch_order, where_asynchrony_pays
 from reproductions.lag_by_batch_order import DRAWN_ETA, ORDERS, beyond, shares
 from reproductions.where_asynchrony_pays import SIGMAS, SPLITS, Maps
+from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
 from simulator.run.result import Replicated
-from simulator.simulation import replicate
 from simulator.stats.statistics import Estimate
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.control.eventlog import GroupRecord, Record, RunHeader, SpanRecord, encode
+from simulator.assembly.simulate import simulate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.simulation import simulate
 
 STEP_S, SEQUENCE_S, TOKEN_S = 0.02, 0.004, 1e-6
 PASS_S, PROMPT_TOKEN_S, PAIR_S = 0.03, 5e-4, 1e-6

@@ -11,11 +11,11 @@ from matplotlib.patches import Rectangle
 from areal_lab.control.activity import activity
 from areal_lab.control.eventlog import REWARDS, Log, Record, RunHeader
 from areal_lab.plots.timeline import draw_timeline
+from simulator.assembly.simulate import replicate, simulate
 from simulator.config.load import load_simulation
 from simulator.picked_log import engines_of, only_engines
 from simulator.plots import draw_lags, draw_steps, draw_utilization, write_plots
 from simulator.run.result import Replicated
-from simulator.simulation import replicate, simulate
 
 
 @cache

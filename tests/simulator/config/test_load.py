@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.load import settings
-from simulator.check import problems
+from simulator.assembly.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
 from simulator.config.schema import SimulationConfig
 from simulator.workload.lengths import LogNormalLengths, lengths_from

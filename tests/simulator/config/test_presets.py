@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from areal_lab import cli
+from simulator.assembly.simulate import simulate
 from simulator.config.load import load_simulation, presets
-from simulator.simulation import simulate
 
 BRIEF = (
     "workload.prompts_per_batch=16",

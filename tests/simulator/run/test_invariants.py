@@ -42,6 +42,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost
 from simulator.run.draws import LENGTHS, Draws, stream
@@ -49,7 +50,6 @@ from simulator.run.pools import GENERATE
 from simulator.run.result import SimulationResult
 from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
-from simulator.simulation import build
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Latencies,

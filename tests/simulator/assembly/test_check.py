@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator.check import check_config, problems
+from simulator.assembly.check import check_config, problems
 from simulator.config.schema import SimulationConfig
 
 

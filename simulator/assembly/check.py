@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
+from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
@@ -16,7 +17,6 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.engines import engine_decode, running_sequences
 from simulator.nearest import did_you_mean
 from simulator.workload.latency import latency_from
 from simulator.workload.lengths import lengths_from

@@ -26,14 +26,14 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from simulator.assembly.check import check_config
+from simulator.assembly.engines import make_engines, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.check import check_config
 from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.engines import make_engines, running_sequences
 from simulator.run.result import Replicated, SimulationResult
 from simulator.run.run_system import run_system
 from simulator.run.system import System, UpdateSeconds

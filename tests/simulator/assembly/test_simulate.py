@@ -13,11 +13,11 @@ from areal_lab.control.activity import idle_by_cause
 from areal_lab.control.eventlog import Log, Record, RunHeader, read_log
 from areal_lab.control.lags import trained_batches
 from areal_lab.control.replay import check_replay
+from simulator.assembly.engines import running_sequences
+from simulator.assembly.simulate import build, replicate, simulate
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
-from simulator.engines import running_sequences
-from simulator.simulation import build, replicate, simulate
 
 
 def small(**values: Any) -> SimulationConfig:
