@@ -22,7 +22,7 @@ from simulator.assembly.unused import ignored_overrides
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
-from simulator.report import comparison, report
+from simulator.report.to_json import comparison, report
 from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict
 
 
 def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> None:
-    from simulator.comparison import show_comparison
-    from simulator.tables import show_report
+    from simulator.report.comparison import show_comparison
+    from simulator.report.tables import show_report
 
     console = _console(sys.stdout)
     if len(runs) == 1:
@@ -182,7 +182,7 @@ def _write_files(
             zoom_s = _DRAWN_STEPS * runs[0].step_s.mean
             yield _draw_gantt(log, wanted.gantt, configs[0], zoom_s)
     if wanted.plots:
-        from simulator.plots import write_plots
+        from simulator.report.plots import write_plots
 
         yield from write_plots(runs, wanted.plots)
 
@@ -216,7 +216,7 @@ def _write_trace(log: Log, path: Path) -> Path:
 def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -> Path:
     from areal_lab.plots.style import save_picture
     from areal_lab.plots.timeline import draw_timeline
-    from simulator.picked_log import engines_of, only_engines
+    from simulator.report.log_excerpt import engines_of, only_engines
 
     engines = engines_of(log)
     drawn = only_engines(log, engines[:_DRAWN_ENGINES], rewards=config.workload.reward.mean_s > 0)

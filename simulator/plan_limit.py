@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.bottleneck import GENERATING, bottleneck
 from simulator.plan_trial import Trial
+from simulator.report.bottleneck import GENERATING, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
 
 
 def limit_of(trials: Sequence[Trial]) -> str:
-    """What `simulator.bottleneck` says of the mean over the seeds."""
+    """What `simulator.report.bottleneck` says of the mean over the seeds."""
     return bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
 
 

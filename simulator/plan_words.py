@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from simulator.bottleneck import STALENESS_BOUND
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan_result import Comparison, Outcome, Plan
 from simulator.plan_space import OTHER, Refusal
-from simulator.sources import warnings
+from simulator.report.bottleneck import STALENESS_BOUND
+from simulator.report.provenance import warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 

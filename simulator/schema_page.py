@@ -22,8 +22,8 @@ from simulator.assembly.simulate import replicate
 from simulator.command import WIDTH, Wanted, run_command
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.report import report
-from simulator.tables import show_report
+from simulator.report.tables import show_report
+from simulator.report.to_json import report
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "simulator.md"
 PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"

@@ -14,7 +14,9 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.bottleneck import (
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.config.schema import ScheduleConfig
+from simulator.report.bottleneck import (
     FAILURES,
     GENERATION_BOUND,
     REWARDS_AND_TOOLS,
@@ -27,8 +29,6 @@ from simulator.bottleneck import (
     updating,
     working,
 )
-from simulator.catalogue.find_gpu import find_gpu
-from simulator.config.schema import ScheduleConfig
 from simulator.run.pools import MOVING_WEIGHTS
 
 _NAMES: Final[Mapping[str, str]] = {
@@ -82,7 +82,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def limit_note(told: Mapping[str, Any]) -> str:
-    """What holds the run up, as `simulator.bottleneck` finds it, and what would help."""
+    """What holds the run up, as `simulator.report.bottleneck` finds it, and what would help."""
     shares = {
         pool: {name: mean_of(share) for name, share in (*busy.items(), *told["idle"][pool].items())}
         for pool, busy in told["busy"].items()

@@ -13,8 +13,8 @@ from areal_lab.control.eventlog import REWARDS, Log, Record, RunHeader
 from areal_lab.plots.timeline import draw_timeline
 from simulator.assembly.simulate import replicate, simulate
 from simulator.config.load import load_simulation
-from simulator.picked_log import engines_of, only_engines
-from simulator.plots import draw_lags, draw_steps, draw_utilization, write_plots
+from simulator.report.log_excerpt import engines_of, only_engines
+from simulator.report.plots import draw_lags, draw_steps, draw_utilization, write_plots
 from simulator.run.result import Replicated
 
 

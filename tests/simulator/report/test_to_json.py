@@ -16,17 +16,17 @@ from rich.console import Console
 from simulator.assembly.simulate import replicate
 from simulator.assembly.unused import ignored_overrides, ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.comparison import show_comparison
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
-from simulator.report import comparison, report
+from simulator.report.comparison import show_comparison
+from simulator.report.provenance import cost_parts, warnings
+from simulator.report.tables import show_report
+from simulator.report.to_json import comparison, report
 from simulator.run.result import Replicated
 from simulator.run.run_system import IDLE_CAUSES
 from simulator.schema_page import PAGE
-from simulator.sources import cost_parts, warnings
 from simulator.stats.format import duration, number, quantity, short_time
-from simulator.tables import show_report
 
 
 @cache

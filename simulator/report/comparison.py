@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.notes import setting_lines
+from simulator.report.notes import setting_lines
+from simulator.report.tables import empty_table, escaped, show_warnings, time_table
 from simulator.stats.format import quantity
-from simulator.tables import empty_table, escaped, show_warnings, time_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from areal_lab.control.eventlog import finite_json
 from simulator.config.schema import SimulationConfig
-from simulator.filling import filling_warnings
+from simulator.report.provenance import cost_parts, warnings
+from simulator.report.warmup import filling_warnings
 from simulator.run.result import Replicated, SimulationResult
-from simulator.sources import cost_parts, warnings
 
 COMPARED: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""What a simulation says, as tables for a terminal, made from `simulator.report`'s object.
+"""What a simulation says, as tables for a terminal, made from `simulator.report.to_json`'s object.
 
 `±` is half of the 95 % interval over the seeds.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
-from simulator.notes import lag_note, limit_note, mean_of, setting_lines
+from simulator.report.notes import lag_note, limit_note, mean_of, setting_lines
 from simulator.stats.format import duration, number, quantity, shown_name
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""How a result is told: JSON, tables, notes and pictures."""
