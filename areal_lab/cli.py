@@ -208,7 +208,7 @@ class _PlanCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from areal_lab.settings_help import format_settings
-        from simulator.plan_config import ALIASES, PlanConfig
+        from simulator.plan.schema import ALIASES, PlanConfig
 
         super().format_help(ctx, formatter)
         formatter.write("\nSettings, with their defaults:\n\n")

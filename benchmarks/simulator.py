@@ -39,9 +39,9 @@ from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
-from simulator.plan_config import load_plan
-from simulator.plan_trial import workers
-from simulator.planner import find_plan
+from simulator.plan.schema import load_plan
+from simulator.plan.search import find_plan
+from simulator.plan.trial import workers
 from simulator.run.draws import Draws
 from simulator.run.run_system import no_search_for_cycles, run_system
 from simulator.run.system import System, Timing, Training

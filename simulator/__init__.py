@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from simulator.config.load import load_simulation as load_simulation
     from simulator.config.load import presets as presets
     from simulator.config.schema import SimulationConfig as SimulationConfig
-    from simulator.plan_config import PlanConfig as PlanConfig
-    from simulator.plan_config import load_plan as load_plan
-    from simulator.plan_result import Outcome as Outcome
-    from simulator.plan_result import Plan as Plan
-    from simulator.plan_trial import workers as workers
-    from simulator.planner import find_plan as find_plan
+    from simulator.plan.result import Outcome as Outcome
+    from simulator.plan.result import Plan as Plan
+    from simulator.plan.schema import PlanConfig as PlanConfig
+    from simulator.plan.schema import load_plan as load_plan
+    from simulator.plan.search import find_plan as find_plan
+    from simulator.plan.trial import workers as workers
     from simulator.recorded_replay import Replay as Replay
     from simulator.recorded_replay import replay as replay
     from simulator.run.result import Replicated as Replicated
@@ -59,12 +59,12 @@ _HOMES = {
     "load_simulation": "simulator.config.load",
     "presets": "simulator.config.load",
     # plan
-    "find_plan": "simulator.planner",
-    "load_plan": "simulator.plan_config",
-    "workers": "simulator.plan_trial",
-    "PlanConfig": "simulator.plan_config",
-    "Plan": "simulator.plan_result",
-    "Outcome": "simulator.plan_result",
+    "find_plan": "simulator.plan.search",
+    "load_plan": "simulator.plan.schema",
+    "workers": "simulator.plan.trial",
+    "PlanConfig": "simulator.plan.schema",
+    "Plan": "simulator.plan.result",
+    "Outcome": "simulator.plan.result",
     # calibrate, and replay a recorded run
     "calibrate_from": "simulator.calibrate",
     "Calibration": "simulator.calibrate",

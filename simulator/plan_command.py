@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.outputs import picture_to_write
-from simulator.plan_config import load_plan
-from simulator.plan_report import plan_report
-from simulator.plan_tables import show_plan
-from simulator.plan_trial import Progress, workers
-from simulator.plan_words import nothing_possible
-from simulator.planner import find_plan
+from simulator.plan.report import plan_report
+from simulator.plan.schema import load_plan
+from simulator.plan.search import find_plan
+from simulator.plan.summary import nothing_possible
+from simulator.plan.tables import show_plan
+from simulator.plan.trial import Progress, workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,7 @@ def run_plan(wanted: WantedPlan) -> None:
     if not plan.space.possible:
         raise ValueError(nothing_possible(plan))
     if plot:
-        from simulator.plan_plots import draw_plan
+        from simulator.plan.plots import draw_plan
 
         notes.print(f"written: {draw_plan(plan, plot)}", highlight=False, soft_wrap=True)
 

@@ -7,8 +7,8 @@ import math
 from benchmarks import simulator
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
-from simulator.plan_config import load_plan
-from simulator.plan_space import expand
+from simulator.plan.schema import load_plan
+from simulator.plan.space import expand
 
 
 def test_a_whole_run_counts_the_sequences_that_were_trained_on() -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU, Price
 from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
-from simulator.plan_config import LimitsConfig, PlanConfig, PriceEntry
-from simulator.plan_limit import engine_share, limit_of, trainer_share
-from simulator.plan_space import Candidate, Space
-from simulator.plan_trial import Trial
+from simulator.plan.limit import engine_share, limit_of, trainer_share
+from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
+from simulator.plan.space import Candidate, Space
+from simulator.plan.trial import Trial
 from simulator.stats.pareto import DOLLARS, Point
 from simulator.stats.statistics import Estimate, estimate
 

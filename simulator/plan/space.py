@@ -14,7 +14,7 @@ from typing import Final
 from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
 from simulator.config.schema import SimulationConfig
-from simulator.plan_config import PlanConfig
+from simulator.plan.schema import PlanConfig
 
 _KINDS: Final = (
     ("memory", (" fits", " fit ", "GiB")),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.plan_config import PlanConfig
-from simulator.plan_space import Candidate
+from simulator.plan.schema import PlanConfig
+from simulator.plan.space import Candidate
 
 
 def check_measured(plan: PlanConfig, candidates: Sequence[Candidate]) -> None:

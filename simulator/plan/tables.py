@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.plan_result import End, Plan
-from simulator.plan_words import (
+from simulator.plan.result import End, Plan
+from simulator.plan.sensitivity import at_end, measure
+from simulator.plan.summary import (
     answer_lines,
     interval,
     no_comparison,
@@ -13,7 +14,6 @@ from simulator.plan_words import (
     question_lines,
     verdict,
 )
-from simulator.sensitivity import at_end, measure
 from simulator.stats.format import quantity
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from simulator.costs.economics import HOUR_S, Cost
-from simulator.plan_bound import least_step_s
-from simulator.plan_config import PlanConfig
-from simulator.plan_measured import check_measured
-from simulator.plan_result import (
+from simulator.plan.bound import least_step_s
+from simulator.plan.measured import check_measured
+from simulator.plan.result import (
     Comparison,
     Outcome,
     Plan,
@@ -29,9 +28,10 @@ from simulator.plan_result import (
     hourly_cost,
     point_of,
 )
-from simulator.plan_space import Candidate, Space, expand
-from simulator.plan_trial import Job, Progress, Run, Silent, Trial, run_here, shortened
-from simulator.sensitivity import sensitivity
+from simulator.plan.schema import PlanConfig
+from simulator.plan.sensitivity import sensitivity
+from simulator.plan.space import Candidate, Space, expand
+from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, shortened
 from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
@@ -59,7 +59,7 @@ def find_plan(
     Args:
         config: the question.
         run: performs simulations, in this process unless it is told otherwise;
-            `simulator.plan_trial.workers` makes one that takes several.
+            `simulator.plan.trial.workers` makes one that takes several.
         progress: is told how far it is.
         bound: least seconds of a candidate's training step.
 

@@ -20,8 +20,8 @@ from areal_lab.plots.style import (
     nothing_yet,
     save_picture,
 )
-from simulator.plan_result import Outcome, Plan
-from simulator.sensitivity import at_end, measure
+from simulator.plan.result import Outcome, Plan
+from simulator.plan.sensitivity import at_end, measure
 from simulator.stats.format import number
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import dataclasses
 from typing import Any
 
 from areal_lab.control.eventlog import finite_json
-from simulator.plan_result import Outcome, Plan
-from simulator.plan_words import answer_lines, counted, interval, plan_warnings, verdict
-from simulator.sensitivity import at_end, measure
+from simulator.plan.result import Outcome, Plan
+from simulator.plan.sensitivity import at_end, measure
+from simulator.plan.summary import answer_lines, counted, interval, plan_warnings, verdict
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from simulator.costs.decode import ENGINE_S, decode_cost
 from simulator.costs.economics import Cost
 from simulator.costs.trainer_speeds import speed_error
 from simulator.costs.weight_sync import weight_sync
-from simulator.plan_config import PlanConfig
-from simulator.plan_result import End, Input, Outcome, Sensitivity, best_of
-from simulator.plan_trial import Job, Progress, Trial, shortened
+from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
+from simulator.plan.schema import PlanConfig
+from simulator.plan.trial import Job, Progress, Trial, shortened
 from simulator.stats.format import number
 from simulator.workload.lengths import lengths_from
 

@@ -8,10 +8,10 @@ from itertools import combinations
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from areal_lab.plots.style import new_figure
-from simulator.plan_config import load_plan
-from simulator.plan_plots import draw_tornado
-from simulator.plan_result import Plan
-from simulator.planner import find_plan
+from simulator.plan.plots import draw_tornado
+from simulator.plan.result import Plan
+from simulator.plan.schema import load_plan
+from simulator.plan.search import find_plan
 
 
 def solved() -> Plan:

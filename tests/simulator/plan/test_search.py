@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.plan_bound import least_step_s
-from simulator.plan_config import PlanConfig, PriceEntry, load_plan
-from simulator.plan_limit import limit_of
-from simulator.plan_report import plan_report
-from simulator.plan_result import Comparison, Plan
-from simulator.plan_space import expand, nearest_split
-from simulator.plan_tables import show_plan
-from simulator.plan_trial import Job, Trial, run_job, workers
-from simulator.plan_words import answer_lines, nothing_possible, question_lines, verdict
-from simulator.planner import find_plan
-from simulator.sensitivity import at_end
+from simulator.plan.bound import least_step_s
+from simulator.plan.limit import limit_of
+from simulator.plan.report import plan_report
+from simulator.plan.result import Comparison, Plan
+from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
+from simulator.plan.search import find_plan
+from simulator.plan.sensitivity import at_end
+from simulator.plan.space import expand, nearest_split
+from simulator.plan.summary import answer_lines, nothing_possible, question_lines, verdict
+from simulator.plan.tables import show_plan
+from simulator.plan.trial import Job, Trial, run_job, workers
 from simulator.stats.pareto import Point, dominates, front, most_promising_first
 
-EXAMPLE = Path(__file__).parents[2] / "configs/plan_example.yaml"
+EXAMPLE = Path(__file__).parents[3] / "configs/plan_example.yaml"
 
 POINTS = st.lists(
     st.builds(

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.plan_result import Comparison, Outcome, Plan
-from simulator.plan_space import OTHER, Refusal
+from simulator.plan.result import Comparison, Outcome, Plan
+from simulator.plan.space import OTHER, Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
 from simulator.report.provenance import warnings
 from simulator.stats.format import number, quantity

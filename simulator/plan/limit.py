@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.plan_trial import Trial
+from simulator.plan.trial import Trial
 from simulator.report.bottleneck import GENERATING, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
 
