@@ -27,7 +27,7 @@ from areal_lab.engines.transfer.records import Transfer
 from benchmarks.rollout_latency import Ear, Ways, first_token_s
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
-from simulator.calibrate_fit import PartFit
+from simulator.calibrate.fit import PartFit
 
 SLOTS = 16
 VOCABULARY = 512

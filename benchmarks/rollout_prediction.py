@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 from benchmarks.rollout_load import Generates, Load, Policy
-from simulator.calibrate_engine import fit_decode, fit_prefill
-from simulator.calibrate_fit import PartFit
+from simulator.calibrate.engine import fit_decode, fit_prefill
+from simulator.calibrate.fit import PartFit
+from simulator.calibrate.settings import with_settings
+from simulator.calibrate.work import EnginePoint
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
@@ -28,8 +30,6 @@ from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import causal_pairs
 from simulator.engine.decode_batch import StepCost
 from simulator.engine.replica import PrefillSeconds, Replica
-from simulator.recorded_settings import with_settings
-from simulator.recorded_work import EnginePoint
 
 SHORT, LONG = 16, 320
 """Tokens of the prompts before answers whose decode steps are timed."""

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.processor import processor_name
-from simulator.calibrate import LEAST_STEPS
+from simulator.calibrate.fit_run import LEAST_STEPS
 
 SIGMA = 0.684
 """Of the log of answer lengths: DeepSeek-R1, short prompts and long answers (ServeGen traces)."""

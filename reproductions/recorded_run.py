@@ -14,14 +14,14 @@ from pathlib import Path
 from benchmarks.harness import Arguments
 from reproductions.harness import Parameter, Reproduction, Row, main
 from reproductions.record_pair import ETA, KINDS, RECORDED
-from simulator.calibrate import FIRST, Calibration, calibrate_from
-from simulator.calibrate_fit import is_held_out
-from simulator.calibrate_plots import draw_replay
-from simulator.calibrate_report import configuration
+from simulator.calibrate.fit import is_held_out
+from simulator.calibrate.fit_run import FIRST, Calibration, calibrate_from
+from simulator.calibrate.plots import draw_replay
+from simulator.calibrate.replay import ENGINES, Replay, replay
+from simulator.calibrate.report import configuration
+from simulator.calibrate.work import EnginePoint, span_points
 from simulator.config.schema import SimulationConfig
 from simulator.costs.measured_engine import measured_decode, measured_prefill
-from simulator.recorded_replay import ENGINES, Replay, replay
-from simulator.recorded_work import EnginePoint, span_points
 from simulator.stats.statistics import Estimate, student_t
 from simulator.workload.recorded_run import (
     RecordedRun,

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from simulator.assembly.simulate import build as build
     from simulator.assembly.simulate import replicate as replicate
     from simulator.assembly.simulate import simulate as simulate
-    from simulator.calibrate import Calibration as Calibration
-    from simulator.calibrate import calibrate_from as calibrate_from
+    from simulator.calibrate.fit_run import Calibration as Calibration
+    from simulator.calibrate.fit_run import calibrate_from as calibrate_from
+    from simulator.calibrate.replay import Replay as Replay
+    from simulator.calibrate.replay import replay as replay
     from simulator.catalogue.find_gpu import GPU as GPU
     from simulator.catalogue.find_gpu import GPUS as GPUS
     from simulator.catalogue.find_gpu import find_gpu as find_gpu
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from simulator.plan.schema import load_plan as load_plan
     from simulator.plan.search import find_plan as find_plan
     from simulator.plan.trial import workers as workers
-    from simulator.recorded_replay import Replay as Replay
-    from simulator.recorded_replay import replay as replay
     from simulator.run.result import Replicated as Replicated
     from simulator.run.result import SimulationResult as SimulationResult
     from simulator.run.run_system import run_system as run_system
@@ -66,11 +66,11 @@ _HOMES = {
     "Plan": "simulator.plan.result",
     "Outcome": "simulator.plan.result",
     # calibrate, and replay a recorded run
-    "calibrate_from": "simulator.calibrate",
-    "Calibration": "simulator.calibrate",
+    "calibrate_from": "simulator.calibrate.fit_run",
+    "Calibration": "simulator.calibrate.fit_run",
     "read_recorded_run": "simulator.workload.recorded_run",
-    "replay": "simulator.recorded_replay",
-    "Replay": "simulator.recorded_replay",
+    "replay": "simulator.calibrate.replay",
+    "Replay": "simulator.calibrate.replay",
     # check and build
     "check_config": "simulator.assembly.check",
     "problems": "simulator.assembly.check",

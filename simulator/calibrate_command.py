@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.assembly.check import check_config
-from simulator.calibrate import Calibration, calibrate_from
-from simulator.calibrate_report import configuration, show, to_json, to_yaml
+from simulator.calibrate.fit_run import Calibration, calibrate_from
+from simulator.calibrate.replay import Compared, Replay, replay
+from simulator.calibrate.report import configuration, show, to_json, to_yaml
 from simulator.config.load import ALIASES, load_simulation
 from simulator.outputs import file_to_write, folder_to_write, picture_to_write
-from simulator.recorded_replay import Compared, Replay, replay
 from simulator.stats.format import number
 from simulator.workload.recorded_run import read_recorded_run
 
@@ -55,7 +55,7 @@ def run_calibration(wanted: WantedCalibration) -> None:
     notes = _console(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
     if plot:
-        from simulator.calibrate_plots import write_fit
+        from simulator.calibrate.plots import write_fit
 
         notes.print(f"written: {write_fit(found, plot)}", highlight=False, soft_wrap=True)
     if not wanted.as_json:
@@ -92,7 +92,7 @@ def run_replay(
     else:
         show_replay(_console(sys.stdout), found, costs)
     if plots:
-        from simulator.calibrate_plots import write_replay
+        from simulator.calibrate.plots import write_replay
 
         path = write_replay(found, plots / "replay.png", costs)
         _console(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)

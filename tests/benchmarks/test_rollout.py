@@ -21,7 +21,7 @@ from benchmarks.rollout_bench import Results
 from benchmarks.rollout_latency import Ear, first_token_s
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
-from simulator.calibrate_fit import PartFit
+from simulator.calibrate.fit import PartFit
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost

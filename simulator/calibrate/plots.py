@@ -26,14 +26,14 @@ from areal_lab.plots.style import (
     save_picture,
     whole_numbers,
 )
-from simulator.calibrate import Calibration
-from simulator.calibrate_fit import PartFit
+from simulator.calibrate.fit import PartFit
+from simulator.calibrate.fit_run import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.recorded_replay import Replay
+    from simulator.calibrate.replay import Replay
 
 _IDLE: Final = "idle: "
 _LEAST_SHARE: Final = 0.005

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.calibrate_fit import (
+from simulator.calibrate.fit import (
     PartFit,
     Values,
     as_long_in_all,
@@ -23,8 +23,8 @@ from simulator.calibrate_fit import (
     enough,
     is_held_out,
 )
+from simulator.calibrate.work import EnginePoint
 from simulator.costs.roofline import smooth_max
-from simulator.recorded_work import EnginePoint
 from simulator.stats.least_squares import fit_positive
 
 KNEES: Final = (1.0, 2.0, 4.0, 8.0)

@@ -4,7 +4,7 @@
                                \\-> never seen by it   --> error
 
 Which points are held out follows from their place alone (a training step of the run, a row of the
-file), so that the same source always gives the same answer. `simulator.calibrate_engine` has the
+file), so that the same source always gives the same answer. `simulator.calibrate.engine` has the
 engine's part.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.recorded_work import EnginePoint
+from simulator.calibrate.work import EnginePoint
 from simulator.stats.least_squares import fit_positive
 from simulator.workload.recorded_run import TrainingPoint
 

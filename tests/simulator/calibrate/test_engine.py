@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibrate import calibrate_from
-from simulator.calibrate_engine import fit_engine
-from simulator.calibrate_fit import is_held_out
-from simulator.recorded_replay import replay
-from simulator.recorded_work import EnginePoint
+from simulator.calibrate.engine import fit_engine
+from simulator.calibrate.fit import is_held_out
+from simulator.calibrate.fit_run import calibrate_from
+from simulator.calibrate.replay import replay
+from simulator.calibrate.work import EnginePoint
 from simulator.workload.recorded_run import read_recorded_run
-from tests.simulator.recordings import known, record
+from tests.simulator.calibrate.recordings import known, record
 
 STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal_lab.control.eventlog import finite_json
-from simulator.calibrate import Calibration
-from simulator.calibrate_fit import PartFit
+from simulator.calibrate.fit import PartFit
+from simulator.calibrate.fit_run import Calibration
+from simulator.calibrate.settings import Value, with_settings
 from simulator.config.schema import SimulationConfig
-from simulator.recorded_settings import Value, with_settings
 from simulator.stats.format import number, short_time
 
 if TYPE_CHECKING:

@@ -19,25 +19,25 @@ from typing import Final
 
 from areal_lab.control.events import Interrupt
 from areal_lab.control.lags import TrainedBatch
-from simulator.calibrate_engine import fit_decode, fit_engine
-from simulator.calibrate_fit import PartFit, fit_training, is_held_out
-from simulator.calibrate_lengths import LengthFit, fit_lengths, groups_of_steps
-from simulator.catalogue.models import find_model
-from simulator.config.load import ALIASES, load_simulation
-from simulator.recorded_settings import (
+from simulator.calibrate.engine import fit_decode, fit_engine
+from simulator.calibrate.fit import PartFit, fit_training, is_held_out
+from simulator.calibrate.lengths import LengthFit, fit_lengths, groups_of_steps
+from simulator.calibrate.settings import (
     Value,
     cluster_settings,
     recorded_settings,
     samples_per_prompt,
     value_of,
 )
-from simulator.recorded_work import (
+from simulator.calibrate.work import (
     EnginePoint,
     csv_points,
     group_points,
     mean_prompt_tokens,
     span_points,
 )
+from simulator.catalogue.models import find_model
+from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
     RecordedRun,
     answer_tokens,

@@ -19,8 +19,8 @@ from areal_lab.control.activity import PAUSED, activity
 from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
 from areal_lab.control.lags import TrainedBatch, mean_lag, total
 from simulator.assembly.simulate import simulate
+from simulator.calibrate.settings import Value, recorded_settings, with_settings
 from simulator.config.schema import SimulationConfig
-from simulator.recorded_settings import Value, recorded_settings, with_settings
 from simulator.run.accounting import add_up
 from simulator.run.pools import LOAD
 from simulator.workload.recorded_run import RecordedRun

@@ -13,20 +13,20 @@ from typer.testing import CliRunner, Result
 from areal_lab import cli
 from simulator.assembly.check import problems
 from simulator.assembly.simulate import simulate
-from simulator.calibrate import calibrate_from
-from simulator.calibrate_engine import fit_decode, fit_prefill
-from simulator.calibrate_fit import fit_training, is_held_out
-from simulator.calibrate_lengths import fit_lengths, group_correlation
-from simulator.calibrate_plots import draw_fit, draw_replay
-from simulator.calibrate_report import configuration, to_yaml
+from simulator.calibrate.engine import fit_decode, fit_prefill
+from simulator.calibrate.fit import fit_training, is_held_out
+from simulator.calibrate.fit_run import calibrate_from
+from simulator.calibrate.lengths import fit_lengths, group_correlation
+from simulator.calibrate.plots import draw_fit, draw_replay
+from simulator.calibrate.replay import replay
+from simulator.calibrate.report import configuration, to_yaml
+from simulator.calibrate.work import EnginePoint
 from simulator.config.load import load_simulation
 from simulator.costs.roofline import smooth_max
-from simulator.recorded_replay import replay
-from simulator.recorded_work import EnginePoint
 from simulator.workload.lengths import LogNormalLengths
 from simulator.workload.recorded_run import TrainingPoint, read_recorded_run
-from tests.simulator import recordings
-from tests.simulator.recordings import known, record
+from tests.simulator.calibrate import recordings
+from tests.simulator.calibrate.recordings import known, record
 
 
 def call(*arguments: str | Path) -> Result:
