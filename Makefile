@@ -100,7 +100,7 @@ check: $(READY)
 	@$(BIN)/lint-imports
 	@echo "codespell, interrogate: words and docstrings"
 	@$(BIN)/codespell
-	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions
+	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions tools
 	@$(MAKE) test
 
 doctor: $(READY)

@@ -4,7 +4,7 @@
     efficiency FLOP/s reached / peak FLOP/s, <= 1
     *_error    mean absolute relative error of the formula on the points it was fitted to
 
-`data/kernel_coefficients.csv` holds what `python -m simulator.fit_kernels` found.
+`data/kernel_coefficients.csv` holds what `python -m tools.kernels` found.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from areal_lab import cli
 from areal_lab.load import settings
 from simulator.config.schema import SimulationConfig
-from simulator.schema_page import PAGE, own_file, rewritten
+from tools.pages.simulator import PAGE, own_file, rewritten
 
 
 def call(*arguments: str) -> Result:
@@ -219,4 +219,4 @@ def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
 
 def test_the_page_is_what_the_program_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page) == page, "run: python -m simulator.schema_page"
+    assert rewritten(page) == page, "run: python -m tools.pages.simulator"

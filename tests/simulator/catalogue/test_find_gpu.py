@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from simulator.catalogue.find_gpu import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
-from simulator.catalogue_page import PAGE, catalogue_page
+from tools.pages.hardware import PAGE, catalogue_page
 
 NUMBERS = [
     field.name
@@ -118,14 +118,14 @@ def test_a_price_is_edited_by_replacing_it() -> None:
 
 def test_the_page_shows_the_catalogue() -> None:
     page = Path(__file__).parents[3] / PAGE
-    command = f"python -m simulator.catalogue_page > {PAGE}"
+    command = f"python -m tools.pages.hardware > {PAGE}"
     assert page.read_text(encoding="utf-8") == catalogue_page(), f"write it anew: {command}"
     for gpu in GPUS.values():
         assert catalogue_page().count(f"| {gpu.name} |") == 2
 
 
 def test_the_catalogue_loads_nothing_heavy() -> None:
-    script = "import sys, simulator.catalogue_page; print(sorted(sys.modules))"
+    script = "import sys, tools.pages.hardware; print(sorted(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.models import MODELS, ModelShape, find_model, from_config
 from simulator.catalogue.transformer import LatentAttention
-from simulator.catalogue_page import catalogue_page
+from tools.pages.hardware import catalogue_page
 
 # --- published sizes -----------------------------------------------------------------------------
 

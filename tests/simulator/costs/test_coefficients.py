@@ -25,10 +25,10 @@ from simulator.costs.coefficients import (
 )
 from simulator.costs.roofline import smooth_max
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.fit_kernels import coefficients_table, main, write_all_points
-from simulator.kernel_fit import fit_gpu
-from simulator.kernel_page import kernel_page
-from simulator.kernel_points import (
+from simulator.stats.least_squares import fit_positive
+from tools.kernels.__main__ import coefficients_table, main, write_all_points
+from tools.kernels.fit import fit_gpu
+from tools.kernels.points import (
     TABLES,
     DecodePoint,
     LinearPoint,
@@ -36,14 +36,14 @@ from simulator.kernel_points import (
     read_points,
     write_points,
 )
-from simulator.kernel_tables import (
+from tools.kernels.tables import (
     SYSTEMS,
     decode_step_s,
     linear_layers_s,
     prefill_s,
     read_kernel_tables,
 )
-from simulator.stats.least_squares import fit_positive
+from tools.pages.kernels import kernel_page
 
 # --- shipped numbers -----------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ def test_the_knee_is_a_maximum_far_from_it_and_more_at_it() -> None:
 
 def test_the_page_about_kernels_is_what_the_coefficients_say() -> None:
     page = Path(__file__).parents[3] / "docs" / "simulator_kernels.md"
-    command = "python -m simulator.kernel_page > docs/simulator_kernels.md"
+    command = "python -m tools.pages.kernels > docs/simulator_kernels.md"
     assert page.read_text(encoding="utf-8") == kernel_page(), f"write it anew: {command}"
     for gpu in GPUS:
         assert f"| {gpu} |" in kernel_page()
@@ -390,7 +390,7 @@ def test_the_page_about_kernels_is_what_the_coefficients_say() -> None:
 
 def test_costs_and_their_fit_load_neither_pandas_nor_torch() -> None:
     script = (
-        "import sys, simulator.fit_kernels; "
+        "import sys, tools.kernels.__main__; "
         "print(sorted({'matplotlib', 'pandas', 'pyarrow', 'torch'} & set(sys.modules)))"
     )
     result = subprocess.run(

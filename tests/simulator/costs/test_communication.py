@@ -19,8 +19,8 @@ from simulator.costs.communication import (
     reduce_scatter_s,
 )
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.kernel_fit import COLLECTIVES
-from simulator.kernel_points import MessagePoint, read_points
+from tools.kernels.fit import COLLECTIVES
+from tools.kernels.points import MessagePoint, read_points
 
 MEASURED = ["H100", "H200", "A100-80"]
 SIZES = st.floats(0, 1e10)

@@ -23,9 +23,9 @@ from simulator.costs.typical_coefficients import (
     RELATIVES,
     kernel_coefficients,
 )
-from simulator.kernel_fit import mean_error, predict_steps
-from simulator.kernel_points import DecodePoint, SpeedPoint, read_points
 from simulator.stats.least_squares import fit_positive
+from tools.kernels.fit import mean_error, predict_steps
+from tools.kernels.points import DecodePoint, SpeedPoint, read_points
 
 MEASURED = ["H100", "H200", "A100-80"]
 

@@ -12,8 +12,8 @@ from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
 from simulator.costs.prefill import PrefillCost, activation_bytes, causal_pairs, prefill_cost
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.kernel_fit import mean_error, predict_prefills
-from simulator.kernel_points import PrefillPoint, read_points
+from tools.kernels.fit import mean_error, predict_prefills
+from tools.kernels.points import PrefillPoint, read_points
 
 MEASURED = ["H100", "H200", "A100-80"]
 

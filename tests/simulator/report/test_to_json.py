@@ -25,8 +25,8 @@ from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
 from simulator.run.result import Replicated
 from simulator.run.run_system import IDLE_CAUSES
-from simulator.schema_page import PAGE
 from simulator.stats.format import duration, number, quantity, short_time
+from tools.pages.simulator import PAGE
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The documentation page of the engines' cost model: `python -m simulator.kernel_page`."""
+"""The documentation page of the engines' cost model: `python -m tools.pages.kernels`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.costs.decode import ENGINE_S
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.kernel_fit import held_out_errors
-from simulator.kernel_points import DecodePoint, PrefillPoint, read_points
-from simulator.kernel_tables import SYSTEMS
+from tools.kernels.fit import held_out_errors
+from tools.kernels.points import DecodePoint, PrefillPoint, read_points
+from tools.kernels.tables import SYSTEMS
 
 _INTRODUCTION = """# What an engine's time is made of
 
-<!-- Written by `python -m simulator.kernel_page > docs/simulator_kernels.md`; a test compares. -->
+<!-- Written by `python -m tools.pages.kernels > docs/simulator_kernels.md`; a test compares. -->
 
 One decode step of B sequences with C tokens of context in all, on tp GPUs with a bandwidth W and a
 peak of F FLOP/s, for a model of P parameters and L layers:
@@ -50,7 +50,7 @@ and Llama-3.1-8B and -70B, which the fit has not seen (the fit: Qwen2.5-1.5B, 7B
 
 ## Fit it again
 
-`python -m simulator.fit_kernels FOLDER` sums the points from AIConfigurator's `systems/data` (needs
+`python -m tools.kernels FOLDER` sums the points from AIConfigurator's `systems/data` (needs
 pandas and pyarrow), fits, and writes `simulator/costs/data/`; without a folder it fits the points
 that come with the simulator. For an engine of your own, `areal-lab calibrate` fits a recorded run.
 """

@@ -1,4 +1,4 @@
-"""What is made by machine in `docs/simulator.md`: `python -m simulator.schema_page` rewrites it.
+"""What is made by machine in `docs/simulator.md`: `python -m tools.pages.simulator` rewrites it.
 
 Tables of settings from the records and docstrings of `simulator.config`, the list of presets, and
 the output of the two examples, of which one is a YAML file in the page itself. A test compares.
@@ -25,7 +25,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.report.tables import show_report
 from simulator.report.to_json import report
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "simulator.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator.md"
 PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"
 
 

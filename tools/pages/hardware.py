@@ -1,4 +1,4 @@
-"""The documentation page of the catalogues: `python -m simulator.catalogue_page > docs/...`."""
+"""The documentation page of the catalogues: `python -m tools.pages.hardware > docs/...`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = "docs/simulator_hardware.md"
 _TEXT = """\
 # GPUs and models of the simulator
 
-<!-- Written by `python -m simulator.catalogue_page > {page}`; a test compares. -->
+<!-- Written by `python -m tools.pages.hardware > {page}`; a test compares. -->
 
 ## GPUs
 

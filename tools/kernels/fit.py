@@ -29,14 +29,14 @@ from simulator.costs.communication import (
 from simulator.costs.decode import decode_cost
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.costs.roofline import smooth_max
-from simulator.kernel_points import (
+from simulator.stats.least_squares import Fit, fit_positive
+from tools.kernels.points import (
     DecodePoint,
     LinearPoint,
     MessagePoint,
     PrefillPoint,
     read_points,
 )
-from simulator.stats.least_squares import Fit, fit_positive
 
 COLLECTIVES: Mapping[str, Callable[..., float]] = {
     "engine_all_reduce": engine_all_reduce_s,

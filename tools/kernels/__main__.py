@@ -1,4 +1,4 @@
-"""Fit the coefficients of the cost model to measured kernels: `python -m simulator.fit_kernels`.
+"""Fit the coefficients of the cost model to measured kernels: `python -m tools.kernels`.
 
     Parquet tables --sum a model's layers--> points (data/*.csv) --fit--> kernel_coefficients.csv
 
@@ -19,15 +19,15 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import find_model
 from simulator.costs.coefficients import DATA, KernelCoefficients
 from simulator.costs.engine_memory import cache_tokens
-from simulator.kernel_fit import COLLECTIVES, fit_gpu, held_out_errors
-from simulator.kernel_points import (
+from tools.kernels.fit import COLLECTIVES, fit_gpu, held_out_errors
+from tools.kernels.points import (
     DecodePoint,
     LinearPoint,
     MessagePoint,
     PrefillPoint,
     write_points,
 )
-from simulator.kernel_tables import (
+from tools.kernels.tables import (
     SYSTEMS,
     KernelTables,
     decode_step_s,
@@ -55,7 +55,7 @@ MEMORY_UTILIZATION = 0.9
 _ABOUT = """{what}
 Summed from kernel times measured by NVIDIA: AIConfigurator 0.12.0 (ai-dynamo/aiconfigurator,
 2026-09), systems/data; Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES. SGLang 0.5.14 on H100 SXM
-and H200 SXM, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m simulator.fit_kernels.
+and H200 SXM, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m tools.kernels.
 """
 
 

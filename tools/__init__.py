@@ -1,0 +1,1 @@
+"""Programs that generate committed files: kernel tables and reference pages."""

@@ -1,0 +1,1 @@
+"""Fit kernel coefficients to measured tables: `python -m tools.kernels`."""

@@ -1,0 +1,1 @@
+"""Generate the reference pages of `docs/`; a test compares them with what is committed."""
