@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from areal_lab.config import TrainConfig as TrainConfig
+    from areal_lab.config.load import load_config as load_config
+    from areal_lab.config.schema import TrainConfig as TrainConfig
     from areal_lab.data.problems import Problem as Problem
     from areal_lab.data.problems import ProblemSet as ProblemSet
     from areal_lab.data.trajectory import Segment as Segment
     from areal_lab.data.trajectory import Trajectory as Trajectory
-    from areal_lab.load import load_config as load_config
     from areal_lab.pipeline.reports import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import train as train
@@ -25,10 +25,10 @@ _HOMES = {
     "ProblemSet": "areal_lab.data.problems",
     "Segment": "areal_lab.data.trajectory",
     "StepReport": "areal_lab.pipeline.reports",
-    "TrainConfig": "areal_lab.config",
+    "TrainConfig": "areal_lab.config.schema",
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",
-    "load_config": "areal_lab.load",
+    "load_config": "areal_lab.config.load",
     "train": "areal_lab.pipeline.train",
 }
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.load import nearest
+from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.backends import BACKENDS
-from areal_lab.load import nearest
 
 ENGINES: Final = tuple(BACKENDS)
 """Backends that generate."""

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.load import nearest, settings
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.routing import ROUTINGS
 from areal_lab.data.sources import DATASET_TYPES
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.transfer.records import Transfer
-from areal_lab.load import nearest, settings
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset.type": DATASET_TYPES,

@@ -38,7 +38,7 @@ class _TrainCommand(TyperCommand):
     """Shows every setting below its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.settings_help import format_settings
+        from areal_lab.config.reference import format_settings
 
         super().format_help(ctx, formatter)
         formatter.write("\nSettings, with their defaults:\n\n")
@@ -57,7 +57,7 @@ def train(
 ) -> None:
     """Train a model as CONFIG says; prints the run folder as its last line."""
     from areal_lab import preflight
-    from areal_lab.load import load_config
+    from areal_lab.config.load import load_config
 
     try:
         settings = load_config(config, overrides or [])
@@ -81,7 +81,7 @@ class _SimulateCommand(TyperCommand):
     """Shows every setting and every preset below its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.settings_help import format_settings
+        from areal_lab.config.reference import format_settings
         from simulator.config.load import ALIASES
         from simulator.config.schema import SimulationConfig
 
@@ -207,7 +207,7 @@ class _PlanCommand(TyperCommand):
     """Shows every setting below its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.settings_help import format_settings
+        from areal_lab.config.reference import format_settings
         from simulator.plan.schema import ALIASES, PlanConfig
 
         super().format_help(ctx, formatter)
@@ -274,7 +274,7 @@ def trace(
 @app.command()
 def config() -> None:
     """List every setting with its type, default and meaning."""
-    from areal_lab.settings_help import format_settings
+    from areal_lab.config.reference import format_settings
 
     typer.echo(format_settings())
 
@@ -300,7 +300,7 @@ def doctor(
     findings = examination.judge(examination.gather())
     plan = None
     if config is not None:
-        from areal_lab.load import load_config
+        from areal_lab.config.load import load_config
 
         try:
             plan, refusal = examination.explain_config(load_config(config, overrides or []))

@@ -19,7 +19,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import INSTALLABLE
 from areal_lab.engines.damage import examined

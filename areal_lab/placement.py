@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from areal_lab.allocation import Allocation, EnginePlan, Sizes, engine_plan, parse_allocation
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import Environment, environment

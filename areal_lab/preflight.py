@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 from areal_lab.allocation import engine_plan
 from areal_lab.bounds import check_choices, check_numbers
-from areal_lab.config import TrainConfig
+from areal_lab.config.functions import load_function
+from areal_lab.config.load import nearest
+from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
@@ -32,8 +34,6 @@ from areal_lab.engines.backends import (
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
-from areal_lab.functions import load_function
-from areal_lab.load import nearest
 from areal_lab.model_facts import ModelFacts, read_model_facts
 from areal_lab.pipeline.plan import limits_of, lora_of
 from areal_lab.pipeline.version_size import version_bytes
@@ -386,7 +386,7 @@ def _require(place: Path, needed_bytes: int, what: str, mend: str, disk_usage: D
         )
 
 
-def _check_function(setting: str, name: str, by: str = "areal_lab.functions") -> None:
+def _check_function(setting: str, name: str, by: str = "areal_lab.config.functions") -> None:
     if name.startswith("areal_lab.rewards."):  # light, and our own
         try:
             load_function(name)

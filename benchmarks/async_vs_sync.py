@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.load import load_config
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.lags import total, trained_batches
-from areal_lab.load import load_config
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.run import RunResult, prepare, run

@@ -26,8 +26,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from areal_lab.config import TrainConfig
-from areal_lab.load import load_config
+from areal_lab.config.load import load_config
+from areal_lab.config.schema import TrainConfig
 from areal_lab.training.model_path import resolve_model_path
 from benchmarks import trl_environment
 from benchmarks.grpo_sides import Side, TookTooLong, run_areal_lab, run_trl

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import RunStarted, TrainStepDone
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.sources import load_problems

@@ -93,7 +93,7 @@ def record_pair(pair: Pair, into: Path, *, kinds: Sequence[str] = KINDS, command
 
 def _run(pair: Pair, kind: str, runs: Path) -> Path:
     # torch and transformers come with these.
-    from areal_lab.load import load_config
+    from areal_lab.config.load import load_config
     from areal_lab.pipeline.progress import Silent
     from areal_lab.pipeline.run import prepare, run
     from areal_lab.pipeline.state import StopSignal

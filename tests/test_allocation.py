@@ -19,7 +19,7 @@ from areal_lab.allocation import (
     parse_allocation,
     parse_backend,
 )
-from areal_lab.load import load_config
+from areal_lab.config.load import load_config
 
 SIZES = st.builds(
     Sizes,

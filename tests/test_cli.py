@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab import cli
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.preflight import ConfigError
 from areal_lab.processes import ChildDied
 

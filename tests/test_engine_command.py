@@ -19,11 +19,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 from areal_lab import cli, doctor, placement, preflight
+from areal_lab.config.load import load_config
 from areal_lab.doctor import Status
 from areal_lab.engines.backends import Build
 from areal_lab.engines.environments import Condition, Environment
 from areal_lab.engines.weights import write_weights
-from areal_lab.load import load_config
 from areal_lab.pipeline.run import prepare
 from areal_lab.preflight import ConfigError
 from tests.engines.tiny import tiny_model

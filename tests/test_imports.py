@@ -40,7 +40,7 @@ def test_control_imports_pure_standard_library_and_itself_only(path: Path) -> No
     "module",
     [
         "areal_lab",
-        "areal_lab.config",
+        "areal_lab.config.schema",
         "areal_lab.processes",
         "areal_lab.control.schedule",
         "areal_lab.data.trajectory",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_lab.config.load import load_config
 from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import Condition, Environment
-from areal_lab.load import load_config
 from areal_lab.placement import Machine, check_placement, explain
 
 GIB = 1 << 30

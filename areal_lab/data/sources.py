@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_lab.config import DatasetConfig
+from areal_lab.config.schema import DatasetConfig
 from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.data.jsonl import file_problems
 from areal_lab.data.problems import ProblemSet

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_lab.allocation import engine_plan
-from areal_lab.config import TrainConfig
+from areal_lab.config.functions import pickle_function
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.control.replay import limits_to_fields
@@ -26,7 +27,6 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.transfer.records import WeightsInMemory
 from areal_lab.engines.weights_root import remove_weights_root
-from areal_lab.functions import pickle_function
 from areal_lab.pipeline.courier import courier_from
 from areal_lab.pipeline.ending import Known
 from areal_lab.pipeline.eventlog import EventLog

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.progress import Display, terminal_display
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_lab.allocation import engine_plan
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.eventlog import Log, RunHeader
 from areal_lab.control.incidents import COUNTED
 from areal_lab.control.replay import limits_to_fields

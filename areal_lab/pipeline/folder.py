@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.processor import processor_name

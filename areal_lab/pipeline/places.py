@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from areal_lab.allocation import engine_plan
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.addresses import is_local
 from areal_lab.engines.client import EngineClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_lab.allocation import engine_plan
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (

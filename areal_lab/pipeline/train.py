@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.reports import StepReport
@@ -136,7 +136,7 @@ def train(
     """Check a configuration and return the run, which starts when it is iterated over.
 
     Args:
-        config: see `areal_lab.config`; `load_config` makes one from YAML and overrides.
+        config: see `areal_lab.config.schema`; `load_config` makes one from YAML and overrides.
         problems: train on these instead of `config.dataset`.
         reward_fn: judge by this instead of `config.reward.fn`; may be defined in a notebook.
         loss: train with this policy loss instead of what `config.actor` says; its signature is

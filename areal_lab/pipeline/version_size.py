@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.folder_check import adapter_parameters
 from areal_lab.engines.transfer.records import Transfer

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
-from areal_lab.functions import pickle_function
 from areal_lab.processes import Child, start_child
 from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from areal_lab.config.functions import load_function, unpickle_function
 from areal_lab.control.events import Version
 from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
 from areal_lab.functional.corrections import truncate
@@ -33,7 +34,6 @@ from areal_lab.functional.losses import (
     ppo,
 )
 from areal_lab.functional.segments import Segments
-from areal_lab.functions import load_function, unpickle_function
 from areal_lab.training.settings import TrainerSettings
 
 Advantages = Callable[[Tensor, Tensor], Tensor]

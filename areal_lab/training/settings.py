@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from areal_lab.config import OptimizerConfig, TrainConfig
+from areal_lab.config.schema import OptimizerConfig, TrainConfig
 from areal_lab.control.events import Version
 
 

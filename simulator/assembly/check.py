@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from areal_lab.capacity import lag_bound
+from areal_lab.config.suggest import did_you_mean
 from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
@@ -17,7 +18,6 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.nearest import did_you_mean
 from simulator.workload.latency import latency_from
 from simulator.workload.lengths import lengths_from
 from simulator.workload.recorded_lengths import RecordedLengths

@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
+from areal_lab.config.suggest import plain
 from areal_lab.control.eventlog import GroupRecord, SpanRecord
-from simulator.nearest import plain
 from simulator.workload.recorded_run import RecordedRun, updates
 
 PREFILL: Final = "prefill"

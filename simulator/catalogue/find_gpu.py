@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_lab.config.suggest import did_you_mean, plain
 from simulator.catalogue.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
 from simulator.catalogue.gpus import ALIASES
 from simulator.catalogue.gpus import CATALOGUE as GPUS
 from simulator.catalogue.host import CPU_CORE
-from simulator.nearest import did_you_mean, plain
 
 __all__ = ["GPU", "GPUS", "IDLE_SHARE", "Price", "find_gpu", "gpu_from_fields", "hardware_table"]
 

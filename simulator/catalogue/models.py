@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from areal_lab.config.suggest import did_you_mean, plain
 from simulator.catalogue.huggingface_config import from_config, read_config
 from simulator.catalogue.transformer import LatentAttention, ModelShape
-from simulator.nearest import did_you_mean, plain
 
 __all__ = [
     "LatentAttention",

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from areal_lab.load import load_record
+from areal_lab.config.load import load_record
+from areal_lab.config.suggest import did_you_mean, plain
 from simulator.config.schema import SimulationConfig
-from simulator.nearest import did_you_mean, plain
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {

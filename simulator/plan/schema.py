@@ -16,12 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from areal_lab.load import load_record
+from areal_lab.config.load import load_record
+from areal_lab.config.suggest import did_you_mean
 from simulator.assembly.check import wrong_values, wrong_workload
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.nearest import did_you_mean
 
 OBJECTIVES: Final = ("gpus", "dollars", "hours")
 

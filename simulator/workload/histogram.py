@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.nearest import did_you_mean, plain
+from areal_lab.config.suggest import did_you_mean, plain
 
 _DATA: Final = Path(__file__).parent / "data"
 _BIN: Final = ("from_tokens", "to_tokens", "mean_tokens", "weight")

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.config.suggest import did_you_mean
 from simulator.config.schema import LatencyConfig
-from simulator.nearest import did_you_mean
 
 KINDS: Final = ("constant", "exponential", "lognormal")
 

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.config.suggest import did_you_mean
 from simulator.config.schema import LengthConfig
-from simulator.nearest import did_you_mean
 from simulator.workload.histogram import Histogram, load_histogram
 from simulator.workload.recorded_lengths import recorded_lengths
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.config import DatasetConfig
+from areal_lab.config.schema import DatasetConfig
 from areal_lab.data.jsonl import file_problems, gold_answer, read_problems
 from areal_lab.data.sources import load_problems
 

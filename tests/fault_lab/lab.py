@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from areal_lab.config import RolloutConfig
+from areal_lab.config.schema import RolloutConfig
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.eventlog import RunHeader
 from areal_lab.control.events import EngineId, Event, RunStarted

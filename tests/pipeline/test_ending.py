@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.load import load_config
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.load import load_config
 from areal_lab.pipeline.ending import Known, write_failure
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.folder import RunFolder

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import areal_lab
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.pipeline.reports import StepReport

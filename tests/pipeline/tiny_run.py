@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.load import load_config
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId
-from areal_lab.load import load_config
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import RunResult, prepare, run

@@ -20,6 +20,7 @@ import httpx
 import pytest
 import torch
 
+from areal_lab.config.load import load_config
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
@@ -29,7 +30,6 @@ from areal_lab.engines.transfer.push import Outcome, Pusher, Sending
 from areal_lab.engines.transfer.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.transfer.tensor import TensorSender
 from areal_lab.engines.weights import tied_once
-from areal_lab.load import load_config
 from areal_lab.preflight import ConfigError, check_transfer
 from areal_lab.training.pushing import ANSWER_MARGIN_S
 from tests.real_engines.conftest import Announce, start

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab import cli
-from areal_lab.load import settings
+from areal_lab.config.load import settings
 from simulator.config.schema import SimulationConfig
 from tools.pages.simulator import PAGE, own_file, rewritten
 

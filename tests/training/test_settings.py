@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from areal_lab.config import ActorConfig, GenerationConfig, OptimizerConfig, TrainConfig
+from areal_lab.config.schema import ActorConfig, GenerationConfig, OptimizerConfig, TrainConfig
 from areal_lab.training.settings import TrainerSettings, lr_factor, settings_from_config
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_lab.config import OptimizerConfig
+from areal_lab.config.schema import OptimizerConfig
 from areal_lab.data.trajectory import Segment
 from areal_lab.functional import (
     Segments,

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from areal_lab.config import OptimizerConfig
+from areal_lab.config.schema import OptimizerConfig
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest

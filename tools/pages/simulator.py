@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from areal_lab.settings_help import (
+from areal_lab.config.reference import (
     Documented,
     documented_settings,
     shown_default,

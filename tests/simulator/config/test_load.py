@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.load import settings
+from areal_lab.config.load import settings
 from simulator.assembly.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
 from simulator.config.schema import SimulationConfig

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.config import DatasetConfig, TrainConfig
-from areal_lab.load import ALIASES, load_config, load_record, settings
-from areal_lab.settings_help import documented_settings, format_settings, shown_default
+from areal_lab.config.load import ALIASES, load_config, load_record, settings
+from areal_lab.config.reference import documented_settings, format_settings, shown_default
+from areal_lab.config.schema import DatasetConfig, TrainConfig
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from areal_lab.config import TrainConfig
+from areal_lab.config.schema import TrainConfig
 
 ALIASES = {
     "eta": "rollout.max_head_offpolicyness",

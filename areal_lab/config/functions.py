@@ -1,7 +1,7 @@
 """Functions named in a configuration, `module:function`, or sent to another process.
 
-As a program, `python -m areal_lab.functions module:function`, it says whether the name can be
-imported, in a process of its own: what the module imports may be heavy.
+As a program, `python -m areal_lab.config.functions module:function`, it says whether the name can
+be imported, in a process of its own: what the module imports may be heavy.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_lab.config import TrainConfig
-from areal_lab.load import ALIASES, Setting, settings
+from areal_lab.config.load import ALIASES, Setting, settings
+from areal_lab.config.schema import TrainConfig
 
 _INDENT = "      "
 

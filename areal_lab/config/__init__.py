@@ -1,0 +1,1 @@
+"""Settings of a run: schema, loading, reference; imports no room of `areal_lab`."""
