@@ -20,13 +20,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import INSTALLABLE
 from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
-from areal_lab.memory import memory_available_bytes
-from areal_lab.processor import native_bfloat16
+from areal_lab.host.cpu import native_bfloat16
+from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.memory import memory_available_bytes
 from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from areal_lab.processor import native_bfloat16
+from areal_lab.host.cpu import native_bfloat16
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -148,7 +148,7 @@ def serve(
     from areal_lab.engines.environments import engine_version, python_of
     from areal_lab.engines.launch import PortTaken, Start, check_host, start_server
     from areal_lab.engines.options import server_options
-    from areal_lab.processes import ChildDied
+    from areal_lab.host.processes import ChildDied
     from areal_lab.training.model_path import resolve_model_path
 
     try:

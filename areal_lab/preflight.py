@@ -23,7 +23,6 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.devices import visible_gpus
 from areal_lab.engines.addresses import CannotAttach, check_addresses
 from areal_lab.engines.backends import (
     adapter_refusal,
@@ -34,6 +33,7 @@ from areal_lab.engines.backends import (
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.host.gpus import visible_gpus
 from areal_lab.model_facts import ModelFacts, read_model_facts
 from areal_lab.pipeline.plan import limits_of, lora_of
 from areal_lab.pipeline.version_size import version_bytes

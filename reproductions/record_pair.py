@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from areal_lab.processor import processor_name
+from areal_lab.host.cpu import processor_name
 from simulator.calibrate.fit_run import LEAST_STEPS
 
 SIGMA = 0.684

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from areal_lab import cli
 from areal_lab.config.schema import TrainConfig
+from areal_lab.host.processes import ChildDied
 from areal_lab.preflight import ConfigError
-from areal_lab.processes import ChildDied
 
 CONFIG = Path(__file__).parents[1] / "configs" / "arithmetic.yaml"
 

@@ -148,7 +148,7 @@ def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path)
     from areal_lab.engine_command import _until_asked
     from areal_lab.engines.client import EngineClient
     from areal_lab.engines.launch import EngineProcess
-    from areal_lab.processes import ChildDied, start_command
+    from areal_lab.host.processes import ChildDied, start_command
 
     async def scenario() -> None:
         async def launch() -> EngineProcess:

@@ -41,7 +41,7 @@ def test_control_imports_pure_standard_library_and_itself_only(path: Path) -> No
     [
         "areal_lab",
         "areal_lab.config.schema",
-        "areal_lab.processes",
+        "areal_lab.host.processes",
         "areal_lab.control.schedule",
         "areal_lab.data.trajectory",
         "areal_lab.engines.protocol",

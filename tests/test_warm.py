@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.processes import start_child
+from areal_lab.host.processes import start_child
 from tests.warm import children_from_a_warm_interpreter
 
 FACTS = """

@@ -35,7 +35,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.processes import importing_much
+from areal_lab.host.processes import importing_much
 
 WARM = ("areal_lab.training.worker", "areal_lab.engines.embedded.server")
 """What is forked; every other command is started as it stands."""
@@ -78,7 +78,7 @@ def children_from_a_warm_interpreter(modules: Sequence[str] = WARM) -> Iterator[
 
 
 class _Forked:
-    """The part of `asyncio.subprocess.Process` that `areal_lab.processes` uses."""
+    """The part of `asyncio.subprocess.Process` that `areal_lab.host.processes` uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

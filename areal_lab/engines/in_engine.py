@@ -20,16 +20,16 @@ from types import ModuleType
 
 def main() -> None:
     """Watch the parent, then run the module as `python -m` would."""
-    engines = Path(__file__).resolve().parent
-    processes = _load(engines.parent / "processes.py")
-    leftovers = _load(engines / "leftovers.py")
+    host = Path(__file__).resolve().parents[1] / "host"
+    processes = _load(host / "processes.py")
+    shared_memory = _load(host / "shared_memory.py")
     scratch = os.environ.get("AREAL_LAB_SCRATCH")
-    segments = leftovers.Segments()
+    segments = shared_memory.Segments()
 
     def clean_up() -> None:
         group = os.getpgid(0)
         segments.look(group)
-        leftovers.remove_segments(segments.found, group)
+        shared_memory.remove_segments(segments.found, group)
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.load import nearest
-from areal_lab.devices import visible_gpus
 from areal_lab.engines.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
 from areal_lab.engines.environments import (
     STAMP,
@@ -40,7 +39,8 @@ from areal_lab.engines.environments import (
     torch_cuda,
 )
 from areal_lab.engines.install_progress import Progress
-from areal_lab.processes import last_lines
+from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.processes import last_lines
 
 __all__ = ["engine_version", "environment_folder", "installed"]  # part of what this module offers
 

@@ -26,14 +26,14 @@ import httpx
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.environments import engine_version, python_of
-from areal_lab.engines.leftovers import group_lives
-from areal_lab.engines.listeners import Listener, listener_of, name_of, who_listens
 from areal_lab.engines.options import HOST, server_command, server_environment, server_options
-from areal_lab.engines.owned_folders import remove_owned_folder
 from areal_lab.engines.probe import dialect_of
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.scratch import Scratch
-from areal_lab.processes import Child, ChildDied, last_lines, start_command
+from areal_lab.host.owned_folders import remove_owned_folder
+from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
+from areal_lab.host.processes import Child, ChildDied, last_lines, start_command
+from areal_lab.host.shared_memory import group_lives
 
 EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3

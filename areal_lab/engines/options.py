@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-from areal_lab.devices import share_of, visible_gpus
 from areal_lab.engines.backends import Backend, ServerOptions, lora_refusal
 from areal_lab.engines.environments import environment
 from areal_lab.engines.protocol import LoraShape
+from areal_lab.host.cpu import native_bfloat16
+from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.model_facts import cache_room
-from areal_lab.processor import native_bfloat16
 
 HOST: Final = "127.0.0.1"
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"

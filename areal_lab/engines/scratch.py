@@ -12,12 +12,12 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_lab.engines.leftovers import SHARED_MEMORY, Segments, remove_segments
-from areal_lab.engines.owned_folders import (
+from areal_lab.host.owned_folders import (
     make_owned_folder,
     remove_abandoned_folders,
     remove_owned_folder,
 )
+from areal_lab.host.shared_memory import SHARED_MEMORY, Segments, remove_segments
 
 _LIST = "shared_memory"
 _NO_GROUP = 0

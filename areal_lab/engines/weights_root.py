@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from areal_lab.engines.owned_folders import (
+from areal_lab.host.owned_folders import (
     make_owned_folder,
     remove_abandoned_folders,
     remove_owned_folder,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from areal_lab.engines.client import EngineClient
 from areal_lab.engines.launch import EngineProcess
-from areal_lab.processes import Child, ChildDied
+from areal_lab.host.processes import Child, ChildDied
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 

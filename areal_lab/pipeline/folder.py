@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment, Trajectory
-from areal_lab.processor import processor_name
+from areal_lab.host.cpu import processor_name
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx", "uvicorn")
 

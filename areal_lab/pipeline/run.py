@@ -23,6 +23,7 @@ from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
+from areal_lab.host.processes import peak_rss_bytes
 from areal_lab.pipeline.bring_up import Task, bring_up
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.ending import Known, summary_so_far, write_failure
@@ -38,7 +39,6 @@ from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.summary import PEAK_MEMORY
-from areal_lab.processes import peak_rss_bytes
 from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachabl
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
 from areal_lab.engines.resubmit import tokens_of
-from areal_lab.processes import Child
+from areal_lab.host.processes import Child
 
 Result = TypeVar("Result")
 

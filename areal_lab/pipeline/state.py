@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from areal_lab.control.coordinator import Coordinator
+from areal_lab.host.processes import Child
 from areal_lab.pipeline.live import LiveRun
-from areal_lab.processes import Child
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
-from areal_lab.processes import ChildDied
 
 RETRY_S = 0.1
 """Between two questions to a server that refuses to answer."""

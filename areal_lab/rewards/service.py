@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
-from areal_lab.processes import Child, start_child
+from areal_lab.host.processes import Child, start_child
 from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]

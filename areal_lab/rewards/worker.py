@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from areal_lab.config.functions import load_function
-from areal_lab.processes import on_parent_death, watch_parent
+from areal_lab.host.processes import on_parent_death, watch_parent
 from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
 
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from areal_lab.processes import (
+from areal_lab.host.processes import (
     MALLOC_FOR_TRAINING,
     STOP_GRACE_S,
     Child,

@@ -26,7 +26,7 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.push import Pusher
 from areal_lab.engines.transfer.records import Transfer, WeightsInMemory
 from areal_lab.engines.weights import write_weights
-from areal_lab.processes import on_parent_death
+from areal_lab.host.processes import on_parent_death
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,

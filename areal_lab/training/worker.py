@@ -14,7 +14,7 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
-from areal_lab.processes import importing_much, watch_parent
+from areal_lab.host.processes import importing_much, watch_parent
 from areal_lab.training.protocol import TrainerFailed
 
 LINGER_S = 5.0

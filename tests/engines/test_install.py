@@ -23,7 +23,7 @@ from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment
 from areal_lab.engines.install import InstallError, Recipe, check, describe, make, needed
 from areal_lab.engines.install_progress import Progress
-from areal_lab.processes import last_lines
+from areal_lab.host.processes import last_lines
 
 
 def wheel(folder: Path, name: str, version: str, code: str = "") -> Path:

@@ -30,11 +30,11 @@ from areal_lab.engines.launch import (
     check_host,
     start_server,
 )
-from areal_lab.engines.leftovers import group_lives
-from areal_lab.engines.listeners import Listener, who_listens
 from areal_lab.engines.options import server_command, server_options
 from areal_lab.engines.scratch import Scratch
-from areal_lab.processes import ChildDied
+from areal_lab.host.ports import Listener, who_listens
+from areal_lab.host.processes import ChildDied
+from areal_lab.host.shared_memory import group_lives
 
 BOUND_S = 20.0
 SERVER = """

@@ -22,7 +22,7 @@ from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachabl
 from areal_lab.engines.launch import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights import write_weights
-from areal_lab.processes import ChildDied
+from areal_lab.host.processes import ChildDied
 from tests.engines.tiny import plain_logprobs, request, tiny_model
 
 BOUND_MS = 20_000

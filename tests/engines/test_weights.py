@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from areal_lab.engines import weights as weights_module
 from areal_lab.engines import weights_root
-from areal_lab.engines.owned_folders import remove_abandoned_folders
 from areal_lab.engines.weights import (
     CorruptWeights,
     checksum,
@@ -29,6 +28,7 @@ from areal_lab.engines.weights_root import (
     choose_weights_root,
     remove_weights_root,
 )
+from areal_lab.host.owned_folders import remove_abandoned_folders
 from tests.engines.tiny import tiny_model
 
 Usage = namedtuple("Usage", "total used free")

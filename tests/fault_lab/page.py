@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from areal_lab.processor import processor_name
+from areal_lab.host.cpu import processor_name
 from tests.fault_lab.faults import RUNS, Fault
 from tests.fault_lab.lab import patience_of
 

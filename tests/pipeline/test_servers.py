@@ -19,10 +19,10 @@ from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachabl
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.vllm_api import VLLM
+from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline import attach
 from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.watch import Health
-from areal_lab.processes import ChildDied, start_command
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from areal_lab.engines.environments import Condition, environment
-from areal_lab.engines.leftovers import group_lives, shared_segments
+from areal_lab.host.shared_memory import group_lives, shared_segments
 
 pytestmark = pytest.mark.sglang
 ENGINES = ["sglang", "vllm"]

@@ -99,7 +99,7 @@ def test_a_hung_completion_costs_only_itself() -> None:
 
 
 def test_a_worker_that_ignores_being_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal_lab.processes.STOP_GRACE_S", 0.1)
+    monkeypatch.setattr("areal_lab.host.processes.STOP_GRACE_S", 0.1)
     outcomes, _ = judge(["ignore SIGTERM and hang", "13"], timeout_s=SHORT_S)
     assert statuses(outcomes) == ["timeout", "ok"]
 

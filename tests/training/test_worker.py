@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from areal_lab.processes import ChildDied
+from areal_lab.host.processes import ChildDied
 from areal_lab.training.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 from areal_lab.training.serve import train

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_lab.processes import importing_much, watch_parent
+from areal_lab.host.processes import importing_much, watch_parent
 
 if TYPE_CHECKING:
     from areal_lab.engines.embedded.batcher import Batcher

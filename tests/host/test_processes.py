@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab import processes
-from areal_lab.processes import (
+from areal_lab.host import processes
+from areal_lab.host.processes import (
     Child,
     ChildDied,
     importing_much,
@@ -31,7 +31,7 @@ BOUND_MS = 20_000
 
 CHILDREN = {
     "speaks_and_fails": "print('first'); raise SystemExit('what went wrong')",
-    "waits": "from areal_lab.processes import watch_parent\n"
+    "waits": "from areal_lab.host.processes import watch_parent\n"
     "import os, signal, sys\n"
     "watch_parent()\n"
     "os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
@@ -55,7 +55,7 @@ CHILDREN = {
 PARENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from areal_lab.processes import start_child
+from areal_lab.host.processes import start_child
 
 async def main():
     hears, tells = os.pipe()
@@ -179,7 +179,7 @@ def test_a_child_dies_when_its_parent_is_killed(modules: Path, how: str) -> None
 
 @pytest.mark.usefixtures("modules")
 def test_a_program_started_by_hand_watches_nobody() -> None:
-    source = "from areal_lab.processes import watch_parent; watch_parent(); print('fine')"
+    source = "from areal_lab.host.processes import watch_parent; watch_parent(); print('fine')"
     run = subprocess.run(
         [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -9,7 +9,7 @@ import torch
 
 from areal_lab import dtypes
 from areal_lab.dtypes import compute_dtype
-from areal_lab.processor import native_bfloat16, processor_name
+from areal_lab.host.cpu import native_bfloat16, processor_name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.memory import memory_available_bytes, memory_bytes
+from areal_lab.host.memory import memory_available_bytes, memory_bytes
 
 
 @pytest.fixture

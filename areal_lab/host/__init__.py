@@ -1,0 +1,1 @@
+"""This machine: processes, CPU, GPUs, memory, ports, shared memory; imports no other room."""
