@@ -27,7 +27,7 @@ from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_available_bytes
-from areal_lab.training.model_path import PACKAGED_MODELS, cache_folder
+from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)

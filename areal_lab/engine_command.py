@@ -149,7 +149,7 @@ def serve(
     from areal_lab.engines.launch import PortTaken, Start, check_host, start_server
     from areal_lab.engines.options import server_options
     from areal_lab.host.processes import ChildDied
-    from areal_lab.training.model_path import resolve_model_path
+    from areal_lab.models.locate import resolve_model_path
 
     try:
         backend = backend_of(engine)

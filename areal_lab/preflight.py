@@ -34,16 +34,16 @@ from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.host.gpus import visible_gpus
-from areal_lab.model_facts import ModelFacts, read_model_facts
-from areal_lab.pipeline.plan import limits_of, lora_of
-from areal_lab.pipeline.version_size import version_bytes
-from areal_lab.placement import check_placement, this_machine
-from areal_lab.training.model_path import (
+from areal_lab.models.folder import ModelFacts, read_model_facts
+from areal_lab.models.locate import (
     PACKAGED_MODELS,
     ModelNotFound,
     cache_folder,
     resolve_model_path,
 )
+from areal_lab.pipeline.plan import limits_of, lora_of
+from areal_lab.pipeline.version_size import version_bytes
+from areal_lab.placement import check_placement, this_machine
 
 _IMPORT_TIMEOUT_S = 120.0
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: some MB for a day's run

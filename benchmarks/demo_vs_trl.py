@@ -28,7 +28,7 @@ from typing import Any
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
-from areal_lab.training.model_path import resolve_model_path
+from areal_lab.models.locate import resolve_model_path
 from benchmarks import trl_environment
 from benchmarks.grpo_sides import Side, TookTooLong, run_areal_lab, run_trl
 from benchmarks.harness import parse, report, spread

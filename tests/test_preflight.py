@@ -17,7 +17,7 @@ from areal_lab.config.load import load_config, settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
-from areal_lab.model_facts import read_model_facts
+from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import ConfigError, check, check_transfer, notes
 from tests.model_folder import save_model_folder
 

@@ -28,7 +28,7 @@ from areal_lab.engines.held_weights import HeldAdapter, HeldWeights
 from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.model_facts import end_token_ids
+from areal_lab.models.folder import end_token_ids
 
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
 

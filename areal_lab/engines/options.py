@@ -16,7 +16,7 @@ from areal_lab.engines.environments import environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.model_facts import cache_room
+from areal_lab.models.folder import cache_room
 
 HOST: Final = "127.0.0.1"
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"

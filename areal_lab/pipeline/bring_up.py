@@ -27,6 +27,7 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.transfer.records import WeightsInMemory
 from areal_lab.engines.weights_root import remove_weights_root
+from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.courier import courier_from
 from areal_lab.pipeline.ending import Known
 from areal_lab.pipeline.eventlog import EventLog
@@ -42,7 +43,6 @@ from areal_lab.pipeline.servers import Servers
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.watch import Health
 from areal_lab.rewards.service import RewardFunction, RewardService
-from areal_lab.training.model_path import resolve_model_path
 from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import settings_from_config
 

@@ -20,7 +20,7 @@ from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root
-from areal_lab.model_facts import read_model_facts
+from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.attach import attach, give_base
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.plan import lora_of

@@ -8,7 +8,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.folder_check import adapter_parameters
 from areal_lab.engines.transfer.records import Transfer
-from areal_lab.model_facts import transfer_bytes
+from areal_lab.models.folder import transfer_bytes
 from areal_lab.pipeline.plan import lora_of
 
 

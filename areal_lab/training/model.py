@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from areal_lab.data.prefix_tree import ForwardCost
+from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from areal_lab.training.attention import TREE_ATTENTION
-from areal_lab.training.model_path import ModelNotFound, resolve_model_path
 
 __all__ = [
     "ModelNotFound",

@@ -30,8 +30,8 @@ from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.dtypes import compute_dtype
 from areal_lab.functional.segments import Segments
+from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.forward import on_device, predict
 from areal_lab.training.loss import (
     Advantages,

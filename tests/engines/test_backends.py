@@ -12,7 +12,7 @@ import pytest
 from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of, lora_refusal
 from areal_lab.engines.options import server_command, server_environment
 from areal_lab.engines.protocol import LoraShape
-from areal_lab.model_facts import CACHE_BYTES, cache_room
+from areal_lab.models.folder import CACHE_BYTES, cache_room
 
 OPTIONS = ServerOptions(
     model=Path("/w/v3"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_lab import dtypes
-from areal_lab.dtypes import compute_dtype
 from areal_lab.host.cpu import native_bfloat16, processor_name
+from areal_lab.models import dtypes
+from areal_lab.models.dtypes import compute_dtype
 
 
 @pytest.mark.parametrize(

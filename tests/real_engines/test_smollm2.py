@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import Generated, WeightsFolder
-from areal_lab.training.model_path import resolve_model_path
+from areal_lab.models.locate import resolve_model_path
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.engines import ENGINES
 from tests.real_engines.lab import plain_logprobs, request, tokens_of

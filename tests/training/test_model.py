@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from areal_lab.training import model_path as model_path_module
+from areal_lab.models import locate as model_path_module
+from areal_lab.models.locate import PACKAGED_MODELS, PackagedModel, cache_folder
 from areal_lab.training.model import (
     ModelNotFound,
     forward_cost,
     load_policy,
     resolve_model_path,
 )
-from areal_lab.training.model_path import PACKAGED_MODELS, PackagedModel, cache_folder
 from tests.training.tiny import SHAPE, save_model
 
 

@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> N
 
 def test_the_pipelines_side_loads_no_torch() -> None:
     code = (
-        "import sys, areal_lab.training.client, areal_lab.training.model_path;"
+        "import sys, areal_lab.training.client, areal_lab.models.locate;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

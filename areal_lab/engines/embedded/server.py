@@ -68,10 +68,10 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
     with importing_much():
         from transformers.utils import logging
 
-        from areal_lab.dtypes import compute_dtype
         from areal_lab.engines.embedded.batcher import Batcher
         from areal_lab.engines.embedded.loading import load_model
         from areal_lab.engines.weights import read_manifest
+        from areal_lab.models.dtypes import compute_dtype
 
     logging.disable_progress_bar()
     folder = Path(options.model_path)

@@ -1,4 +1,4 @@
-"""`python -m areal_lab.training.convert FILE.gguf FOLDER`: an ordinary float32 folder from a GGUF.
+"""`python -m areal_lab.models.convert FILE.gguf FOLDER`: an ordinary float32 folder from a GGUF.
 
 A process of its own: reading a GGUF takes more than a gigabyte that its caller need not keep.
 """

@@ -103,7 +103,7 @@ def _converted(name: str, packaged: PackagedModel) -> Path:
 
 def conversion_command(gguf: Path, folder: Path) -> list[str]:
     """Command line that writes `gguf` as a Hugging Face folder, in a process of its own."""
-    return [sys.executable, "-m", "areal_lab.training.convert", str(gguf), str(folder)]
+    return [sys.executable, "-m", "areal_lab.models.convert", str(gguf), str(folder)]
 
 
 def _find_gguf(name: str, packaged: PackagedModel) -> tuple[Path, str]:

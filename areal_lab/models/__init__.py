@@ -1,0 +1,1 @@
+"""A model folder: find it, convert it, read its facts."""
