@@ -81,7 +81,7 @@ class Side:
 
 def run_areal_lab(config: Path, overrides: Sequence[str], folder: Path) -> Side:
     """`areal-lab train` as a user starts it."""
-    program = [sys.executable, "-m", "areal_lab.cli", "train"]
+    program = [sys.executable, "-m", "areal_lab.cli.app", "train"]
     command = [*program, str(config), *overrides, f"run_dir={folder}", "plots=false"]
     usage = run_and_measure(
         command,

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from areal_lab.engines import environments, install, install_progress
 from areal_lab.engines.damage import examined
 from areal_lab.engines.environments import Condition, Environment, environment

@@ -280,7 +280,7 @@ def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     path = folder / "config.yaml"
     path.write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
     return subprocess.Popen(
-        [sys.executable, "-m", "areal_lab.cli", "train", str(path)],
+        [sys.executable, "-m", "areal_lab.cli.app", "train", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -20,7 +20,7 @@ from areal_lab.host.shared_memory import group_lives, shared_segments
 
 pytestmark = pytest.mark.sglang
 ENGINES = ["sglang", "vllm"]
-COMMAND = [sys.executable, "-m", "areal_lab.cli", "engine"]
+COMMAND = [sys.executable, "-m", "areal_lab.cli.app", "engine"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from benchmarks.harness import Arguments
 from benchmarks.tiny_model import write_tiny_model
 from reproductions.harness import Reproduction, to_json

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from areal_lab.cli.simulate import WIDTH, Wanted, run_command
 from areal_lab.config.reference import (
     Documented,
     documented_settings,
@@ -19,7 +20,6 @@ from areal_lab.config.reference import (
     spellings_by_setting,
 )
 from simulator.assembly.simulate import replicate
-from simulator.command import WIDTH, Wanted, run_command
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.report.tables import show_report

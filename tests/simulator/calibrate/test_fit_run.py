@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from simulator.assembly.check import problems
 from simulator.assembly.simulate import simulate
 from simulator.calibrate.engine import fit_decode, fit_prefill

@@ -7,7 +7,7 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from simulator.assembly.simulate import simulate
 from simulator.config.load import load_simulation, presets
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from areal_lab import cli, doctor
-from areal_lab.doctor import GIB, Facts, Finding, Status, as_json, as_table, exit_code, judge
+from areal_lab.cli import app as cli
+from areal_lab.cli import doctor
+from areal_lab.cli.doctor import GIB, Facts, Finding, Status, as_json, as_table, exit_code, judge
 
 HEALTHY = Facts(
     python=(3, 11, 7),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.outputs import picture_to_write
+from areal_lab.cli.outputs import picture_to_write
 from simulator.plan.report import plan_report
 from simulator.plan.schema import load_plan
 from simulator.plan.search import find_plan

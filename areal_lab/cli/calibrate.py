@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.assembly.check import check_config
 from simulator.calibrate.fit_run import Calibration, calibrate_from
 from simulator.calibrate.replay import Compared, Replay, replay
 from simulator.calibrate.report import configuration, show, to_json, to_yaml
 from simulator.config.load import ALIASES, load_simulation
-from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.stats.format import number
 from simulator.workload.recorded_run import read_recorded_run
 

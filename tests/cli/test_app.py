@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from areal_lab.config.schema import TrainConfig
 from areal_lab.host.processes import ChildDied
 from areal_lab.preflight import ConfigError
 
-CONFIG = Path(__file__).parents[1] / "configs" / "arithmetic.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
 
 
 def call(*arguments: str) -> Result:
@@ -170,7 +170,7 @@ def test_without_a_command_the_help_is_shown() -> None:
 
 def test_help_needs_neither_torch_nor_the_pipeline() -> None:
     script = (
-        "import sys, areal_lab.cli as cli\n"
+        "import sys, areal_lab.cli.app as cli\n"
         "sys.argv = ['areal-lab', '--help']\n"
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reader_that_leaves_early_is_no_traceback() -> None:
     ended = subprocess.run(
-        [f"{sys.executable} -m areal_lab.cli config | head -1"],
+        [f"{sys.executable} -m areal_lab.cli.app config | head -1"],
         shell=True,
         capture_output=True,
         text=True,

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
 from areal_lab.control.eventlog import Log, Record, RunHeader
 from simulator.assembly.check import check_config
 from simulator.assembly.simulate import replicate, simulate
 from simulator.assembly.unused import ignored_overrides
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.outputs import file_to_write, folder_to_write, picture_to_write
 from simulator.report.to_json import comparison, report
 from simulator.run.result import Replicated
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from areal_lab import cli
+from areal_lab.cli import app as cli
 from areal_lab.config.load import settings
 from simulator.config.schema import SimulationConfig
 from tools.pages.simulator import PAGE, own_file, rewritten
@@ -92,7 +92,7 @@ def test_trace_gantt_and_plots_are_written(tmp_path: Path) -> None:
 def test_a_long_run_is_traced_at_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulator.command._LOGGED_GROUPS", 20)
+    monkeypatch.setattr("areal_lab.cli.simulate._LOGGED_GROUPS", 20)
     result = call("--preset", "small", "--trace", str(tmp_path / "trace.json"))
     assert "trace and gantt show the first 5 of 12 steps, of seed 1" in result.stderr
 
@@ -205,7 +205,7 @@ def test_a_plan_without_a_possible_candidate_ends_with_2_and_says_which_bound_it
 
 def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
     script = (
-        "import sys, areal_lab.cli as cli\n"
+        "import sys, areal_lab.cli.app as cli\n"
         "sys.argv = ['areal-lab', 'simulate', 'small', '--json', '--seeds', '1']\n"
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    assert not end.code\n"

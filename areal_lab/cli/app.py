@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from areal_lab import engine_command
+from areal_lab.cli import engine as engine_command
 
 FAILED: Final = 1
 WRONG_SETTINGS: Final = 2
@@ -132,7 +132,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Say what a cluster does under asynchronous training: step time, idle time, lags, cost."""
-    from simulator.command import Wanted, print_presets, run_command
+    from areal_lab.cli.simulate import Wanted, print_presets, run_command
 
     if list_presets:
         print_presets()
@@ -140,7 +140,7 @@ def simulate(
     try:
         sources, overrides = _sources(arguments or [], preset, compare)
         if against:
-            from simulator.calibrate_command import run_replay
+            from areal_lab.cli.calibrate import run_replay
 
             _check_replay(compare, {"--seeds": seeds, "--trace": trace, "--gantt": gantt})
             run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
@@ -185,7 +185,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Fit the simulator's costs and lengths to a recorded run, with errors on what is held out."""
-    from simulator.calibrate_command import WantedCalibration, run_calibration
+    from areal_lab.cli.calibrate import WantedCalibration, run_calibration
 
     try:
         run_calibration(
@@ -234,7 +234,7 @@ def plan(
     ] = None,
 ) -> None:
     """Find the fewest GPUs, the least money or the shortest time for a number of steps."""
-    from simulator.plan_command import WantedPlan, run_plan
+    from areal_lab.cli.plan import WantedPlan, run_plan
 
     try:
         run_plan(
@@ -293,7 +293,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Check the installation; for what is missing, name the command that mends it."""
-    from areal_lab import doctor as examination
+    from areal_lab.cli import doctor as examination
 
     if overrides and config is None:
         raise _stop(f"{overrides[0]!r} changes a configuration; add --config FILE", WRONG_SETTINGS)

@@ -18,9 +18,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from areal_lab import cli, doctor, placement, preflight
+from areal_lab import placement, preflight
+from areal_lab.cli import app as cli
+from areal_lab.cli import doctor
+from areal_lab.cli.doctor import Status
 from areal_lab.config.load import load_config
-from areal_lab.doctor import Status
 from areal_lab.engines.backends import Build
 from areal_lab.engines.environments import Condition, Environment
 from areal_lab.engines.weights import write_weights
@@ -103,7 +105,7 @@ def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
     with subprocess.Popen(
-        [sys.executable, "-m", "areal_lab.cli", "engine", *arguments, "--weight-version", "5"],
+        [sys.executable, "-m", "areal_lab.cli.app", "engine", *arguments, "--weight-version", "5"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -145,7 +147,7 @@ def test_adapters_are_for_servers_that_take_them(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
-    from areal_lab.engine_command import _until_asked
+    from areal_lab.cli.engine import _until_asked
     from areal_lab.engines.client import EngineClient
     from areal_lab.engines.launch import EngineProcess
     from areal_lab.host.processes import ChildDied, start_command
@@ -290,7 +292,7 @@ def test_what_the_doctor_leaves_to_the_run_is_said(tmp_path: Path) -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    program = "import sys, areal_lab.cli; print('torch' in sys.modules)"
+    program = "import sys, areal_lab.cli.app; print('torch' in sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -299,7 +301,7 @@ def test_help_answers_without_torch() -> None:
 
 def test_a_wait_that_is_broken_off_ends_what_was_started() -> None:
     """Ctrl-C before the server is ready."""
-    from areal_lab.engine_command import _until_asked
+    from areal_lab.cli.engine import _until_asked
 
     ended = asyncio.Event()
 
