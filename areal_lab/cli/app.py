@@ -56,8 +56,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a model as CONFIG says; prints the run folder as its last line."""
-    from areal_lab import preflight
     from areal_lab.config.load import load_config
+    from areal_lab.preflight import check as preflight
 
     try:
         settings = load_config(config, overrides or [])

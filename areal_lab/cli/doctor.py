@@ -145,8 +145,8 @@ def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
 
     Refuses what a run refuses, as far as that shows without its problems, functions and model.
     """
-    from areal_lab import preflight
-    from areal_lab.placement import explain, this_machine
+    from areal_lab.preflight import check as preflight
+    from areal_lab.preflight.placement import explain, this_machine
 
     try:
         preflight.check_settings(config)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_lab.allocation import engine_plan
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
@@ -35,13 +34,14 @@ from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.places import attach_to, count_engines, engine_places, make_weights_root
-from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.servers import Servers
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.watch import Health
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.limits import limits_of, threads_of
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import settings_from_config

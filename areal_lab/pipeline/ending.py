@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from areal_lab.allocation import engine_plan
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.eventlog import Log, RunHeader
 from areal_lab.control.incidents import COUNTED
@@ -20,9 +19,10 @@ from areal_lab.pipeline.evaluate import HeldOutReward
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.plan import Threads, limits_of
 from areal_lab.pipeline.servers import Servers
 from areal_lab.pipeline.summary import build_summary, counted
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.limits import Threads, limits_of
 from areal_lab.training.client import TrainerProcess
 
 

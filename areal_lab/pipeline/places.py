@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 
-from areal_lab.allocation import engine_plan
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.addresses import is_local
@@ -23,9 +22,10 @@ from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.attach import attach, give_base
 from areal_lab.pipeline.folder import RunFolder
-from areal_lab.pipeline.plan import lora_of
 from areal_lab.pipeline.servers import Place
-from areal_lab.pipeline.version_size import version_bytes
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.limits import lora_of
+from areal_lab.preflight.version_size import version_bytes
 
 
 def count_engines(config: TrainConfig) -> int:

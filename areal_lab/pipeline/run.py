@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_lab import preflight
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
@@ -32,13 +31,14 @@ from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.plan import limits_of
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.summary import PEAK_MEMORY
+from areal_lab.preflight import check as preflight
+from areal_lab.preflight.limits import limits_of
 from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:

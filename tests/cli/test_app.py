@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from areal_lab.cli import app as cli
 from areal_lab.config.schema import TrainConfig
 from areal_lab.host.processes import ChildDied
-from areal_lab.preflight import ConfigError
+from areal_lab.preflight.check import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
 
@@ -174,7 +174,7 @@ def test_help_needs_neither_torch_nor_the_pipeline() -> None:
         "sys.argv = ['areal-lab', '--help']\n"
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'omegaconf', 'tokenizers', 'areal_lab.preflight'}\n"
+        "heavy = {'torch', 'numpy', 'omegaconf', 'tokenizers', 'areal_lab.preflight.check'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     ended = subprocess.run(

@@ -18,7 +18,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from areal_lab import placement, preflight
 from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
 from areal_lab.cli.doctor import Status
@@ -27,7 +26,9 @@ from areal_lab.engines.backends import Build
 from areal_lab.engines.environments import Condition, Environment
 from areal_lab.engines.weights import write_weights
 from areal_lab.pipeline.run import prepare
-from areal_lab.preflight import ConfigError
+from areal_lab.preflight import check as preflight
+from areal_lab.preflight import placement
+from areal_lab.preflight.check import ConfigError
 from tests.engines.tiny import tiny_model
 
 BOUND_S = 60.0

@@ -72,7 +72,8 @@ def test_a_folder_without_a_tokenizer_is_refused_with_a_way_to_make_one(tmp_path
 
 def test_data_and_preflight_load_no_torch() -> None:
     modules = (
-        "areal_lab.data.sources, areal_lab.data.tokenize, areal_lab.preflight, areal_lab.cli.app"
+        "areal_lab.data.sources, areal_lab.data.tokenize, areal_lab.preflight.check, "
+        "areal_lab.cli.app"
     )
     script = f"import sys, {modules}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     ended = subprocess.run(

@@ -18,10 +18,10 @@ from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.ending import Known, write_failure
 from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.folder import RunFolder
-from areal_lab.pipeline.plan import Threads
 from areal_lab.pipeline.servers import Servers
 from areal_lab.pipeline.summary import build_summary
 from areal_lab.pipeline.watch import Health
+from areal_lab.preflight.limits import Threads
 from tests.pipeline.fake_run import FakeRun
 from tests.pipeline.test_summary import CONTRACT
 

@@ -13,10 +13,10 @@ import torch
 import areal_lab
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.pipeline.plan import limits_of, threads_of
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.train import TrainingRun
-from areal_lab.preflight import ConfigError
+from areal_lab.preflight.check import ConfigError
+from areal_lab.preflight.limits import limits_of, threads_of
 from areal_lab.training.client import TrainingError
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import tiny_config

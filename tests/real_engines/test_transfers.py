@@ -30,7 +30,7 @@ from areal_lab.engines.transfer.push import Outcome, Pusher, Sending
 from areal_lab.engines.transfer.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.transfer.tensor import TensorSender
 from areal_lab.engines.weights import tied_once
-from areal_lab.preflight import ConfigError, check_transfer
+from areal_lab.preflight.check import ConfigError, check_transfer
 from areal_lab.training.pushing import ANSWER_MARGIN_S
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of

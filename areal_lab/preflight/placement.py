@@ -11,12 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from areal_lab.allocation import Allocation, EnginePlan, Sizes, engine_plan, parse_allocation
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import Environment, environment
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.host.memory import memory_bytes
+from areal_lab.preflight.allocation import (
+    Allocation,
+    EnginePlan,
+    Sizes,
+    engine_plan,
+    parse_allocation,
+)
 
 _ONE: Final = Sizes()
 _LEAST_BYTES: Final = 256 << 20

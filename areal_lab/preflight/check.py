@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from areal_lab.allocation import engine_plan
-from areal_lab.bounds import check_choices, check_numbers
 from areal_lab.config.functions import load_function
 from areal_lab.config.load import nearest
 from areal_lab.config.schema import TrainConfig
@@ -41,9 +39,11 @@ from areal_lab.models.locate import (
     cache_folder,
     resolve_model_path,
 )
-from areal_lab.pipeline.plan import limits_of, lora_of
-from areal_lab.pipeline.version_size import version_bytes
-from areal_lab.placement import check_placement, this_machine
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.limits import limits_of, lora_of
+from areal_lab.preflight.placement import check_placement, this_machine
+from areal_lab.preflight.values import check_choices, check_numbers
+from areal_lab.preflight.version_size import version_bytes
 
 _IMPORT_TIMEOUT_S = 120.0
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: some MB for a day's run

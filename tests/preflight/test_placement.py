@@ -11,7 +11,7 @@ from areal_lab.config.load import load_config
 from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.placement import Machine, check_placement, explain
+from areal_lab.preflight.placement import Machine, check_placement, explain
 
 GIB = 1 << 30
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from areal_lab.allocation import engine_plan
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.limits import Limits
@@ -23,6 +22,7 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from areal_lab.engines.protocol import LoraShape
+from areal_lab.preflight.allocation import engine_plan
 
 
 def schedule_of(config: TrainConfig) -> Schedule:

@@ -9,7 +9,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.folder_check import adapter_parameters
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.models.folder import transfer_bytes
-from areal_lab.pipeline.plan import lora_of
+from areal_lab.preflight.limits import lora_of
 
 
 def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.allocation import (
+from areal_lab.config.load import load_config
+from areal_lab.preflight.allocation import (
     ENGINES,
     TRAINERS,
     Allocation,
@@ -19,7 +20,6 @@ from areal_lab.allocation import (
     parse_allocation,
     parse_backend,
 )
-from areal_lab.config.load import load_config
 
 SIZES = st.builds(
     Sizes,

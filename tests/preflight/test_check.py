@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from areal_lab import preflight
-from areal_lab.bounds import BOUNDS, CHOICES
 from areal_lab.config.load import load_config, settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
-from areal_lab.preflight import ConfigError, check, check_transfer, notes
+from areal_lab.preflight import check as preflight
+from areal_lab.preflight.check import ConfigError, check, check_transfer, notes
+from areal_lab.preflight.values import BOUNDS, CHOICES
 from tests.model_folder import save_model_folder
 
 GIB = 1 << 30
@@ -357,7 +357,7 @@ def test_what_may_not_mean_what_the_user_thinks_is_told_once(
 def test_who_has_a_gpu_is_told_that_the_trainer_leaves_it_alone(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("areal_lab.preflight.visible_gpus", lambda: ("0",))
+    monkeypatch.setattr("areal_lab.preflight.check.visible_gpus", lambda: ("0",))
     (told,) = notes(configured())
     assert "the trainer and the embedded engine compute on the CPU" in told
 

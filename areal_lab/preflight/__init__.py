@@ -1,0 +1,1 @@
+"""Can this config run on this machine? Every problem before a process starts."""
