@@ -26,11 +26,11 @@ from typing import Any
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.lags import total, trained_batches
-from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import StopSignal
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.lags import total, trained_batches
 from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
 

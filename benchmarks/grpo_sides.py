@@ -21,7 +21,7 @@ from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.sources import load_problems
 from areal_lab.host.processes import MALLOC_FOR_TRAINING
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.pipeline.eventlog import read_log_file
+from areal_lab.runlog.file import read_log_file
 from benchmarks import trl_environment
 from benchmarks.process_usage import Usage, run_and_measure
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
-from areal_lab.control.eventlog import Log, Record, RunHeader
+from areal_lab.runlog.records import Log, Record, RunHeader
 from simulator.assembly.check import check_config
 from simulator.assembly.simulate import replicate, simulate
 from simulator.assembly.unused import ignored_overrides
@@ -206,7 +206,7 @@ def _logged_run(config: SimulationConfig, notes: Console) -> Log:
 
 
 def _write_trace(log: Log, path: Path) -> Path:
-    from areal_lab.control.chrome_trace import chrome_trace
+    from areal_lab.runlog.chrome_trace import chrome_trace
 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(chrome_trace(log), allow_nan=False, separators=(",", ":")))

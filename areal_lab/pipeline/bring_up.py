@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.eventlog import TRAINER, RunHeader, engine_process
 from areal_lab.control.events import EngineId, GroupId
-from areal_lab.control.replay import limits_to_fields
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode, SamplingParams
@@ -29,9 +27,7 @@ from areal_lab.engines.weights_root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.courier import courier_from
 from areal_lab.pipeline.ending import Known
-from areal_lab.pipeline.eventlog import EventLog
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.places import attach_to, count_engines, engine_places, make_weights_root
 from areal_lab.pipeline.progress import Display
@@ -43,6 +39,10 @@ from areal_lab.pipeline.watch import Health
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, threads_of
 from areal_lab.rewards.service import RewardFunction, RewardService
+from areal_lab.runlog.file import EventLog
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.records import TRAINER, RunHeader, engine_process
+from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import settings_from_config
 

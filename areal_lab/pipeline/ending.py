@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.eventlog import Log, RunHeader
-from areal_lab.control.incidents import COUNTED
-from areal_lab.control.replay import limits_to_fields
 from areal_lab.pipeline.evaluate import HeldOutReward
-from areal_lab.pipeline.eventlog import read_log_file
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.servers import Servers
-from areal_lab.pipeline.summary import build_summary, counted
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import Threads, limits_of
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.incidents import COUNTED
+from areal_lab.runlog.records import Log, RunHeader
+from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.runlog.summary import build_summary, counted
 from areal_lab.training.client import TrainerProcess
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.control.eventlog import PIPELINE, TRAINER, engine_process
 from areal_lab.control.events import (
     GroupFiltered,
     GroupFinished,
@@ -22,19 +21,20 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
-from areal_lab.control.incidents import COUNTED
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client import EngineError
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.pipeline.courier import Weights
-from areal_lab.pipeline.eventlog import EventLog
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.partial import NOTHING, Partial
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
 from areal_lab.pipeline.server import Server
 from areal_lab.pipeline.servers import Servers
+from areal_lab.runlog.file import EventLog
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.incidents import COUNTED
+from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_lab.pipeline.recorded import RecordedRun
 from areal_lab.plots.reward import draw_reward
 from areal_lab.plots.staleness import draw_staleness
 from areal_lab.plots.style import save_picture
 from areal_lab.plots.timeline import draw_timeline
+from areal_lab.runlog.read_run import RecordedRun
 
 
 def draw_all(run: RecordedRun, folder: Path) -> list[Path]:

@@ -21,11 +21,11 @@ from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.attach import attach, give_base
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.servers import Place
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of
 from areal_lab.preflight.version_size import version_bytes
+from areal_lab.runlog.folder import RunFolder
 
 
 def count_engines(config: TrainConfig) -> int:

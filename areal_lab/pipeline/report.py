@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from areal_lab.control.activity import idle_by_cause, training_window
-from areal_lab.control.chrome_trace import chrome_trace
 from areal_lab.control.events import EngineJoined, EngineLost
-from areal_lab.control.incidents import incidents
-from areal_lab.control.replay import check_replay
-from areal_lab.pipeline.recorded import RecordedRun, read_run
-from areal_lab.pipeline.summary import lag_summary, run_status
+from areal_lab.runlog.activity import idle_by_cause, training_window
+from areal_lab.runlog.chrome_trace import chrome_trace
+from areal_lab.runlog.incidents import incidents
+from areal_lab.runlog.read_run import RecordedRun, read_run
+from areal_lab.runlog.replay import check_replay
+from areal_lab.runlog.summary import lag_summary, run_status
 
 _MOST_STEPS = 40
 """Lines of the table of steps; of longer runs, evenly spaced ones are shown."""

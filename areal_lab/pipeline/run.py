@@ -27,19 +27,19 @@ from areal_lab.pipeline.bring_up import Task, bring_up
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.ending import Known, summary_so_far, write_failure
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
-from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.summary import PEAK_MEMORY
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.limits import limits_of
 from areal_lab.rewards.service import RewardFunction
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.summary import PEAK_MEMORY
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare

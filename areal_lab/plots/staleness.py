@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from areal_lab.control.eventlog import Log
-from areal_lab.control.lags import mean_lag, total, trained_batches
 from areal_lab.plots.style import (
     BLACK,
     BLUE,
@@ -17,6 +15,8 @@ from areal_lab.plots.style import (
     nothing_yet,
     whole_numbers,
 )
+from areal_lab.runlog.lags import mean_lag, total, trained_batches
+from areal_lab.runlog.records import Log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

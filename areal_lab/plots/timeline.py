@@ -8,7 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal_lab.control.activity import (
+from areal_lab.control.events import Interrupt, Resume, WeightsPushed
+from areal_lab.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    new_figure,
+    nothing_yet,
+)
+from areal_lab.runlog.activity import (
     AFTER,
     BEFORE,
     LOST,
@@ -28,21 +42,7 @@ from areal_lab.control.activity import (
     activity,
     training_window,
 )
-from areal_lab.control.eventlog import GroupRecord, Log, engine_process
-from areal_lab.control.events import Interrupt, Resume, WeightsPushed
-from areal_lab.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    new_figure,
-    nothing_yet,
-)
+from areal_lab.runlog.records import GroupRecord, Log, engine_process
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

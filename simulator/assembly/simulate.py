@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from areal_lab.control.eventlog import Record, encode
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
     BatchOrder,
@@ -26,6 +25,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from areal_lab.runlog.records import Record, encode
 from simulator.assembly.check import check_config
 from simulator.assembly.engines import make_engines, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
@@ -53,7 +53,7 @@ def simulate(
     Args:
         config: what to simulate.
         seed: None takes the configuration's first.
-        log: takes the records of `areal_lab.control.eventlog`, or names a file for them. A list's
+        log: takes the records of `areal_lab.runlog.records`, or names a file for them. A list's
             `append` will do: `Log(records[0], tuple(records[1:]))` is then the log.
 
     Raises:

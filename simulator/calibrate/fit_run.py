@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Final
 
 from areal_lab.control.events import Interrupt
-from areal_lab.control.lags import TrainedBatch
+from areal_lab.runlog.lags import TrainedBatch
 from simulator.calibrate.engine import fit_decode, fit_engine
 from simulator.calibrate.fit import PartFit, fit_training, is_held_out
 from simulator.calibrate.lengths import LengthFit, fit_lengths, groups_of_steps

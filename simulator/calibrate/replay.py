@@ -4,7 +4,7 @@
     log of RUN, log of the simulation --the same readings--> rows
 
 Both logs have one schema, so that both sides are read by the same functions: steps from the events,
-idleness by cause from `areal_lab.control.activity`. Averages leave out the first steps of both.
+idleness by cause from `areal_lab.runlog.activity`. Averages leave out the first steps of both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from areal_lab.control.activity import PAUSED, activity
-from areal_lab.control.eventlog import TRAINER, Log, Record, RunHeader, finite_json
-from areal_lab.control.lags import TrainedBatch, mean_lag, total
+from areal_lab.runlog.activity import PAUSED, activity
+from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
+from areal_lab.runlog.records import TRAINER, Log, Record, RunHeader, finite_json
 from simulator.assembly.simulate import simulate
 from simulator.calibrate.settings import Value, recorded_settings, with_settings
 from simulator.config.schema import SimulationConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal_lab.control.eventlog import finite_json
+from areal_lab.runlog.records import finite_json
 from simulator.calibrate.fit import PartFit
 from simulator.calibrate.fit_run import Calibration
 from simulator.calibrate.settings import Value, with_settings

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from areal_lab.control.eventlog import Scalar
+from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
 from simulator.config.schema import SimulationConfig
 from simulator.workload.recorded_run import RecordedRun, answer_tokens

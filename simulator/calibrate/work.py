@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from areal_lab.config.suggest import plain
-from areal_lab.control.eventlog import GroupRecord, SpanRecord
+from areal_lab.runlog.records import GroupRecord, SpanRecord
 from simulator.workload.recorded_run import RecordedRun, updates
 
 PREFILL: Final = "prefill"

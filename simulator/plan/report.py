@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from areal_lab.control.eventlog import finite_json
+from areal_lab.runlog.records import finite_json
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import answer_lines, counted, interval, plan_warnings, verdict

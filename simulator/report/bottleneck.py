@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from areal_lab.control.activity import (
+from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
     ON_ITS_WAY,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import (
+    EngineId,
+    EngineJoined,
+    EngineLost,
+    RunStarted,
+    StartGroup,
+)
+from areal_lab.runlog.records import (
     REWARDS,
     ActionRecord,
     EventRecord,
@@ -14,13 +21,6 @@ from areal_lab.control.eventlog import (
     Record,
     SpanRecord,
     engine_process,
-)
-from areal_lab.control.events import (
-    EngineId,
-    EngineJoined,
-    EngineLost,
-    RunStarted,
-    StartGroup,
 )
 from simulator.stats.format import shown_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from areal_lab.control.activity import (
+from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
     ON_ITS_WAY,

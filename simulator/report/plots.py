@@ -16,17 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from areal_lab.control.activity import (
-    LOST,
-    NOTHING_ADMITTED,
-    NOTHING_LEFT,
-    ON_ITS_WAY,
-    PAUSED,
-    PAUSED_FOR_TRAINING,
-    WAIT_BATCH,
-    WAIT_REWARDS,
-    WAIT_WEIGHTS,
-)
 from areal_lab.plots.style import (
     BLACK,
     BLUE,
@@ -39,6 +28,17 @@ from areal_lab.plots.style import (
     new_figure,
     save_picture,
     whole_numbers,
+)
+from areal_lab.runlog.activity import (
+    LOST,
+    NOTHING_ADMITTED,
+    NOTHING_LEFT,
+    ON_ITS_WAY,
+    PAUSED,
+    PAUSED_FOR_TRAINING,
+    WAIT_BATCH,
+    WAIT_REWARDS,
+    WAIT_WEIGHTS,
 )
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
 from simulator.run.result import Replicated, mean_lag

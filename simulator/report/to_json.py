@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from areal_lab.control.eventlog import finite_json
+from areal_lab.runlog.records import finite_json
 from simulator.config.schema import SimulationConfig
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.warmup import filling_warnings

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from areal_lab.control.activity import (
+from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
+from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
@@ -22,7 +23,6 @@ from areal_lab.control.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from simulator.engine.versions import Decoded, tally
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.run.system import System, Timing
@@ -92,7 +92,7 @@ class Book:
         self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
         self._judging = [0] * len(slots)
         self.trainer_clock = Clock(WAIT_BATCH)
-        # The state of the run, as `areal_lab.control.activity` reads it off a log.
+        # The state of the run, as `areal_lab.runlog.activity` reads it off a log.
         self._behind = self._pushing = self._interrupted = self._loading = False
         self._all_started = self._all_trained = self._training = False
         self._push_began_s = 0.0

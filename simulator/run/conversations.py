@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import GroupId, Version
+from areal_lab.runlog.records import Segments
 from simulator.engine.versions import Decoded, decoded_alone
 from simulator.run.system import Engine
 

@@ -23,12 +23,6 @@ from typing import assert_never
 import simpy
 
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.eventlog import (
-    TRAINER,
-    ActionRecord,
-    EventRecord,
-    engine_process,
-)
 from areal_lab.control.events import (
     CheckpointDone,
     Drop,
@@ -48,6 +42,12 @@ from areal_lab.control.events import (
     TrainStepDone,
     Version,
     WeightsPushed,
+)
+from areal_lab.runlog.records import (
+    TRAINER,
+    ActionRecord,
+    EventRecord,
+    engine_process,
 )
 from simulator.engine.versions import Decoded, first_and_last
 from simulator.run.accounting import Book

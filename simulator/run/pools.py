@@ -1,6 +1,6 @@
 """Where the GPUs' time went: one clock per process, and their sum over a pool.
 
-What a process did and the causes of idleness have the names of `areal_lab.control.activity`, which
+What a process did and the causes of idleness have the names of `areal_lab.runlog.activity`, which
 finds the same from the log of a run; here they are counted without one.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.control.activity import LOST, NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
+from areal_lab.runlog.activity import LOST, NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
 
 GENERATE = "generate"
 LOAD = "load weights"

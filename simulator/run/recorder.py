@@ -1,4 +1,4 @@
-"""What a simulated run tells its log: the records of `areal_lab.control.eventlog`, as a real run.
+"""What a simulated run tells its log: the records of `areal_lab.runlog.records`, as a real run.
 
 Answers have lengths here and no content, so that every reward in the log is 0.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import EngineId, GroupId
+from areal_lab.runlog.records import (
     REWARDS,
     TRAINER,
     GroupRecord,
@@ -18,8 +19,7 @@ from areal_lab.control.eventlog import (
     SpanRecord,
     engine_process,
 )
-from areal_lab.control.events import EngineId, GroupId
-from areal_lab.control.replay import limits_to_fields
+from areal_lab.runlog.replay import limits_to_fields
 from simulator.engine.timesheet import RecordSpan
 from simulator.run.accounting import NOT_WORK
 from simulator.run.system import System

@@ -4,7 +4,7 @@
 
 Averages are over the steps after warm-up. Throughput counts tokens that were trained on, nothing
 else. Utilization and idleness are shares of a pool's time, with the names of
-`areal_lab.control.activity`.
+`areal_lab.runlog.activity`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.control.eventlog import finite_json
+from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
 from simulator.run.pools import PoolShares
 from simulator.stats.statistics import Estimate, estimate

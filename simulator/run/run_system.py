@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from areal_lab.control.activity import (
+from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
@@ -42,7 +42,7 @@ def run_system(
 
     Args:
         seed: the same seed gives the same draws to every system.
-        write: takes the records of `areal_lab.control.eventlog`, the header first; None costs
+        write: takes the records of `areal_lab.runlog.records`, the header first; None costs
             nothing.
     """
     drive = Drive(system, seed, write)

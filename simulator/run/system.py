@@ -16,9 +16,9 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from areal_lab.control.eventlog import Segments
 from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.control.limits import Limits
+from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
 from simulator.engine.timesheet import RecordSpan

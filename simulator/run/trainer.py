@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from areal_lab.control.activity import LOST, WAIT_WEIGHTS
 from areal_lab.control.events import Train
+from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
 from simulator.run.draws import TRAINER_FAILURES, stream
 from simulator.run.pools import EXPORT, TO_TRAINING
 from simulator.run.system import Process, Timing

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import GroupId, Interrupt, PushWeights, RunStarted, WeightsPushed
+from areal_lab.runlog.lags import TrainedBatch, trained_batches
+from areal_lab.runlog.records import (
     TRAINER,
     ActionRecord,
     EventRecord,
@@ -24,8 +26,6 @@ from areal_lab.control.eventlog import (
     SpanRecord,
     read_log,
 )
-from areal_lab.control.events import GroupId, Interrupt, PushWeights, RunStarted, WeightsPushed
-from areal_lab.control.lags import TrainedBatch, trained_batches
 
 EXPORT: Final = "export weights"
 EVENTS: Final = ("events.jsonl", "events.jsonl.gz")

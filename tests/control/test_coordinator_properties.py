@@ -19,7 +19,6 @@ from areal_lab.control.events import (
     StopRequested,
 )
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
-from areal_lab.control.replay import limits_from_fields, limits_to_fields
 from areal_lab.control.routing import least_loaded, round_robin, sticky
 from areal_lab.control.schedule import (
     OnNewWeights,
@@ -29,6 +28,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from areal_lab.runlog.replay import limits_from_fields, limits_to_fields
 from tests.control.shell import Shell
 
 ETAS = [0, 0.25, 0.5, 1, 1.3, 2, 4, math.inf]

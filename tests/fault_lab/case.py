@@ -18,13 +18,13 @@ from areal_lab.control.events import (
     GroupFinished,
     StartGroup,
 )
-from areal_lab.control.replay import check_replay
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client import EngineClient
-from areal_lab.pipeline.eventlog import EventLog, read_log_file
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.rollout import Recomputed
 from areal_lab.pipeline.servers import Servers
+from areal_lab.runlog.file import EventLog, read_log_file
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.replay import check_replay
 from tests.fault_lab.stand_in import StandInTrainer, rescored_gap
 
 STEPS = 5

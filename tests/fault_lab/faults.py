@@ -26,10 +26,10 @@ from areal_lab.control.events import (
 from areal_lab.engines.client import EngineClient, EngineError
 from areal_lab.engines.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.eventlog import read_log_file
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.watch import Health
+from areal_lab.runlog.file import read_log_file
 from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
 from tests.fault_lab.lab import FaultLab
 from tests.fault_lab.stand_in import POLL_S

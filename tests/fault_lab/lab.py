@@ -24,9 +24,7 @@ import torch
 
 from areal_lab.config.schema import RolloutConfig
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.eventlog import RunHeader
 from areal_lab.control.events import EngineId, Event, RunStarted
-from areal_lab.control.replay import limits_to_fields
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client import EngineClient
@@ -36,13 +34,15 @@ from areal_lab.engines.weights import write_weights
 from areal_lab.pipeline.attach import attach
 from areal_lab.pipeline.courier import Bring, Weights, courier_from
 from areal_lab.pipeline.drive import drive
-from areal_lab.pipeline.eventlog import EventLog
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.live import LiveRun
 from areal_lab.pipeline.rollout import Rollout, request_id
 from areal_lab.pipeline.servers import Place, Servers
 from areal_lab.pipeline.watch import Health
+from areal_lab.runlog.file import EventLog
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.records import RunHeader
+from areal_lab.runlog.replay import limits_to_fields
 from benchmarks.tiny_model import write_tiny_model
 from tests.fault_lab.case import (
     LIMITS,

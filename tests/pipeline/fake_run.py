@@ -15,7 +15,6 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.eventlog import REWARDS, TRAINER, RunHeader, engine_process
 from areal_lab.control.events import (
     Action,
     CheckpointDone,
@@ -33,9 +32,10 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.lags import mean_lag, trained_batches
-from areal_lab.control.replay import limits_to_fields
-from areal_lab.pipeline.eventlog import EventLog, read_log_file
+from areal_lab.runlog.file import EventLog, read_log_file
+from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.records import REWARDS, TRAINER, RunHeader, engine_process
+from areal_lab.runlog.replay import limits_to_fields
 
 START_S = 1_700_000_000.0
 """Seconds since the epoch at which every fake run starts."""

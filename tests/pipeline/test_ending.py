@@ -16,14 +16,14 @@ from areal_lab.control.coordinator import Limits
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.ending import Known, write_failure
-from areal_lab.pipeline.eventlog import read_log_file
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.servers import Servers
-from areal_lab.pipeline.summary import build_summary
 from areal_lab.pipeline.watch import Health
 from areal_lab.preflight.limits import Threads
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.summary import build_summary
 from tests.pipeline.fake_run import FakeRun
-from tests.pipeline.test_summary import CONTRACT
+from tests.runlog.test_summary import CONTRACT
 
 LIMITS = Limits(batch_groups=4, max_in_flight=8, train_steps=3, schedule=asynchronous(2))
 

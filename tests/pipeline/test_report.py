@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from areal_lab.control.coordinator import Limits
-from areal_lab.control.eventlog import RunHeader
-from areal_lab.control.replay import limits_to_fields
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
-from areal_lab.pipeline.eventlog import EventLog, read_log_file
-from areal_lab.pipeline.recorded import read_run
 from areal_lab.pipeline.report import export_trace, format_run, write_report
-from areal_lab.pipeline.summary import build_summary
+from areal_lab.runlog.file import EventLog, read_log_file
+from areal_lab.runlog.read_run import read_run
+from areal_lab.runlog.records import RunHeader
+from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.runlog.summary import build_summary
 from tests.pipeline.fake_run import START_S, write_fake_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -21,13 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.weights_root import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
-from areal_lab.pipeline.folder import RunFolder
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.runlog.folder import RunFolder
 from tests.pipeline.rewards import even_digits
-from tests.pipeline.test_summary import CONTRACT
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -37,6 +36,7 @@ from tests.pipeline.tiny_run import (
     tiny_config,
     trained_samples,
 )
+from tests.runlog.test_summary import CONTRACT
 
 STEPS = 6
 

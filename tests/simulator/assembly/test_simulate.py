@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from areal_lab.control.activity import idle_by_cause
-from areal_lab.control.eventlog import Log, Record, RunHeader, read_log
-from areal_lab.control.lags import trained_batches
-from areal_lab.control.replay import check_replay
+from areal_lab.runlog.activity import idle_by_cause
+from areal_lab.runlog.lags import trained_batches
+from areal_lab.runlog.records import Log, Record, RunHeader, read_log
+from areal_lab.runlog.replay import check_replay
 from simulator.assembly.engines import running_sequences
 from simulator.assembly.simulate import build, replicate, simulate
 from simulator.catalogue.find_gpu import find_gpu

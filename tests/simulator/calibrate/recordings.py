@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_lab.control.eventlog import GroupRecord, Record, RunHeader, SpanRecord, encode
+from areal_lab.runlog.records import GroupRecord, Record, RunHeader, SpanRecord, encode
 from simulator.assembly.simulate import simulate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig

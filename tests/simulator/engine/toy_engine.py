@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from areal_lab.control.eventlog import Segments
+from areal_lab.runlog.records import Segments
 from simulator.engine.timesheet import RecordSpan
 from simulator.engine.versions import Decoded, decoded_alone
 from simulator.run.system import MakeEngine

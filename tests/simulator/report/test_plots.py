@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
-from areal_lab.control.activity import activity
-from areal_lab.control.eventlog import REWARDS, Log, Record, RunHeader
 from areal_lab.plots.timeline import draw_timeline
+from areal_lab.runlog.activity import activity
+from areal_lab.runlog.records import REWARDS, Log, Record, RunHeader
 from simulator.assembly.simulate import replicate, simulate
 from simulator.config.load import load_simulation
 from simulator.report.log_excerpt import engines_of, only_engines

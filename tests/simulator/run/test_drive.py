@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_lab.control.activity import LOST, idle_by_cause
-from areal_lab.control.chrome_trace import chrome_trace
-from areal_lab.control.eventlog import TRAINER, Log
 from areal_lab.control.events import (
     EngineJoined,
     EngineLost,
@@ -23,8 +20,11 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.replay import check_replay
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
+from areal_lab.runlog.activity import LOST, idle_by_cause
+from areal_lab.runlog.chrome_trace import chrome_trace
+from areal_lab.runlog.records import TRAINER, Log
+from areal_lab.runlog.replay import check_replay
 from simulator.run.conversations import Conversations
 from simulator.run.draws import ENGINE_FAILURES
 from simulator.run.run_system import run_system

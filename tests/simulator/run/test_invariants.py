@@ -16,8 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.control.activity import idle_by_cause
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import Drop, StartGroup, Train
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
+from areal_lab.control.schedule import (
+    Schedule,
+    asynchronous,
+    one_step_overlap,
+    partial_rollout,
+    synchronous,
+)
+from areal_lab.runlog.activity import idle_by_cause
+from areal_lab.runlog.lags import total, trained_batches
+from areal_lab.runlog.records import (
     TRAINER,
     ActionRecord,
     EventRecord,
@@ -26,22 +41,7 @@ from areal_lab.control.eventlog import (
     engine_process,
     read_log,
 )
-from areal_lab.control.events import Drop, StartGroup, Train
-from areal_lab.control.lags import total, trained_batches
-from areal_lab.control.order import (
-    BatchOrder,
-    bounded_lag,
-    oldest_finished_first,
-    strict_start_order,
-)
-from areal_lab.control.replay import check_replay
-from areal_lab.control.schedule import (
-    Schedule,
-    asynchronous,
-    one_step_overlap,
-    partial_rollout,
-    synchronous,
-)
+from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost

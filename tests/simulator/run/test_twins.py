@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.eventlog import ActionRecord, EventRecord
 from areal_lab.control.events import (
     Action,
     Drop,
@@ -45,6 +44,7 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from areal_lab.pipeline.drive import drive
+from areal_lab.runlog.records import ActionRecord, EventRecord
 from simulator.run.draws import Draws
 from simulator.run.system import System, UpdateSeconds
 from tests.simulator.engine.toy_engine import toy_engines

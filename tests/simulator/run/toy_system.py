@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.control.eventlog import Log, Record, RunHeader
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.schedule import Schedule
+from areal_lab.runlog.records import Log, Record, RunHeader
 from simulator.run.result import SimulationResult
 from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System

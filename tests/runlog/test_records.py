@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import (
+    Action,
+    EngineLost,
+    Event,
+    GroupFinished,
+    Interrupt,
+    RunStarted,
+    StartGroup,
+)
+from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
     GroupRecord,
@@ -23,15 +32,6 @@ from areal_lab.control.eventlog import (
     encode,
     finite_json,
     read_log,
-)
-from areal_lab.control.events import (
-    Action,
-    EngineLost,
-    Event,
-    GroupFinished,
-    Interrupt,
-    RunStarted,
-    StartGroup,
 )
 
 COUNTS = st.integers(0, 2**53)

@@ -9,17 +9,7 @@ from collections import Counter
 
 import pytest
 
-from areal_lab.control.chrome_trace import chrome_trace
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.eventlog import (
-    ActionRecord,
-    EventRecord,
-    GroupRecord,
-    Log,
-    Record,
-    RunHeader,
-    SpanRecord,
-)
 from areal_lab.control.events import (
     Event,
     GroupFinished,
@@ -29,15 +19,25 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.lags import mean_lag, total, trained_batches
 from areal_lab.control.order import bounded_lag, strict_start_order
-from areal_lab.control.replay import check_replay, limits_from_fields, limits_to_fields
 from areal_lab.control.schedule import (
     asynchronous,
     one_step_overlap,
     partial_rollout,
     synchronous,
 )
+from areal_lab.runlog.chrome_trace import chrome_trace
+from areal_lab.runlog.lags import mean_lag, total, trained_batches
+from areal_lab.runlog.records import (
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Log,
+    Record,
+    RunHeader,
+    SpanRecord,
+)
+from areal_lab.runlog.replay import check_replay, limits_from_fields, limits_to_fields
 
 LIMITS = Limits(batch_groups=1, max_in_flight=2, train_steps=2, schedule=asynchronous(1))
 

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from areal_lab.control.activity import PAUSED
-from areal_lab.control.eventlog import GroupRecord, MetricRecord, RunHeader, SpanRecord
 from areal_lab.control.events import Interrupt, RunStarted, StartGroup
-from areal_lab.pipeline.eventlog import EventLog, read_log_file
+from areal_lab.runlog.activity import PAUSED
+from areal_lab.runlog.file import EventLog, read_log_file
+from areal_lab.runlog.records import GroupRecord, MetricRecord, RunHeader, SpanRecord
 
 HEADER = RunHeader(
     mode="train", started_at=1000.0, limits={"eta": math.inf}, processes=("trainer", "engine 0")
@@ -115,9 +115,9 @@ def test_spans_of_doing_nothing_have_a_cause_or_are_left_to_the_events(tmp_path)
 WRITE_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
-from areal_lab.control.eventlog import RunHeader
+from areal_lab.runlog.records import RunHeader
 from areal_lab.control.events import Drop
-from areal_lab.pipeline.eventlog import EventLog
+from areal_lab.runlog.file import EventLog
 header = RunHeader(mode="train", started_at=0.0, limits={}, processes=())
 log = EventLog(Path(sys.argv[1]), header, clock=time.time)
 number = 0

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
-from areal_lab.control.activity import ProcessUse, idle_by_cause, training_window
-from areal_lab.control.eventlog import Log, MetricRecord, finite_json
 from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
-from areal_lab.control.incidents import incidents
-from areal_lab.control.lags import TrainedBatch, mean_lag, total, trained_batches
+from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
+from areal_lab.runlog.incidents import incidents
+from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
+from areal_lab.runlog.records import Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
 """The metric under which the largest resident memory of a process and its descendants is noted, an

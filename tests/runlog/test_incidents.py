@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from areal_lab.control.eventlog import PIPELINE, EventRecord, Log, MetricRecord, RunHeader
 from areal_lab.control.events import EngineJoined, EngineLost, Event
-from areal_lab.control.incidents import COUNTED, Incidents, incidents
+from areal_lab.runlog.incidents import COUNTED, Incidents, incidents
+from areal_lab.runlog.records import PIPELINE, EventRecord, Log, MetricRecord, RunHeader
 
 
 def log_of(*records: Event | tuple[str, int]) -> Log:

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from areal_lab.control.coordinator import Limits
-from areal_lab.control.eventlog import Log, MetricRecord, RunHeader
 from areal_lab.control.events import Interrupt
-from areal_lab.control.incidents import COUNTED
-from areal_lab.control.replay import limits_to_fields
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
 from areal_lab.pipeline.console import summary_table
-from areal_lab.pipeline.eventlog import read_log_file
-from areal_lab.pipeline.summary import build_summary, mean_interval
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.incidents import COUNTED
+from areal_lab.runlog.records import Log, MetricRecord, RunHeader
+from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.runlog.summary import build_summary, mean_interval
 from tests.pipeline.fake_run import HELD_OUT_S, FakeRun
 
 

@@ -19,15 +19,6 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from areal_lab.control.activity import activity
-from areal_lab.control.eventlog import (
-    ActionRecord,
-    EventRecord,
-    GroupRecord,
-    Log,
-    SpanRecord,
-    engine_process,
-)
 from areal_lab.control.events import (
     Drop,
     Finish,
@@ -43,7 +34,16 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.lags import mean_lag, trained_batches
+from areal_lab.runlog.activity import activity
+from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.records import (
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Log,
+    SpanRecord,
+    engine_process,
+)
 
 TraceEvent: TypeAlias = dict[str, Any]
 

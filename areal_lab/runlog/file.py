@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from areal_lab.control.activity import PAUSED
-from areal_lab.control.eventlog import (
+from areal_lab.control.events import Action, EngineId, Event, GroupId
+from areal_lab.runlog.activity import PAUSED
+from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
     GroupRecord,
@@ -27,7 +28,6 @@ from areal_lab.control.eventlog import (
     encode,
     read_log,
 )
-from areal_lab.control.events import Action, EngineId, Event, GroupId
 
 SPAN_CAUSES = {"paused": PAUSED}
 """Spans in which, by their name, nothing is done, and the cause of idleness they stand for."""

@@ -33,16 +33,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from areal_lab.control.eventlog import (
-    PIPELINE,
-    REWARDS,
-    TRAINER,
-    ActionRecord,
-    EventRecord,
-    Log,
-    SpanRecord,
-    engine_process,
-)
 from areal_lab.control.events import (
     Action,
     CheckpointDone,
@@ -63,6 +53,16 @@ from areal_lab.control.events import (
     Train,
     TrainStepDone,
     WeightsPushed,
+)
+from areal_lab.runlog.records import (
+    PIPELINE,
+    REWARDS,
+    TRAINER,
+    ActionRecord,
+    EventRecord,
+    Log,
+    SpanRecord,
+    engine_process,
 )
 
 PAUSED = "paused for weights"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_lab.control.eventlog import Log
-from areal_lab.control.lags import TrainedBatch, trained_batches
-from areal_lab.pipeline.eventlog import read_log_file
-from areal_lab.pipeline.summary import run_status
+from areal_lab.runlog.file import read_log_file
+from areal_lab.runlog.lags import TrainedBatch, trained_batches
+from areal_lab.runlog.records import Log
+from areal_lab.runlog.summary import run_status
 
 
 @dataclass(frozen=True, slots=True)

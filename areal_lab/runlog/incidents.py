@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from areal_lab.control.eventlog import PIPELINE, Log, MetricRecord
 from areal_lab.control.events import EngineId, EngineJoined, EngineLost
+from areal_lab.runlog.records import PIPELINE, Log, MetricRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.eventlog import ActionRecord, EventRecord, Log, Scalar
 from areal_lab.control.events import Action
 from areal_lab.control.order import (
     BatchOrder,
@@ -20,6 +19,7 @@ from areal_lab.control.order import (
 )
 from areal_lab.control.routing import least_loaded, routing_named
 from areal_lab.control.schedule import OnNewWeights, Schedule
+from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
 
 
 def limits_to_fields(limits: Limits) -> dict[str, Scalar]:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from areal_lab.control.eventlog import ActionRecord, EventRecord, GroupRecord, Log
 from areal_lab.control.events import GroupId, Train, TrainStepDone, Version
+from areal_lab.runlog.records import ActionRecord, EventRecord, GroupRecord, Log
 
 
 @dataclass(frozen=True, slots=True)

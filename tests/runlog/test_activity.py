@@ -8,7 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.activity import (
+from areal_lab.control.events import (
+    Action,
+    CheckpointDone,
+    Drop,
+    EngineJoined,
+    EngineLost,
+    Event,
+    Finish,
+    GroupFinished,
+    Interrupt,
+    PushWeights,
+    Resume,
+    RunStarted,
+    Save,
+    StartGroup,
+    Train,
+    TrainStepDone,
+    WeightsPushed,
+)
+from areal_lab.runlog.activity import (
     AFTER,
     BEFORE,
     LOST,
@@ -28,7 +47,7 @@ from areal_lab.control.activity import (
     idle_by_cause,
     training_window,
 )
-from areal_lab.control.eventlog import (
+from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
     GroupRecord,
@@ -36,25 +55,6 @@ from areal_lab.control.eventlog import (
     Record,
     RunHeader,
     SpanRecord,
-)
-from areal_lab.control.events import (
-    Action,
-    CheckpointDone,
-    Drop,
-    EngineJoined,
-    EngineLost,
-    Event,
-    Finish,
-    GroupFinished,
-    Interrupt,
-    PushWeights,
-    Resume,
-    RunStarted,
-    Save,
-    StartGroup,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
 )
 
 PROCESSES = ("trainer", "engine 0", "rewards")
