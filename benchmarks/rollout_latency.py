@@ -20,8 +20,8 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
-from areal_lab.engines.client import EngineClient
-from areal_lab.engines.dialect import Answer, Chunk, Dialect
+from areal_lab.engines.client.dialect import Answer, Chunk, Dialect
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import ALL_LINEAR, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.transfer.broadcast import BroadcastSender
 from areal_lab.engines.transfer.push import Pusher

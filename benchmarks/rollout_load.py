@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from areal_lab.engines.client.partial import recomputed_tokens
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
-from areal_lab.pipeline.partial import recomputed_tokens
 
 
 class Policy(StrEnum):

@@ -24,7 +24,7 @@ from typing import Final
 import httpx
 
 from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
-from areal_lab.engines.client import EngineClient
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.environments import engine_version, python_of
 from areal_lab.engines.options import HOST, server_command, server_environment, server_options
 from areal_lab.engines.probe import dialect_of

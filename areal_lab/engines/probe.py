@@ -8,16 +8,16 @@ from typing import Final
 import httpx
 
 from areal_lab.engines.backends import Backend, Build
-from areal_lab.engines.dialect import Dialect
-from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import (
+from areal_lab.engines.client.dialect import Dialect
+from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.client.vllm import (
     ASK_FOR_EXTENSION,
     NO_EXTENSION,
     VLLM,
     VLLM_ON_CPU,
     on_cpu,
 )
+from areal_lab.engines.errors import EngineError, EngineUnreachable
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
 _TIMEOUT_S: Final = 10.0

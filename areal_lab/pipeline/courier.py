@@ -15,7 +15,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineUnreachable,
+    VersionMismatch,
+)
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.transfer.records import EngineFailure, EngineTarget, WeightsInMemory
 from areal_lab.training.client import TrainerProcess

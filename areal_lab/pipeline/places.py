@@ -13,8 +13,8 @@ from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
-from areal_lab.engines.addresses import is_local
-from areal_lab.engines.client import EngineClient
+from areal_lab.engines.client.addresses import is_local
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.records import Transfer

@@ -17,10 +17,15 @@ from typing import Any, TypeVar
 
 from areal_lab.control.events import EngineId, Version
 from areal_lab.engines.backends import BACKENDS
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineUnreachable,
+    VersionMismatch,
+)
+from areal_lab.engines.client.resubmit import tokens_of
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
-from areal_lab.engines.resubmit import tokens_of
 from areal_lab.host.processes import Child
 
 Result = TypeVar("Result")

@@ -22,7 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Event, Version
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineUnreachable,
+    VersionMismatch,
+)
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.pipeline.courier import Courier, Weights

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
 

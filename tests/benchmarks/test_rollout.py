@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from areal_lab.data.trajectory import Segment
+from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
-from areal_lab.engines.sglang_api import SGLANG
 from areal_lab.engines.transfer.records import Transfer
 from benchmarks.harness import parse, report
 from benchmarks.rollout import figures_of

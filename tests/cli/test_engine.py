@@ -149,7 +149,7 @@ def test_adapters_are_for_servers_that_take_them(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
     from areal_lab.cli.engine import _until_asked
-    from areal_lab.engines.client import EngineClient
+    from areal_lab.engines.client.engine_client import EngineClient
     from areal_lab.engines.launch import EngineProcess
     from areal_lab.host.processes import ChildDied, start_command
 

@@ -15,11 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.dialect import Dialect
+from areal_lab.engines.client.dialect import Dialect
+from areal_lab.engines.client.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineUnreachable,
+    VersionMismatch,
+)
+from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.protocol import LoraShape, PauseMode, WeightsFolder
-from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM
 from tests.engines.tiny import request
 
 SHAPE = LoraShape(rank=4, target_modules=("q_proj",))

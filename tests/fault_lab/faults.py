@@ -23,7 +23,7 @@ from areal_lab.control.events import (
     PushWeights,
     StartGroup,
 )
-from areal_lab.engines.client import EngineClient, EngineError
+from areal_lab.engines.client.engine_client import EngineClient, EngineError
 from areal_lab.engines.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.reports import StepReport

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.engines.addresses import CannotAttach
+from areal_lab.engines.client.addresses import CannotAttach
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.pipeline.attach import attach, model_difference
 

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from areal_lab.engines.addresses import CannotAttach
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.client.addresses import CannotAttach
+from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.engines.vllm_api import VLLM
 from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline import attach
 from areal_lab.pipeline.servers import Place, Servers

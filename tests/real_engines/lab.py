@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from areal_lab.engines.client import EngineClient
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch import EngineProcess
 from areal_lab.engines.protocol import (
     Generated,

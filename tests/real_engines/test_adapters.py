@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from areal_lab.engines.client import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.protocol import ALL_LINEAR, PauseMode, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_lab.engines.client import EngineError, VersionMismatch
-from areal_lab.engines.dialect import Digest
+from areal_lab.engines.client.dialect import Digest
+from areal_lab.engines.client.engine_client import EngineError, VersionMismatch
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights import write_weights

@@ -20,8 +20,8 @@ SGLang
     an abort meets every id that begins so       test_an_abort_meets_one_request_and_not_...
     an ended id is aborted two seconds later     test_a_name_can_be_used_again_at_once
     aborted while it waits: last token repeated  test_a_sample_aborted_while_it_waits_again_...
-    an aborted sample may have ended             tests/engines/test_client.py
-    an abort may break the answer to others      tests/engines/test_arriving.py
+    an aborted sample may have ended             tests/engines/client/test_engine_client.py
+    an abort may break the answer to others      tests/engines/client/test_stream.py
     /get_weights_by_name refuses                 never asked; a digest tells (test_contract)
     a dead scheduler takes all processes along   test_faults: computing_killed
     /ready speaks for a hung scheduler           test_faults: stalled
@@ -42,9 +42,9 @@ import httpx
 import pytest
 import torch
 
-from areal_lab.engines.client import EngineClient, EngineError, VersionMismatch
+from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
+from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.sglang_api import SGLANG
 from areal_lab.engines.transfer.push import Pusher
 from areal_lab.engines.transfer.records import EngineTarget
 from areal_lab.engines.transfer.serialize import encode

@@ -15,7 +15,12 @@ import httpx
 import pytest
 from safetensors.torch import load_file
 
-from areal_lab.engines.client import EngineClient, EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.client.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineUnreachable,
+    VersionMismatch,
+)
 from areal_lab.engines.launch import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.transfer.records import EngineFailure, EngineTarget, Phase, WeightsInMemory

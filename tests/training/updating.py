@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import psutil
 
-from areal_lab.engines.client import EngineClient
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights_root import SHARED_MEMORY
 from areal_lab.pipeline.courier import courier_from

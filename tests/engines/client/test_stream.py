@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment
-from areal_lab.engines.arriving import Arriving
-from areal_lab.engines.client import EngineClient
-from areal_lab.engines.dialect import Chunk, Span
+from areal_lab.engines.client.dialect import Chunk, Span
+from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.client.stream import Arriving
+from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.vllm_api import VLLM
 from tests.engines.tiny import request
 
 URL = "http://engine:1"

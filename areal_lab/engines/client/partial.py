@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+from areal_lab.engines.client.resubmit import continuation, ended, merge
 from areal_lab.engines.protocol import Generated, GenerateRequest
-from areal_lab.engines.resubmit import continuation, ended, merge
 
 Partial: TypeAlias = Mapping[str, Generated]
 """Tokens so far, by request id; `abort` is the finish reason of what has not ended."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_lab.control.events import Version
-from areal_lab.engines.dialect import Digest
+from areal_lab.engines.client.dialect import Digest
 
 _KEPT = 3
 """Sets of weights whose digests are remembered."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from areal_lab.control.events import Version
-from areal_lab.engines.dialect import (
+from areal_lab.engines.client.dialect import (
     Answer,
     Call,
     Chunk,

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from areal_lab.engines.dialect import Answer, Call
+from areal_lab.engines.client.dialect import Answer, Call
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 
 _CONNECT_S = 10.0

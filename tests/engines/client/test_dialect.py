@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from areal_lab.engines.dialect import Call, Dialect, Digest, GenerateOptions, Span
+from areal_lab.engines.client.dialect import Call, Dialect, Digest, GenerateOptions, Span
+from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.client.vllm import VLLM, VLLM_ON_CPU
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.probe import dialect_at
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM, VLLM_ON_CPU
 from tests.engines.tiny import request
 
 WHOLE = GenerateOptions(stream=False, stream_interval=8, cache_name="")

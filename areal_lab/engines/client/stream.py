@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import FinishReason, Segment
-from areal_lab.engines.dialect import Chunk, Span
+from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import Generated
 

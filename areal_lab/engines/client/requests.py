@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from areal_lab.control.events import Version
-from areal_lab.engines.arriving import Arriving
-from areal_lab.engines.connection import Connection
-from areal_lab.engines.dialect import Call, Dialect, GenerateOptions
+from areal_lab.engines.client.connection import Connection
+from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
+from areal_lab.engines.client.held_weights import HeldWeights
+from areal_lab.engines.client.resubmit import continuation, ended, merge, tokens_of
+from areal_lab.engines.client.stream import Arriving
+from areal_lab.engines.client.timeouts import Patience
 from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.held_weights import HeldWeights
-from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest
-from areal_lab.engines.resubmit import continuation, ended, merge, tokens_of
 
 _POLL_S = 0.005
 _POLLS = 20

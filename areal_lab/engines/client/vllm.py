@@ -23,7 +23,7 @@ from typing import Any, Final
 import httpx
 
 from areal_lab.control.events import Version
-from areal_lab.engines.dialect import (
+from areal_lab.engines.client.dialect import (
     Answer,
     Call,
     Chunk,

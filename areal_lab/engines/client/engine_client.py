@@ -19,15 +19,15 @@ from typing import Any
 import httpx
 
 from areal_lab.control.events import Version
-from areal_lab.engines.connection import Connection
-from areal_lab.engines.dialect import Dialect, Digest, get
-from areal_lab.engines.drawing import Drawing
+from areal_lab.engines.client.connection import Connection
+from areal_lab.engines.client.dialect import Dialect, Digest, get
+from areal_lab.engines.client.held_weights import HeldAdapter, HeldWeights
+from areal_lab.engines.client.requests import Drawing
+from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.client.timeouts import Patience
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.folder_check import check_fit, check_folder, folder_shapes
-from areal_lab.engines.held_weights import HeldAdapter, HeldWeights
-from areal_lab.engines.patience import Patience
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
-from areal_lab.engines.sglang_api import SGLANG
 from areal_lab.models.folder import end_token_ids
 
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]

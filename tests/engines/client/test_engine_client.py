@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from areal_lab.data.trajectory import Segment
-from areal_lab.engines.client import EngineClient
-from areal_lab.engines.dialect import Dialect
+from areal_lab.engines.client.dialect import Dialect
+from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.client.resubmit import continuation, merge
+from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.folder_check import check_folder
 from areal_lab.engines.protocol import Generated, PauseMode, WeightsFolder
-from areal_lab.engines.resubmit import continuation, merge
-from areal_lab.engines.sglang_api import SGLANG
-from areal_lab.engines.vllm_api import VLLM
 from areal_lab.engines.weights import write_weights
 from tests.engines.tiny import END_TOKEN, request, tiny_model
 

@@ -1,0 +1,1 @@
+"""Talk to a running inference server over HTTP."""
