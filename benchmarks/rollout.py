@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from areal_lab.engines.backends import BACKENDS
-from areal_lab.engines.environments import environment
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.environments import environment
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.records import Transfer
 from benchmarks.harness import Arguments, parse, report, spread

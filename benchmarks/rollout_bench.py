@@ -19,9 +19,9 @@ from functools import partial
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.client.engine_client import STREAM_INTERVAL, EngineClient
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
 from areal_lab.engines.transfer.records import Transfer
 from benchmarks.rollout_latency import Ear, Ways, first_token_s

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from areal_lab.engines.backends import Backend, Build
-    from areal_lab.engines.launch import EngineProcess
+    from areal_lab.engines.launch.backends import Backend, Build
+    from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.engines.protocol import LoraShape
 
 FAILED: Final = 1
@@ -49,10 +49,10 @@ def install(
     """Make the engine's own virtual environment; does nothing if that is there and whole."""
     from rich.console import Console
 
-    from areal_lab.engines import install as installer
-    from areal_lab.engines.damage import examined
-    from areal_lab.engines.environments import environment
-    from areal_lab.engines.install_progress import Progress
+    from areal_lab.engines.launch import install as installer
+    from areal_lab.engines.launch.environments import environment
+    from areal_lab.engines.launch.install_progress import Progress
+    from areal_lab.engines.launch.verify_environment import examined
 
     if build not in (None, "cpu", "gpu"):
         raise _stop(f"--build is {build!r}, but must be cpu or gpu", WRONG)
@@ -102,8 +102,8 @@ def install(
 @app.command("list")
 def list_engines() -> None:
     """Say which engines there are, which are installed, and where."""
-    from areal_lab.engines.backends import BACKENDS
-    from areal_lab.engines.environments import environment
+    from areal_lab.engines.launch.backends import BACKENDS
+    from areal_lab.engines.launch.environments import environment
 
     rows = [("engine", "state", "version", "build", "folder")]
     for name in BACKENDS:
@@ -144,10 +144,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
-    from areal_lab.engines.backends import backend_of
-    from areal_lab.engines.environments import engine_version, python_of
-    from areal_lab.engines.launch import PortTaken, Start, check_host, start_server
-    from areal_lab.engines.options import server_options
+    from areal_lab.engines.launch.backends import backend_of
+    from areal_lab.engines.launch.environments import engine_version, python_of
+    from areal_lab.engines.launch.options import server_options
+    from areal_lab.engines.launch.start import PortTaken, Start, check_host, start_server
     from areal_lab.host.processes import ChildDied
     from areal_lab.models.locate import resolve_model_path
 
@@ -195,9 +195,9 @@ def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
     Raises:
         ValueError: if the server cannot take them.
     """
-    from areal_lab.engines.backends import lora_refusal
     from areal_lab.engines.errors import EngineError
     from areal_lab.engines.folder_check import linear_layers
+    from areal_lab.engines.launch.backends import lora_refusal
     from areal_lab.engines.protocol import LoraShape
 
     if rank == 0:

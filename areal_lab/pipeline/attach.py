@@ -14,16 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from areal_lab.engines.backends import (
+from areal_lab.engines.client.addresses import CannotAttach
+from areal_lab.engines.client.dialect import Dialect
+from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.launch.backends import (
     BACKENDS,
     lora_refusal,
     transfer_refusal,
     truncation_refusal,
 )
-from areal_lab.engines.client.addresses import CannotAttach
-from areal_lab.engines.client.dialect import Dialect
-from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
-from areal_lab.engines.probe import dialect_at
+from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.protocol import LoraShape, PauseMode, WeightsFolder
 
 POLL_S = 0.2

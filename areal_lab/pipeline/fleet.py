@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.host.processes import Child, ChildDied
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings

@@ -15,7 +15,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.addresses import is_local
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from areal_lab.control.events import EngineId, Version
-from areal_lab.engines.backends import BACKENDS
 from areal_lab.engines.client.engine_client import (
     EngineClient,
     EngineError,
@@ -24,7 +23,8 @@ from areal_lab.engines.client.engine_client import (
     VersionMismatch,
 )
 from areal_lab.engines.client.resubmit import tokens_of
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
 from areal_lab.host.processes import Child
 

@@ -28,7 +28,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.pipeline.courier import Courier, Weights
 from areal_lab.pipeline.server import Server

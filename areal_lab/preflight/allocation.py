@@ -23,7 +23,7 @@ from typing import Final
 
 from areal_lab.config.load import nearest
 from areal_lab.config.schema import TrainConfig
-from areal_lab.engines.backends import BACKENDS
+from areal_lab.engines.launch.backends import BACKENDS
 
 ENGINES: Final = tuple(BACKENDS)
 """Backends that generate."""

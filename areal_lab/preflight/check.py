@@ -21,13 +21,13 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.engines.backends import (
+from areal_lab.engines.client.addresses import CannotAttach, check_addresses
+from areal_lab.engines.launch.backends import (
     adapter_refusal,
     backend_of,
     transfer_refusal,
     truncation_refusal,
 )
-from areal_lab.engines.client.addresses import CannotAttach, check_addresses
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.transfer.records import Transfer
 from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY

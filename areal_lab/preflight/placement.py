@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.engines.backends import BACKENDS
-from areal_lab.engines.environments import Environment, environment
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.environments import Environment, environment
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.host.memory import memory_bytes
 from areal_lab.preflight.allocation import (

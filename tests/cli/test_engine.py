@@ -22,8 +22,8 @@ from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
 from areal_lab.cli.doctor import Status
 from areal_lab.config.load import load_config
-from areal_lab.engines.backends import Build
-from areal_lab.engines.environments import Condition, Environment
+from areal_lab.engines.launch.backends import Build
+from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.engines.weights import write_weights
 from areal_lab.pipeline.run import prepare
 from areal_lab.preflight import check as preflight
@@ -150,7 +150,7 @@ def test_adapters_are_for_servers_that_take_them(tmp_path: Path) -> None:
 def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
     from areal_lab.cli.engine import _until_asked
     from areal_lab.engines.client.engine_client import EngineClient
-    from areal_lab.engines.launch import EngineProcess
+    from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.host.processes import ChildDied, start_command
 
     async def scenario() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_lab.engines.backends import BACKENDS
+from areal_lab.engines.launch.backends import BACKENDS
 from tests.real_engines.engines import ENGINES, as_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"

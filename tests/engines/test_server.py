@@ -24,7 +24,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
-from areal_lab.engines.launch import EngineProcess, bind, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.host.processes import ChildDied
@@ -395,7 +395,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, json, signal, sys
 from pathlib import Path
-from areal_lab.engines.launch import launch_engine
+from areal_lab.engines.launch.start import launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 
 async def main():

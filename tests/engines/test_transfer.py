@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.transfer.broadcast import BroadcastSender
 from areal_lab.engines.transfer.push import Outcome, Pusher

@@ -24,7 +24,7 @@ from areal_lab.control.events import (
     StartGroup,
 )
 from areal_lab.engines.client.engine_client import EngineClient, EngineError
-from areal_lab.engines.options import HOST
+from areal_lab.engines.launch.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.state import RunState

@@ -28,7 +28,7 @@ from areal_lab.control.events import EngineId, Event, RunStarted
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.pipeline.attach import attach

@@ -17,7 +17,7 @@ import pytest
 from areal_lab.engines.client.addresses import CannotAttach
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.client.vllm import VLLM
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline import attach

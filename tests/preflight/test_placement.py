@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from areal_lab.config.load import load_config
-from areal_lab.engines.backends import BACKENDS
-from areal_lab.engines.environments import Condition, Environment
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.preflight.placement import Machine, check_placement, explain
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from areal_lab.engines.launch import EngineProcess, PortTaken, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, PortTaken, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights import write_weights
 from areal_lab.host.processes import ChildDied

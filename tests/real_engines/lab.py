@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import (
     Generated,
     GenerateRequest,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from areal_lab.engines.folder_check import linear_layers
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
 from areal_lab.engines.weights import write_weights
 from benchmarks.tiny_model import write_tiny_model

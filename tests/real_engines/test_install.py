@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from areal_lab.engines.environments import Condition, environment
+from areal_lab.engines.launch.environments import Condition, environment
 from areal_lab.host.shared_memory import group_lives, shared_segments
 
 pytestmark = pytest.mark.sglang

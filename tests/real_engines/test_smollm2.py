@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, WeightsFolder
 from areal_lab.models.locate import resolve_model_path
 from tests.real_engines.conftest import Announce, start

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from areal_lab.config.load import load_config
-from areal_lab.engines.backends import BACKENDS
-from areal_lab.engines.launch import EngineProcess
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.transfer.broadcast import BroadcastSender
 from areal_lab.engines.transfer.link import EngineLink

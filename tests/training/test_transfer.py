@@ -21,7 +21,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
-from areal_lab.engines.launch import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.transfer.records import EngineFailure, EngineTarget, Phase, WeightsInMemory
 from areal_lab.engines.weights import checksum

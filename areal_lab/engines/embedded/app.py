@@ -25,12 +25,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from areal_lab.engines.backends import EMBEDDED
 from areal_lab.engines.embedded import wire
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
 from areal_lab.engines.embedded.received import add_transfer_routes
 from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
+from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest
 from areal_lab.engines.weights import CorruptWeights, checksum, tied_once
 

@@ -15,7 +15,7 @@ from areal_lab.engines.client.dialect import Call, Dialect, Digest, GenerateOpti
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import VLLM, VLLM_ON_CPU
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.probe import dialect_at
+from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from tests.engines.tiny import request
 

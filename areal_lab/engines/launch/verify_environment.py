@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from areal_lab.engines.environments import Condition, Environment, pinned, requirements_file
+from areal_lab.engines.launch.environments import Condition, Environment, pinned, requirements_file
 
 _PYTHON_S: Final = 20.0
 _PURELIB: Final = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-from areal_lab.engines.backends import Backend, ServerOptions, lora_refusal
-from areal_lab.engines.environments import environment
+from areal_lab.engines.launch.backends import Backend, ServerOptions, lora_refusal
+from areal_lab.engines.launch.environments import environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import share_of, visible_gpus

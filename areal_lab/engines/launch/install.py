@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.load import nearest
-from areal_lab.engines.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
-from areal_lab.engines.environments import (
+from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
+from areal_lab.engines.launch.environments import (
     STAMP,
     Condition,
     Environment,
@@ -38,7 +38,7 @@ from areal_lab.engines.environments import (
     requirements_hash,
     torch_cuda,
 )
-from areal_lab.engines.install_progress import Progress
+from areal_lab.engines.launch.install_progress import Progress
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.processes import last_lines
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import httpx
 
-from areal_lab.engines.backends import Backend, Build
 from areal_lab.engines.client.dialect import Dialect
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import (
@@ -18,6 +17,7 @@ from areal_lab.engines.client.vllm import (
     on_cpu,
 )
 from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.launch.backends import Backend, Build
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
 _TIMEOUT_S: Final = 10.0

@@ -20,7 +20,7 @@ from types import ModuleType
 
 def main() -> None:
     """Watch the parent, then run the module as `python -m` would."""
-    host = Path(__file__).resolve().parents[1] / "host"
+    host = Path(__file__).resolve().parents[2] / "host"
     processes = _load(host / "processes.py")
     shared_memory = _load(host / "shared_memory.py")
     scratch = os.environ.get("AREAL_LAB_SCRATCH")

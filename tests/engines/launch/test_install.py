@@ -18,11 +18,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
-from areal_lab.engines import environments, install, install_progress
-from areal_lab.engines.damage import examined
-from areal_lab.engines.environments import Condition, Environment, environment
-from areal_lab.engines.install import InstallError, Recipe, check, describe, make, needed
-from areal_lab.engines.install_progress import Progress
+from areal_lab.engines.launch import environments, install, install_progress
+from areal_lab.engines.launch.environments import Condition, Environment, environment
+from areal_lab.engines.launch.install import InstallError, Recipe, check, describe, make, needed
+from areal_lab.engines.launch.install_progress import Progress
+from areal_lab.engines.launch.verify_environment import examined
 from areal_lab.host.processes import last_lines
 
 
@@ -281,8 +281,8 @@ def test_an_interrupted_installation_is_half_made(recipe: Recipe, tmp_path: Path
         f"sys.path.insert(0, {str(Path.cwd())!r})\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from areal_lab.engines import environments, install\n"
-        "from tests.engines.test_install import silent\n"
+        "from areal_lab.engines.launch import environments, install\n"
+        "from tests.engines.launch.test_install import silent\n"
         f"environments._REQUIREMENTS = Path({str(tmp_path)!r})\n"
         "recipe = replace(install.choose('sglang', 'cpu'), look=('-c', 'import sglang'))\n"
         "install.make(recipe, silent())\n"

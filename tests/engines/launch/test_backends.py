@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.engines.backends import BACKENDS, SHIM, ServerOptions, backend_of, lora_refusal
-from areal_lab.engines.options import server_command, server_environment
+from areal_lab.engines.launch.backends import (
+    BACKENDS,
+    SHIM,
+    ServerOptions,
+    backend_of,
+    lora_refusal,
+)
+from areal_lab.engines.launch.options import server_command, server_environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.models.folder import CACHE_BYTES, cache_room
 
@@ -62,7 +68,7 @@ def test_each_server_is_told_the_same_in_its_words(name: str, flags: dict[str, s
 def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("areal_lab.engines.options.visible_gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr("areal_lab.engines.launch.options.visible_gpus", lambda: ("0", "1", "2"))
     on_cpu, on_gpu = OPTIONS, replace(OPTIONS, build="gpu", tensor_parallel=2)
     sglang = BACKENDS["sglang"]
     assert server_environment(sglang, PYTHON, on_cpu)["PYTHONPATH"] == str(SHIM)

@@ -20,9 +20,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from areal_lab.engines import launch
-from areal_lab.engines.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
-from areal_lab.engines.launch import (
+from areal_lab.engines.launch import start as launch
+from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
+from areal_lab.engines.launch.options import server_command, server_options
+from areal_lab.engines.launch.scratch import Scratch
+from areal_lab.engines.launch.start import (
     EngineProcess,
     PortTaken,
     Start,
@@ -30,8 +32,6 @@ from areal_lab.engines.launch import (
     check_host,
     start_server,
 )
-from areal_lab.engines.options import server_command, server_options
-from areal_lab.engines.scratch import Scratch
 from areal_lab.host.ports import Listener, who_listens
 from areal_lab.host.processes import ChildDied
 from areal_lab.host.shared_memory import group_lives
@@ -338,7 +338,7 @@ PARENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.engines.test_launch import start
+from tests.engines.launch.test_start import start
 
 async def main():
     engine = await start(Path(sys.argv[1]))

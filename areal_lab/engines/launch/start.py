@@ -23,13 +23,18 @@ from typing import Final
 
 import httpx
 
-from areal_lab.engines.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.environments import engine_version, python_of
-from areal_lab.engines.options import HOST, server_command, server_environment, server_options
-from areal_lab.engines.probe import dialect_of
+from areal_lab.engines.launch.backends import EMBEDDED, Backend, ServerOptions, backend_of
+from areal_lab.engines.launch.detect import dialect_of
+from areal_lab.engines.launch.environments import engine_version, python_of
+from areal_lab.engines.launch.options import (
+    HOST,
+    server_command,
+    server_environment,
+    server_options,
+)
+from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.scratch import Scratch
 from areal_lab.host.owned_folders import remove_owned_folder
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
 from areal_lab.host.processes import Child, ChildDied, last_lines, start_command

@@ -21,10 +21,10 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Final
 
-from areal_lab.engines.backends import BACKENDS, Build
+from areal_lab.engines.launch.backends import BACKENDS, Build
 
 STAMP: Final = ".areal_lab.json"
-_PACKAGE: Final = Path(__file__).resolve().parents[1]
+_PACKAGE: Final = Path(__file__).resolve().parents[2]
 _REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 
 

@@ -1,0 +1,1 @@
+"""Install inference engines and start their servers."""
