@@ -41,7 +41,7 @@ from transformers import (
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
 from areal_lab.engines.embedded.batcher import Batcher, Sample
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
-from areal_lab.engines.weights import tied_once
+from areal_lab.engines.weights.folder import tied_once
 from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from benchmarks.harness import Arguments, parse, report, spread
 

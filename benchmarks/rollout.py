@@ -34,7 +34,7 @@ from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import environment
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
 from benchmarks.harness import Arguments, parse, report, spread
 from benchmarks.rollout_bench import (
     FULL,

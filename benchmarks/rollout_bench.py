@@ -23,7 +23,7 @@ from areal_lab.engines.client.engine_client import STREAM_INTERVAL, EngineClient
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
 from benchmarks.rollout_latency import Ear, Ways, first_token_s
 from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict

@@ -23,11 +23,11 @@ from areal_lab.control.events import Version
 from areal_lab.engines.client.dialect import Answer, Chunk, Dialect
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import ALL_LINEAR, GenerateRequest, PauseMode, WeightsFolder
-from areal_lab.engines.transfer.broadcast import BroadcastSender
-from areal_lab.engines.transfer.push import Pusher
-from areal_lab.engines.transfer.records import EngineTarget, Transfer
-from areal_lab.engines.transfer.tensor import TensorSender
-from areal_lab.engines.weights import tied_once, write_weights
+from areal_lab.engines.weights.broadcast import BroadcastSender
+from areal_lab.engines.weights.folder import tied_once, write_weights
+from areal_lab.engines.weights.push import Pusher
+from areal_lab.engines.weights.records import EngineTarget, Transfer
+from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.training.lora import add_lora, target_modules, write_adapter_folder
 
 RUNNING_TOKENS = 16

@@ -196,9 +196,9 @@ def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
         ValueError: if the server cannot take them.
     """
     from areal_lab.engines.errors import EngineError
-    from areal_lab.engines.folder_check import linear_layers
     from areal_lab.engines.launch.backends import lora_refusal
     from areal_lab.engines.protocol import LoraShape
+    from areal_lab.engines.weights.verify_folder import linear_layers
 
     if rank == 0:
         return None

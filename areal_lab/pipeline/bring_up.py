@@ -22,8 +22,8 @@ from areal_lab.control.events import EngineId, GroupId
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode, SamplingParams
-from areal_lab.engines.transfer.records import WeightsInMemory
-from areal_lab.engines.weights_root import remove_weights_root
+from areal_lab.engines.weights.records import WeightsInMemory
+from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.courier import courier_from
 from areal_lab.pipeline.ending import Known

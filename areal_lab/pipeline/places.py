@@ -17,8 +17,8 @@ from areal_lab.engines.client.addresses import is_local
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.transfer.records import Transfer
-from areal_lab.engines.weights_root import ROOM_FACTOR, choose_weights_root
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.attach import attach, give_base
 from areal_lab.pipeline.servers import Place

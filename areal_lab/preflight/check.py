@@ -29,8 +29,8 @@ from areal_lab.engines.launch.backends import (
     truncation_refusal,
 )
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.engines.transfer.records import Transfer
-from areal_lab.engines.weights_root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (

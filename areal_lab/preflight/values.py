@@ -11,7 +11,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.routing import ROUTINGS
 from areal_lab.data.sources import DATASET_TYPES
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset.type": DATASET_TYPES,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.errors import EngineError
-from areal_lab.engines.folder_check import adapter_parameters
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.verify_folder import adapter_parameters
 from areal_lab.models.folder import transfer_bytes
 from areal_lab.preflight.limits import lora_of
 

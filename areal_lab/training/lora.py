@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
-from areal_lab.engines.weights import tied_once, write_folder, write_tensors
+from areal_lab.engines.weights.folder import tied_once, write_folder, write_tensors
 from areal_lab.training.merged_product import merge
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.transfer.records import EngineFailure, EngineTarget, WeightsInMemory
+from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
 
 
 @dataclass(frozen=True, slots=True)

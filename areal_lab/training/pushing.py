@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from areal_lab.engines.transfer.broadcast import BroadcastSender
-from areal_lab.engines.transfer.push import Pusher
-from areal_lab.engines.transfer.records import Transfer
-from areal_lab.engines.transfer.tensor import TensorSender
+from areal_lab.engines.weights.broadcast import BroadcastSender
+from areal_lab.engines.weights.push import Pusher
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.training.protocol import Pushed, PushRequest, Span, TrainerFailed
 from areal_lab.training.settings import TrainerSettings
 

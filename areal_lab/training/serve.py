@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.transfer.push import Pusher
-from areal_lab.engines.transfer.records import Transfer, WeightsInMemory
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
+from areal_lab.engines.weights.push import Pusher
+from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.processes import on_parent_death
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.lora import (

@@ -39,7 +39,7 @@ class TrainerSettings:
     export_dtype: str = "auto"
     """Type of the exported weights; the engines' compute type."""
     transfer: str = "folder"
-    """How weights reach the engines: `engines.transfer.records.Transfer`."""
+    """How weights reach the engines: `engines.weights.records.Transfer`."""
     transfer_timeout_s: float = 30.0
     kept_versions: int = 1
     """Sets of weights kept in memory for engines, where they are not in a folder."""

@@ -14,7 +14,7 @@ import pytest
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
 from benchmarks.harness import parse, report
 from benchmarks.rollout import figures_of
 from benchmarks.rollout_bench import Results

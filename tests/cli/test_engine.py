@@ -24,7 +24,7 @@ from areal_lab.cli.doctor import Status
 from areal_lab.config.load import load_config
 from areal_lab.engines.launch.backends import Build
 from areal_lab.engines.launch.environments import Condition, Environment
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.run import prepare
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight import placement

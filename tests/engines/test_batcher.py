@@ -14,7 +14,7 @@ from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
 from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.engines.weights import CorruptWeights, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, tied_once
 from tests.engines.tiny import (
     CONTEXT,
     END_TOKEN,

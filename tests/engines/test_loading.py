@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from areal_lab.engines.embedded.loading import end_token_ids, load_model
-from areal_lab.engines.weights import CorruptWeights, write_weights
+from areal_lab.engines.weights.folder import CorruptWeights, write_weights
 from tests.engines.tiny import END_TOKEN, SHAPE, tiny_model
 
 

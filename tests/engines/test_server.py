@@ -26,7 +26,7 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
 from areal_lab.host.processes import ChildDied
 from tests.engines.tiny import plain_logprobs, request, tiny_model
 

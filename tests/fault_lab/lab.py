@@ -30,7 +30,7 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.attach import attach
 from areal_lab.pipeline.courier import Bring, Weights, courier_from
 from areal_lab.pipeline.drive import drive

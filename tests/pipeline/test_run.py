@@ -19,7 +19,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
-from areal_lab.engines.weights_root import SHARED_MEMORY
+from areal_lab.engines.weights.root import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.reports import StepReport

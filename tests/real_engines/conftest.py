@@ -20,7 +20,7 @@ import torch
 
 from areal_lab.engines.launch.start import EngineProcess, PortTaken, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
 from areal_lab.host.processes import ChildDied
 from tests.real_engines.engines import ENGINES
 from tests.real_engines.lab import BOUND_S, CONTEXT, Lab, tiny_model

@@ -22,7 +22,7 @@ from areal_lab.engines.protocol import (
     SamplingParams,
     WeightsFolder,
 )
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
 from areal_lab.functional.cutoff import Cutoff
 from tests.real_engines.engines import Facts
 

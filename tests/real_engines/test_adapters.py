@@ -20,8 +20,8 @@ import torch
 
 from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.protocol import ALL_LINEAR, PauseMode, WeightsFolder
-from areal_lab.engines.weights import write_weights
-from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.engines.weights.folder import write_weights
+from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
 from areal_lab.training.client import TrainerProcess
 from areal_lab.training.lora import (
     add_lora,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_lab.engines.folder_check import linear_layers
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
+from areal_lab.engines.weights.verify_folder import linear_layers
 from benchmarks.tiny_model import write_tiny_model
 from tests.fault_lab.stand_in import load_model
 from tests.pipeline.rewards import even_digits

@@ -24,12 +24,12 @@ from areal_lab.config.load import load_config
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.transfer.broadcast import BroadcastSender
-from areal_lab.engines.transfer.link import EngineLink
-from areal_lab.engines.transfer.push import Outcome, Pusher, Sending
-from areal_lab.engines.transfer.records import EngineTarget, Phase, Transfer, TransferFailed
-from areal_lab.engines.transfer.tensor import TensorSender
-from areal_lab.engines.weights import tied_once
+from areal_lab.engines.weights.broadcast import BroadcastSender
+from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.link import EngineLink
+from areal_lab.engines.weights.push import Outcome, Pusher, Sending
+from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
+from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.preflight.check import ConfigError, check_transfer
 from areal_lab.training.pushing import ANSWER_MARGIN_S
 from tests.real_engines.conftest import Announce, start

@@ -45,11 +45,11 @@ import torch
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.transfer.push import Pusher
-from areal_lab.engines.transfer.records import EngineTarget
-from areal_lab.engines.transfer.serialize import encode
-from areal_lab.engines.transfer.tensor import TensorSender
-from areal_lab.engines.weights import tied_once
+from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.push import Pusher
+from areal_lab.engines.weights.records import EngineTarget
+from areal_lab.engines.weights.serialize import encode
+from areal_lab.engines.weights.tensor import TensorSender
 from tests.real_engines.conftest import only
 from tests.real_engines.lab import LONG, LONGEST, Lab, request, tokens_of, versions_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.engines.transfer.records import Transfer
-from areal_lab.engines.weights_root import choose_weights_root, remove_weights_root
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
 from areal_lab.host.shared_memory import shared_segments
 from areal_lab.training.client import TrainerProcess
 from tests.real_engines.conftest import Announce, only

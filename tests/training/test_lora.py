@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from areal_lab.engines.folder_check import adapter_parameters, check_folder, linear_layers
 from areal_lab.engines.protocol import LoraShape
-from areal_lab.engines.weights import tied_once
+from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.verify_folder import adapter_parameters, check_folder, linear_layers
 from areal_lab.training.lora import (
     add_lora,
     has_lora,

@@ -26,8 +26,8 @@ from areal_lab.engines.client.requests import Drawing
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.timeouts import Patience
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.folder_check import check_fit, check_folder, folder_shapes
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.weights.verify_folder import check_fit, check_folder, folder_shapes
 from areal_lab.models.folder import end_token_ids
 
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]

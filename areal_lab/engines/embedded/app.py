@@ -32,7 +32,7 @@ from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest
-from areal_lab.engines.weights import CorruptWeights, checksum, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, checksum, tied_once
 
 
 def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
-from areal_lab.engines.weights import CorruptWeights, read_manifest, read_weights, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, read_manifest, read_weights, tied_once
 
 _CHANGING_ROPE = {"dynamic", "longrope"}
 

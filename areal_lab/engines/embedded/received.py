@@ -21,9 +21,9 @@ from torch import Tensor
 
 from areal_lab.engines.embedded.batcher import Refused
 from areal_lab.engines.embedded.scheduler import Scheduler
-from areal_lab.engines.transfer import group as process_group
-from areal_lab.engines.transfer.serialize import UnsafePayload, decode
-from areal_lab.engines.weights import CorruptWeights
+from areal_lab.engines.weights import group as process_group
+from areal_lab.engines.weights.folder import CorruptWeights
+from areal_lab.engines.weights.serialize import UnsafePayload, decode
 
 GROUP_TIMEOUT_S = 60.0
 """Longest wait for other members of a process group. Whoever made the group gives up sooner, and by

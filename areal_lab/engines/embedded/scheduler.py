@@ -26,7 +26,7 @@ from torch import Tensor
 from areal_lab.engines.embedded.activity import ActivityLog, ActivityName
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
-from areal_lab.engines.weights import CorruptWeights, read_weights
+from areal_lab.engines.weights.folder import CorruptWeights, read_weights
 
 T = TypeVar("T")
 

@@ -70,7 +70,7 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
 
         from areal_lab.engines.embedded.batcher import Batcher
         from areal_lab.engines.embedded.loading import load_model
-        from areal_lab.engines.weights import read_manifest
+        from areal_lab.engines.weights.folder import read_manifest
         from areal_lab.models.dtypes import compute_dtype
 
     logging.disable_progress_bar()

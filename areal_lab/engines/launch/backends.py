@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, PauseMode
-from areal_lab.engines.transfer.records import Transfer
+from areal_lab.engines.weights.records import Transfer
 
 Api = Literal["sglang", "vllm"]
 """The dialect of HTTP that a server speaks."""

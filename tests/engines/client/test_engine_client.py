@@ -22,9 +22,9 @@ from areal_lab.engines.client.resubmit import continuation, merge
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.folder_check import check_folder
 from areal_lab.engines.protocol import Generated, PauseMode, WeightsFolder
-from areal_lab.engines.weights import write_weights
+from areal_lab.engines.weights.folder import write_weights
+from areal_lab.engines.weights.verify_folder import check_folder
 from tests.engines.tiny import END_TOKEN, request, tiny_model
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_lab.engines import weights as weights_module
-from areal_lab.engines import weights_root
-from areal_lab.engines.weights import (
+from areal_lab.engines.weights import folder as weights_module
+from areal_lab.engines.weights import root as weights_root
+from areal_lab.engines.weights.folder import (
     CorruptWeights,
     checksum,
     read_manifest,
@@ -24,7 +24,7 @@ from areal_lab.engines.weights import (
     tied_once,
     write_weights,
 )
-from areal_lab.engines.weights_root import (
+from areal_lab.engines.weights.root import (
     choose_weights_root,
     remove_weights_root,
 )
@@ -169,10 +169,10 @@ def test_else_the_run_folder(memory: Path, tmp_path: Path) -> None:
 def test_roots_of_the_dead_go_and_those_of_the_living_stay(memory: Path) -> None:
     mine = choose_weights_root(memory, 0)
     source = (
-        "import os, sys; from pathlib import Path; from areal_lab.engines import weights_root\n"
-        "weights_root.SHARED_MEMORY = Path(sys.argv[1])\n"
-        "root = weights_root.choose_weights_root(Path(sys.argv[1]), 0)\n"
-        "(root / 'weights').write_text('big'); print(root.name, flush=True)\n"
+        "import os, sys; from pathlib import Path; from areal_lab.engines.weights import root\n"
+        "root.SHARED_MEMORY = Path(sys.argv[1])\n"
+        "place = root.choose_weights_root(Path(sys.argv[1]), 0)\n"
+        "(place / 'weights').write_text('big'); print(place.name, flush=True)\n"
         "if sys.argv[2] == 'killed': os.kill(os.getpid(), 9)\n"
     )
 

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from areal_lab.control.events import Version
-from areal_lab.engines.transfer.link import EngineLink, Expected
-from areal_lab.engines.transfer.records import (
+from areal_lab.engines.weights.folder import checksum
+from areal_lab.engines.weights.link import EngineLink, Expected
+from areal_lab.engines.weights.records import (
     EngineFailure,
     EngineTarget,
     TransferFailed,
     WeightsInMemory,
 )
-from areal_lab.engines.weights import checksum
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from areal_lab.engines.transfer.link import EngineLink
-from areal_lab.engines.transfer.push import Sending
-from areal_lab.engines.transfer.records import Phase
-from areal_lab.engines.transfer.serialize import CHUNK_BYTES, chunks, encode, update_body
+from areal_lab.engines.weights.link import EngineLink
+from areal_lab.engines.weights.push import Sending
+from areal_lab.engines.weights.records import Phase
+from areal_lab.engines.weights.serialize import CHUNK_BYTES, chunks, encode, update_body
 
 
 class TensorSender:

@@ -17,11 +17,11 @@ import torch
 
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.transfer.broadcast import BroadcastSender
-from areal_lab.engines.transfer.push import Outcome, Pusher
-from areal_lab.engines.transfer.records import EngineTarget, Phase
-from areal_lab.engines.transfer.tensor import TensorSender
-from areal_lab.engines.weights import tied_once, write_weights
+from areal_lab.engines.weights.broadcast import BroadcastSender
+from areal_lab.engines.weights.folder import tied_once, write_weights
+from areal_lab.engines.weights.push import Outcome, Pusher
+from areal_lab.engines.weights.records import EngineTarget, Phase
+from areal_lab.engines.weights.tensor import TensorSender
 from tests.engines.tiny import plain_logprobs, request, tiny_model
 
 T = TypeVar("T")

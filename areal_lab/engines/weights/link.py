@@ -13,8 +13,8 @@ import httpx
 from torch import Tensor
 
 from areal_lab.control.events import Version
-from areal_lab.engines.transfer.checks import difference, sglang_checksums
-from areal_lab.engines.transfer.records import (
+from areal_lab.engines.weights.checksums import difference, sglang_checksums
+from areal_lab.engines.weights.records import (
     EngineTarget,
     Phase,
     Problem,

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from areal_lab.control.events import Version
-from areal_lab.engines.transfer import group as process_group
-from areal_lab.engines.transfer.link import EngineLink
-from areal_lab.engines.transfer.push import Sending
-from areal_lab.engines.transfer.records import Phase, TransferFailed
+from areal_lab.engines.weights import group as process_group
+from areal_lab.engines.weights.link import EngineLink
+from areal_lab.engines.weights.push import Sending
+from areal_lab.engines.weights.records import Phase, TransferFailed
 
 ATTEMPTS = 2
 

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.engines.weights_root import in_memory
+from areal_lab.engines.weights.root import in_memory
 
 MANIFEST = "manifest.json"
 KEPT_FOLDERS = 2

@@ -1,1 +1,0 @@
-"""Ways of a trainer's weights into engines; see `records` for what there is."""

@@ -1,0 +1,1 @@
+"""Bring a version of the weights into engines; shared with the trainer."""
