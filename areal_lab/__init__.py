@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from areal_lab.data.problems import ProblemSet as ProblemSet
     from areal_lab.data.trajectory import Segment as Segment
     from areal_lab.data.trajectory import Trajectory as Trajectory
-    from areal_lab.pipeline.reports import StepReport as StepReport
+    from areal_lab.pipeline.step_report import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import train as train
 
@@ -24,7 +24,7 @@ _HOMES = {
     "Problem": "areal_lab.data.problems",
     "ProblemSet": "areal_lab.data.problems",
     "Segment": "areal_lab.data.trajectory",
-    "StepReport": "areal_lab.pipeline.reports",
+    "StepReport": "areal_lab.pipeline.step_report",
     "TrainConfig": "areal_lab.config.schema",
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",

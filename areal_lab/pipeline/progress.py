@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.step_report import StepReport
 
 _BAR_WIDTH = 32
 _REMIND_S = 10.0

@@ -23,17 +23,17 @@ from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopReq
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.host.processes import peak_rss_bytes
-from areal_lab.pipeline.bring_up import Task, bring_up
 from areal_lab.pipeline.drive import drive
-from areal_lab.pipeline.ending import Known, summary_so_far, write_failure
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.outcome import Known, summary_so_far, write_failure
+from areal_lab.pipeline.performer import LiveRun
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.startup import Task, bring_up
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.limits import limits_of
 from areal_lab.rewards.service import RewardFunction

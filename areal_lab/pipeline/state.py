@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import Child
-from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.performer import LiveRun
 
 
 @dataclass(slots=True)

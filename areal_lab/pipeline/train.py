@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.pipeline.progress import Display, Silent
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import StopSignal
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from areal_lab.control.events import (
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.pipeline.rollout import Recomputed
-from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.servers.pool import Servers
 from areal_lab.runlog.file import EventLog, read_log_file
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.replay import check_replay

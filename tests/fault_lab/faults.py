@@ -26,9 +26,9 @@ from areal_lab.control.events import (
 from areal_lab.engines.client.engine_client import EngineClient, EngineError
 from areal_lab.engines.launch.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.servers.health import Health
 from areal_lab.pipeline.state import RunState
-from areal_lab.pipeline.watch import Health
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import read_log_file
 from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
 from tests.fault_lab.lab import FaultLab

@@ -31,14 +31,14 @@ from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.pipeline.attach import attach
-from areal_lab.pipeline.courier import Bring, Weights, courier_from
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.live import LiveRun
+from areal_lab.pipeline.performer import LiveRun
 from areal_lab.pipeline.rollout import Rollout, request_id
-from areal_lab.pipeline.servers import Place, Servers
-from areal_lab.pipeline.watch import Health
+from areal_lab.pipeline.servers.attach import attach
+from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.pool import Place, Servers
+from areal_lab.pipeline.servers.push import Bring, Weights, courier_from
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import RunHeader

@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM
 from areal_lab.engines.weights.root import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.folder import RunFolder
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (

@@ -13,7 +13,7 @@ import torch
 import areal_lab
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.pipeline.reports import StepReport
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import TrainingRun
 from areal_lab.preflight.check import ConfigError
 from areal_lab.preflight.limits import limits_of, threads_of

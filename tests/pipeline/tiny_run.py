@@ -15,9 +15,9 @@ from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId
 from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.step_report import StepReport
 from benchmarks.tiny_model import write_tiny_model
 
 

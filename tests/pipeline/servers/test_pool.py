@@ -20,9 +20,9 @@ from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.processes import ChildDied, start_command
-from areal_lab.pipeline import attach
-from areal_lab.pipeline.servers import Place, Servers
-from areal_lab.pipeline.watch import Health
+from areal_lab.pipeline.servers import attach
+from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.pool import Place, Servers
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
@@ -148,7 +148,7 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start of a run, and when it comes back: the broken connection is only a symptom."""
-    monkeypatch.setattr("areal_lab.pipeline.servers.MEND_PAUSE_S", 0.0)
+    monkeypatch.setattr("areal_lab.pipeline.servers.pool.MEND_PAUSE_S", 0.0)
     dies = False
 
     async def answer(_: httpx.Request) -> httpx.Response:

@@ -20,8 +20,8 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
-from areal_lab.pipeline.attach import attach, give_base
-from areal_lab.pipeline.servers import Place
+from areal_lab.pipeline.servers.attach import attach, give_base
+from areal_lab.pipeline.servers.pool import Place
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of
 from areal_lab.preflight.version_size import version_bytes

@@ -26,11 +26,11 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
 from areal_lab.engines.client.partial import NOTHING, Partial
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.pipeline.courier import Weights
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
-from areal_lab.pipeline.server import Server
-from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.servers.push import Weights
+from areal_lab.pipeline.servers.server import Server
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.incidents import COUNTED

@@ -25,17 +25,22 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.pipeline.courier import courier_from
-from areal_lab.pipeline.ending import Known
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.places import attach_to, count_engines, engine_places, make_weights_root
+from areal_lab.pipeline.outcome import Known
+from areal_lab.pipeline.performer import LiveRun
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.reports import StepReport
 from areal_lab.pipeline.rollout import Rollout
-from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.servers.push import courier_from
+from areal_lab.pipeline.servers.sources import (
+    attach_to,
+    count_engines,
+    engine_places,
+    make_weights_root,
+)
 from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.watch import Health
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, threads_of
 from areal_lab.rewards.service import RewardFunction, RewardService

@@ -30,9 +30,9 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.pipeline.courier import Courier, Weights
-from areal_lab.pipeline.server import Server
-from areal_lab.pipeline.watch import Health, cause, watch, while_it_answers
+from areal_lab.pipeline.servers.health import Health, cause, watch, while_it_answers
+from areal_lab.pipeline.servers.push import Courier, Weights
+from areal_lab.pipeline.servers.server import Server
 
 MEND_PAUSE_S = 1.0
 """Before a server that could not be mended is tried again: what was in its way may be gone."""

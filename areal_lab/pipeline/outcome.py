@@ -13,8 +13,8 @@ from typing import Any
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.evaluate import HeldOutReward
-from areal_lab.pipeline.live import LiveRun
-from areal_lab.pipeline.servers import Servers
+from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.servers.pool import Servers
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import Threads, limits_of
 from areal_lab.runlog.file import read_log_file

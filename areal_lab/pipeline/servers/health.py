@@ -26,7 +26,7 @@ from typing import Any
 
 from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.host.processes import ChildDied
-from areal_lab.pipeline.server import DEATH_NOTICE_S, Server
+from areal_lab.pipeline.servers.server import DEATH_NOTICE_S, Server
 
 RETRY_S = 0.1
 """Between two questions to a server that refuses to answer."""

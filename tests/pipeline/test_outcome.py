@@ -15,9 +15,9 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.ending import Known, write_failure
-from areal_lab.pipeline.servers import Servers
-from areal_lab.pipeline.watch import Health
+from areal_lab.pipeline.outcome import Known, write_failure
+from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.pool import Servers
 from areal_lab.preflight.limits import Threads
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.folder import RunFolder

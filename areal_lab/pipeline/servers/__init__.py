@@ -1,0 +1,1 @@
+"""The run's inference servers: started or attached, watched, restarted."""
