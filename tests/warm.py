@@ -37,7 +37,7 @@ import pytest
 
 from areal_lab.host.processes import importing_much
 
-WARM = ("areal_lab.training.worker", "areal_lab.engines.embedded.server")
+WARM = ("areal_lab.training.process.worker", "areal_lab.engines.embedded.server")
 """What is forked; every other command is started as it stands."""
 
 LOADED = (
@@ -48,7 +48,7 @@ LOADED = (
     "areal_lab.engines.embedded.batcher",
     "areal_lab.engines.embedded.loading",
     "areal_lab.engines.embedded.scheduler",
-    "areal_lab.training.serve",
+    "areal_lab.training.process.serve",
     "transformers.models.llama.modeling_llama",
 )
 """Imported beforehand: what the two import when they run, on the tests' models."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.host.processes import Child, ChildDied
-from areal_lab.training.client import TrainerProcess
+from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 
 Result = TypeVar("Result")

@@ -23,7 +23,7 @@ from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import Log, RunHeader
 from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.runlog.summary import build_summary, counted
-from areal_lab.training.client import TrainerProcess
+from areal_lab.training.process.client import TrainerProcess
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
-from areal_lab.training.client import TrainerProcess
+from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 
 

@@ -17,7 +17,7 @@ from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import TrainingRun
 from areal_lab.preflight.check import ConfigError
 from areal_lab.preflight.limits import limits_of, threads_of
-from areal_lab.training.client import TrainingError
+from areal_lab.training.process.client import TrainingError
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import tiny_config
 

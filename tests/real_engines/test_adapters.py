@@ -22,13 +22,13 @@ from areal_lab.engines.client.engine_client import EngineError, EngineUnreachabl
 from areal_lab.engines.protocol import ALL_LINEAR, PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
-from areal_lab.training.client import TrainerProcess
 from areal_lab.training.lora import (
     add_lora,
     merged_tensors,
     target_modules,
     write_adapter_folder,
 )
+from areal_lab.training.process.client import TrainerProcess
 from tests.real_engines.conftest import EACH_ENGINE, Announce, start
 from tests.real_engines.engines import ENGINES
 from tests.real_engines.lab import (

@@ -31,7 +31,7 @@ from areal_lab.engines.weights.push import Outcome, Pusher, Sending
 from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.preflight.check import ConfigError, check_transfer
-from areal_lab.training.pushing import ANSWER_MARGIN_S
+from areal_lab.training.process.pushing import ANSWER_MARGIN_S
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 

@@ -10,7 +10,7 @@ import pytest
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
 from areal_lab.host.shared_memory import shared_segments
-from areal_lab.training.client import TrainerProcess
+from areal_lab.training.process.client import TrainerProcess
 from tests.real_engines.conftest import Announce, only
 from tests.real_engines.lab import BOUND_S, Lab, request, versions_of
 from tests.training.tiny import random_batch, settings_for

@@ -28,7 +28,7 @@ from areal_lab.training.lora import (
 )
 from areal_lab.training.merged_product import Adapted, merged_product
 from areal_lab.training.model import load_policy
-from areal_lab.training.serve import ADAPTER_FOLDER, export, first_weights, save_folder
+from areal_lab.training.process.serve import ADAPTER_FOLDER, export, first_weights, save_folder
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, _micro_batches, make_learner, score, train_batch
 from tests.training.tiny import (

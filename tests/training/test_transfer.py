@@ -26,7 +26,7 @@ from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import checksum
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, Phase, WeightsInMemory
 from areal_lab.pipeline.servers.push import courier_from
-from areal_lab.training.client import TrainerProcess, TrainingError
+from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import Pushed, PushRequest, SaveRequest, Span
 from tests.training.tiny import random_batch, save_model, settings_for
 

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from areal_lab.host.processes import ChildDied
-from areal_lab.training.client import TrainerProcess, TrainingError
+from areal_lab.training.process.client import TrainerProcess, TrainingError
+from areal_lab.training.process.serve import train
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
-from areal_lab.training.serve import train
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
 
@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> N
 
 def test_the_pipelines_side_loads_no_torch() -> None:
     code = (
-        "import sys, areal_lab.training.client, areal_lab.models.locate;"
+        "import sys, areal_lab.training.process.client, areal_lab.models.locate;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -23,7 +23,7 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
-from areal_lab.training.client import TrainerProcess
+from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, PushRequest
 
 Weights: TypeAlias = WeightsFolder | WeightsInMemory

@@ -37,6 +37,7 @@ from areal_lab.training.lora import (
     write_adapter_folder,
 )
 from areal_lab.training.model import load_policy
+from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.protocol import (
     Exported,
     ExportRequest,
@@ -47,7 +48,6 @@ from areal_lab.training.protocol import (
     TrainerReady,
     TrainStepResult,
 )
-from areal_lab.training.pushing import make_pusher, start_pushing
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, make_learner, train_batch
 

@@ -84,7 +84,7 @@ class TrainerProcess:
             fds = [theirs.fileno(), push_theirs.fileno()]
             child = await start_child(
                 "trainer",
-                "areal_lab.training.worker",
+                "areal_lab.training.process.worker",
                 [
                     *("--fd", str(fds[0]), "--push-fd", str(fds[1])),
                     *("--settings", settings.to_json()),

@@ -1,4 +1,4 @@
-"""The trainer process: `python -m areal_lab.training.worker --fd N --settings JSON`.
+"""The trainer process: `python -m areal_lab.training.process.worker --fd N --settings JSON`.
 
 Reads pickled records of `areal_lab.training.protocol` from inherited sockets and answers them;
 log lines go to standard error. Whatever goes wrong is sent as `TrainerFailed`, and the process
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         # Imported here so that a torch that does not load is reported like every other error.
         with importing_much():
-            from areal_lab.training.serve import serve
+            from areal_lab.training.process.serve import serve
 
         code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)
     except Exception as error:

@@ -1,0 +1,1 @@
+"""The trainer's process, and how to talk to it."""
