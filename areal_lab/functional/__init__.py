@@ -8,7 +8,7 @@ docs/functional/README.md is the map: one page per family.
 # isort: off
 
 # --- policy losses, and the protocol for your own
-from areal_lab.functional.losses import (
+from areal_lab.functional.losses.policy import (
     PolicyLossResult,
     PlainLoss,
     HasLoss,
@@ -18,7 +18,7 @@ from areal_lab.functional.losses import (
     policy_loss,
     anchored_at_behavior,
 )
-from areal_lab.functional.clipped_losses import (
+from areal_lab.functional.losses.clipped import (
     grpo,
     dr_grpo,
     dapo,
@@ -26,7 +26,7 @@ from areal_lab.functional.clipped_losses import (
     clip_cov,
     kl_cov,
 )
-from areal_lab.functional.corrected_losses import (
+from areal_lab.functional.losses.corrected import (
     token_tis,
     sequence_tis,
     icepop,
@@ -35,7 +35,7 @@ from areal_lab.functional.corrected_losses import (
     m2po,
     a3po,
 )
-from areal_lab.functional.reinforce_losses import (
+from areal_lab.functional.losses.reinforce import (
     reinforce,
     cispo,
     truncated_reinforce,
@@ -44,14 +44,14 @@ from areal_lab.functional.reinforce_losses import (
     topr,
     positive_nll,
 )
-from areal_lab.functional.divergence_losses import (
+from areal_lab.functional.losses.divergence import (
     dppo_tv,
     dppo_kl,
     prime_rl,
     kimi,
     dro,
 )
-from areal_lab.functional.sequence_losses import (
+from areal_lab.functional.losses.sequence import (
     gspo,
     gspo_token,
     luspo,
@@ -283,7 +283,7 @@ from areal_lab.functional.filters import (
 )
 
 # --- supervised, preference and distillation losses
-from areal_lab.functional.supervised import (
+from areal_lab.functional.losses.supervised import (
     ErrorFunction,
     SFTLoss,
     ValueLoss,
@@ -293,7 +293,7 @@ from areal_lab.functional.supervised import (
     squared_error,
     huber_error,
 )
-from areal_lab.functional.preference import (
+from areal_lab.functional.losses.preference import (
     PreferenceObjective,
     PreferenceLoss,
     BradleyTerryLoss,
@@ -306,7 +306,7 @@ from areal_lab.functional.preference import (
     squared_objective,
     bradley_terry_loss,
 )
-from areal_lab.functional.distillation import (
+from areal_lab.functional.losses.distillation import (
     Tail,
     OnPolicyDistillationLoss,
     DistillationLoss,

@@ -42,7 +42,9 @@ from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.summary import PEAK_MEMORY
 
 if TYPE_CHECKING:
-    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+    from areal_lab.functional.losses.policy import (
+        HasLoss,  # loads torch, which this process can spare
+    )
 
 
 WIND_UP_S = 8.0

@@ -52,7 +52,9 @@ from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import settings_from_config
 
 if TYPE_CHECKING:
-    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+    from areal_lab.functional.losses.policy import (
+        HasLoss,  # loads torch, which this process can spare
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ from areal_lab.pipeline.step_report import StepReport
 from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:
-    from areal_lab.functional.losses import HasLoss  # loads torch, which this process can spare
+    from areal_lab.functional.losses.policy import (
+        HasLoss,  # loads torch, which this process can spare
+    )
 
 
 class TrainingRun:

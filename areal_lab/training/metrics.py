@@ -18,7 +18,7 @@ from torch import Tensor
 from areal_lab.control.events import Version
 from areal_lab.data.batch import PackedBatch
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.functional.losses import HasLoss
+from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness import effective_sample_size, token_lag, trajectory_lag
 from areal_lab.training.forward import Predictions

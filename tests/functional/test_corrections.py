@@ -25,7 +25,7 @@ from areal_lab.functional.corrections import (
     unbounded,
 )
 from areal_lab.functional.kl import k1, k2, k3
-from areal_lab.functional.losses import decoupled_ppo, policy_loss
+from areal_lab.functional.losses.policy import decoupled_ppo, policy_loss
 from areal_lab.functional.rejection import (
     divergence_mask,
     off_policy_sequence_mask,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.losses import decoupled_ppo
+from areal_lab.functional.losses.policy import decoupled_ppo
 from areal_lab.functional.proximal import (
     a3po_proximal_logprobs,
     ema_update,

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.clipped_losses import (
+from areal_lab.functional.losses.clipped import (
     clip_cov,
     dapo,
     dr_grpo,
@@ -16,7 +16,7 @@ from areal_lab.functional.clipped_losses import (
     grpo,
     kl_cov,
 )
-from areal_lab.functional.corrected_losses import (
+from areal_lab.functional.losses.corrected import (
     a3po,
     geometric_mis,
     icepop,
@@ -25,8 +25,8 @@ from areal_lab.functional.corrected_losses import (
     sequence_tis,
     token_tis,
 )
-from areal_lab.functional.divergence_losses import dppo_kl, dppo_tv, dro, kimi, prime_rl
-from areal_lab.functional.reinforce_losses import (
+from areal_lab.functional.losses.divergence import dppo_kl, dppo_tv, dro, kimi, prime_rl
+from areal_lab.functional.losses.reinforce import (
     aipo,
     cispo,
     importance_sampling,
@@ -35,7 +35,7 @@ from areal_lab.functional.reinforce_losses import (
     topr,
     truncated_reinforce,
 )
-from areal_lab.functional.sequence_losses import gmpo, gspo, gspo_token, luspo, sapo, vespo
+from areal_lab.functional.losses.sequence import gmpo, gspo, gspo_token, luspo, sapo, vespo
 from tests.functional.case import Case, Ragged
 from tests.functional.cases.losses import tokens
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional import sequence_mean
-from areal_lab.functional.distillation import (
+from areal_lab.functional.losses.distillation import (
     distillation_advantages,
     distillation_loss,
     drop_tail,

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.preference import (
+from areal_lab.functional.losses.preference import (
     bradley_terry_loss,
     dpo_loss,
     ipo_loss,

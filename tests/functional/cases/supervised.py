@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional import sequence_mean
-from areal_lab.functional.supervised import huber_error, sft_loss, squared_error, value_loss
+from areal_lab.functional.losses.supervised import huber_error, sft_loss, squared_error, value_loss
 from tests.functional.case import Case, Ragged
 
 

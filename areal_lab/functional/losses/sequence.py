@@ -23,7 +23,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, sequence_mean, sequence_sum_mean, token_mean
 from areal_lab.functional.corrections import Correction, unbounded
-from areal_lab.functional.losses import PolicyLossResult, policy_loss
+from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.ratios import sequence_ratio, sequence_token_ratio
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.smooth_surrogates import (

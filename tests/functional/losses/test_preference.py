@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import Segments, packed_sequences
-from areal_lab.functional.preference import (
+from areal_lab.functional.losses.preference import (
     bradley_terry_loss,
     dpo_loss,
     ipo_loss,

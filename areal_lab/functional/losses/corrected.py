@@ -30,7 +30,7 @@ from areal_lab.functional.corrections import (
     truncate,
     unbounded,
 )
-from areal_lab.functional.losses import PolicyLossResult, decoupled_ppo, policy_loss
+from areal_lab.functional.losses.policy import PolicyLossResult, decoupled_ppo, policy_loss
 from areal_lab.functional.proximal import a3po_proximal_logprobs
 from areal_lab.functional.reinforce_surrogates import importance_surrogate
 from areal_lab.functional.second_moment import mask_second_moment

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import sequence_mean, token_mean
-from areal_lab.functional.supervised import (
+from areal_lab.functional.losses.supervised import (
     half_squared_error,
     huber_error,
     sft_loss,

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import sequence_mean, token_mean
-from areal_lab.functional.distillation import (
+from areal_lab.functional.kl import full_kl
+from areal_lab.functional.losses.distillation import (
     distillation_advantages,
     distillation_loss,
     drop_tail,
@@ -21,7 +22,6 @@ from areal_lab.functional.distillation import (
     renormalize_tail,
     topk_distillation_loss,
 )
-from areal_lab.functional.kl import full_kl
 from areal_lab.functional.vocabulary_divergences import (
     forward_kl,
     generalized_jsd,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.aggregate import prompt_mean
-from areal_lab.functional.clipped_losses import (
+from areal_lab.functional.corrections import chain, keep, mask_outside, truncate
+from areal_lab.functional.losses.clipped import (
     clip_cov,
     dapo,
     dr_grpo,
@@ -21,7 +22,7 @@ from areal_lab.functional.clipped_losses import (
     grpo,
     kl_cov,
 )
-from areal_lab.functional.corrected_losses import (
+from areal_lab.functional.losses.corrected import (
     a3po,
     geometric_mis,
     icepop,
@@ -30,11 +31,9 @@ from areal_lab.functional.corrected_losses import (
     sequence_tis,
     token_tis,
 )
-from areal_lab.functional.corrections import chain, keep, mask_outside, truncate
-from areal_lab.functional.divergence_losses import dppo_kl, dppo_tv, dro, kimi, prime_rl
-from areal_lab.functional.losses import PolicyLoss, decoupled_ppo, policy_loss, ppo
-from areal_lab.functional.proximal import a3po_proximal_logprobs
-from areal_lab.functional.reinforce_losses import (
+from areal_lab.functional.losses.divergence import dppo_kl, dppo_tv, dro, kimi, prime_rl
+from areal_lab.functional.losses.policy import PolicyLoss, decoupled_ppo, policy_loss, ppo
+from areal_lab.functional.losses.reinforce import (
     aipo,
     cispo,
     importance_sampling,
@@ -43,11 +42,12 @@ from areal_lab.functional.reinforce_losses import (
     topr,
     truncated_reinforce,
 )
+from areal_lab.functional.losses.sequence import gmpo, gspo, gspo_token, luspo, sapo, vespo
+from areal_lab.functional.proximal import a3po_proximal_logprobs
 from areal_lab.functional.reinforce_surrogates import importance_surrogate
 from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.segments import Segments, padded_sequence_ids
 from areal_lab.functional.sequence_corrections import sequence_product
-from areal_lab.functional.sequence_losses import gmpo, gspo, gspo_token, luspo, sapo, vespo
 from areal_lab.functional.surrogates import clip_surrogate
 from tests.reference import algorithms as slow
 from tests.reference.proximal import share_of_theta

@@ -28,7 +28,7 @@ from areal_lab.functional.divergence_surrogates import (
     dppo_tv_surrogate,
     prime_rl_surrogate,
 )
-from areal_lab.functional.losses import PolicyLossResult, policy_loss
+from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.squared_surrogates import dro_surrogate, kimi_sequence_surrogate
 from areal_lab.functional.surrogates import ClipEpsilon

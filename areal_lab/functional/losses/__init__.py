@@ -1,0 +1,1 @@
+"""Policy, supervised, preference and distillation losses, composed of the other rooms."""
