@@ -70,14 +70,14 @@ from areal_lab.functional.ratios import (
     segment_ratio,
     sequence_product_ratio,
 )
-from areal_lab.functional.surrogates import (
+from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
     SurrogateFunction,
     clip_surrogate,
     dual_clip_surrogate,
 )
-from areal_lab.functional.reinforce_surrogates import (
+from areal_lab.functional.surrogates.reinforce import (
     reinforce_surrogate,
     importance_surrogate,
     cispo_surrogate,
@@ -87,23 +87,23 @@ from areal_lab.functional.reinforce_surrogates import (
     topr_surrogate,
     weighted_logprobs,
 )
-from areal_lab.functional.smooth_surrogates import (
+from areal_lab.functional.surrogates.smooth import (
     sapo_surrogate,
     gmpo_surrogate,
     vespo_surrogate,
 )
-from areal_lab.functional.divergence_surrogates import (
+from areal_lab.functional.surrogates.divergence import (
     dppo_tv_surrogate,
     dppo_kl_surrogate,
     prime_rl_surrogate,
     prime_rl_ipo_surrogate,
 )
-from areal_lab.functional.squared_surrogates import (
+from areal_lab.functional.surrogates.squared import (
     kimi_surrogate,
     kimi_sequence_surrogate,
     dro_surrogate,
 )
-from areal_lab.functional.covariance_surrogates import (
+from areal_lab.functional.surrogates.covariance import (
     clip_cov_surrogate,
     kl_cov_surrogate,
     advantage_covariance,

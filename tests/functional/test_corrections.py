@@ -43,7 +43,7 @@ from areal_lab.functional.sequence_corrections import (
     sequence_product,
     sum_of_sequence,
 )
-from areal_lab.functional.surrogates import clip_surrogate
+from areal_lab.functional.surrogates.clip import clip_surrogate
 from tests.reference import corrections as reference
 
 ROWS = st.lists(st.lists(st.floats(-1.5, 1.5), max_size=6), min_size=1, max_size=6).filter(any)

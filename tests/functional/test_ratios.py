@@ -20,7 +20,7 @@ from areal_lab.functional.ratios import (
     token_ratio,
 )
 from areal_lab.functional.segments import Segments, packed_sequences
-from areal_lab.functional.surrogates import clip_surrogate
+from areal_lab.functional.surrogates.clip import clip_surrogate
 from tests.reference import surrogates as reference
 
 RATIOS = [

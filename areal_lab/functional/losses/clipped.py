@@ -26,10 +26,10 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, fixed_length_mean, sequence_mean, token_mean
 from areal_lab.functional.corrections import Correction, unbounded
-from areal_lab.functional.covariance_surrogates import clip_cov_surrogate, kl_cov_surrogate
 from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.surrogates import ClipEpsilon, clip_surrogate, dual_clip_surrogate
+from areal_lab.functional.surrogates.clip import ClipEpsilon, clip_surrogate, dual_clip_surrogate
+from areal_lab.functional.surrogates.covariance import clip_cov_surrogate, kl_cov_surrogate
 
 
 def grpo(

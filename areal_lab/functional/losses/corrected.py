@@ -32,11 +32,11 @@ from areal_lab.functional.corrections import (
 )
 from areal_lab.functional.losses.policy import PolicyLossResult, decoupled_ppo, policy_loss
 from areal_lab.functional.proximal import a3po_proximal_logprobs
-from areal_lab.functional.reinforce_surrogates import importance_surrogate
 from areal_lab.functional.second_moment import mask_second_moment
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.sequence_corrections import mask_sequences_outside, sequence_product
-from areal_lab.functional.surrogates import ClipEpsilon
+from areal_lab.functional.surrogates.clip import ClipEpsilon
+from areal_lab.functional.surrogates.reinforce import importance_surrogate
 
 
 def token_tis(

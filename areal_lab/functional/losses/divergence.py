@@ -23,15 +23,15 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, sequence_sum_mean, token_mean
 from areal_lab.functional.corrections import Correction, unbounded
-from areal_lab.functional.divergence_surrogates import (
+from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
+from areal_lab.functional.segments import Segments
+from areal_lab.functional.surrogates.clip import ClipEpsilon
+from areal_lab.functional.surrogates.divergence import (
     dppo_kl_surrogate,
     dppo_tv_surrogate,
     prime_rl_surrogate,
 )
-from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
-from areal_lab.functional.segments import Segments
-from areal_lab.functional.squared_surrogates import dro_surrogate, kimi_sequence_surrogate
-from areal_lab.functional.surrogates import ClipEpsilon
+from areal_lab.functional.surrogates.squared import dro_surrogate, kimi_sequence_surrogate
 
 
 def dppo_tv(

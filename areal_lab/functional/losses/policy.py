@@ -25,7 +25,7 @@ from areal_lab.functional.corrections import Correction, behavior_weight, unboun
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip_surrogate
+from areal_lab.functional.surrogates.clip import ClipEpsilon, SurrogateFunction, clip_surrogate
 
 
 class PolicyLossResult(NamedTuple):

@@ -26,7 +26,9 @@ from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.corrections import Correction, unbounded
 from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.ratios import sequence_product_ratio
-from areal_lab.functional.reinforce_surrogates import (
+from areal_lab.functional.segments import Segments
+from areal_lab.functional.surrogates.clip import ClipEpsilon
+from areal_lab.functional.surrogates.reinforce import (
     aipo_surrogate,
     cispo_surrogate,
     importance_surrogate,
@@ -34,8 +36,6 @@ from areal_lab.functional.reinforce_surrogates import (
     topr_surrogate,
     truncated_reinforce_surrogate,
 )
-from areal_lab.functional.segments import Segments
-from areal_lab.functional.surrogates import ClipEpsilon
 
 
 def reinforce(

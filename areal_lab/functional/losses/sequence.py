@@ -26,12 +26,12 @@ from areal_lab.functional.corrections import Correction, unbounded
 from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.ratios import sequence_ratio, sequence_token_ratio
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.smooth_surrogates import (
+from areal_lab.functional.surrogates.clip import ClipEpsilon, clip_surrogate
+from areal_lab.functional.surrogates.smooth import (
     gmpo_surrogate,
     sapo_surrogate,
     vespo_surrogate,
 )
-from areal_lab.functional.surrogates import ClipEpsilon, clip_surrogate
 
 
 def gspo(

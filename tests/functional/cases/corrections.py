@@ -35,7 +35,7 @@ from areal_lab.functional.sequence_corrections import (
     sequence_product,
     sum_of_sequence,
 )
-from areal_lab.functional.surrogates import clip_surrogate
+from areal_lab.functional.surrogates.clip import clip_surrogate
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 from tests.functional.cases.losses import tokens
 

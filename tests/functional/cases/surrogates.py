@@ -11,19 +11,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.covariance_surrogates import (
+from areal_lab.functional.ratios import AnchoredPolicy, sequence_token_ratio, token_ratio
+from areal_lab.functional.segments import sequences_or_rows
+from areal_lab.functional.surrogates.clip import clip_surrogate, dual_clip_surrogate
+from areal_lab.functional.surrogates.covariance import (
     advantage_covariance,
     clip_cov_surrogate,
     kl_cov_surrogate,
 )
-from areal_lab.functional.divergence_surrogates import (
+from areal_lab.functional.surrogates.divergence import (
     dppo_kl_surrogate,
     dppo_tv_surrogate,
     prime_rl_ipo_surrogate,
     prime_rl_surrogate,
 )
-from areal_lab.functional.ratios import AnchoredPolicy, sequence_token_ratio, token_ratio
-from areal_lab.functional.reinforce_surrogates import (
+from areal_lab.functional.surrogates.reinforce import (
     aipo_surrogate,
     cispo_surrogate,
     icepop_surrogate,
@@ -33,18 +35,16 @@ from areal_lab.functional.reinforce_surrogates import (
     truncated_reinforce_surrogate,
     weighted_logprobs,
 )
-from areal_lab.functional.segments import sequences_or_rows
-from areal_lab.functional.smooth_surrogates import (
+from areal_lab.functional.surrogates.smooth import (
     gmpo_surrogate,
     sapo_surrogate,
     vespo_surrogate,
 )
-from areal_lab.functional.squared_surrogates import (
+from areal_lab.functional.surrogates.squared import (
     dro_surrogate,
     kimi_sequence_surrogate,
     kimi_surrogate,
 )
-from areal_lab.functional.surrogates import clip_surrogate, dual_clip_surrogate
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 RATIO, LOGPROBS, BOTH = (0,), (1,), (0, 1)

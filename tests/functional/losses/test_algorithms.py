@@ -44,11 +44,11 @@ from areal_lab.functional.losses.reinforce import (
 )
 from areal_lab.functional.losses.sequence import gmpo, gspo, gspo_token, luspo, sapo, vespo
 from areal_lab.functional.proximal import a3po_proximal_logprobs
-from areal_lab.functional.reinforce_surrogates import importance_surrogate
 from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.segments import Segments, padded_sequence_ids
 from areal_lab.functional.sequence_corrections import sequence_product
-from areal_lab.functional.surrogates import clip_surrogate
+from areal_lab.functional.surrogates.clip import clip_surrogate
+from areal_lab.functional.surrogates.reinforce import importance_surrogate
 from tests.reference import algorithms as slow
 from tests.reference.proximal import share_of_theta
 

@@ -12,14 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from areal_lab.functional.divergence_surrogates import (
+from areal_lab.functional.ratios import sequence_product_ratio, token_ratio
+from areal_lab.functional.surrogates.clip import (
+    Surrogate,
+    clip_bounds,
+    clip_surrogate,
+    dual_clip_surrogate,
+)
+from areal_lab.functional.surrogates.divergence import (
     dppo_kl_surrogate,
     dppo_tv_surrogate,
     prime_rl_ipo_surrogate,
     prime_rl_surrogate,
 )
-from areal_lab.functional.ratios import sequence_product_ratio, token_ratio
-from areal_lab.functional.reinforce_surrogates import (
+from areal_lab.functional.surrogates.reinforce import (
     aipo_surrogate,
     cispo_surrogate,
     icepop_surrogate,
@@ -29,21 +35,15 @@ from areal_lab.functional.reinforce_surrogates import (
     truncated_reinforce_surrogate,
     weighted_logprobs,
 )
-from areal_lab.functional.smooth_surrogates import (
+from areal_lab.functional.surrogates.smooth import (
     gmpo_surrogate,
     sapo_surrogate,
     vespo_surrogate,
 )
-from areal_lab.functional.squared_surrogates import (
+from areal_lab.functional.surrogates.squared import (
     dro_surrogate,
     kimi_sequence_surrogate,
     kimi_surrogate,
-)
-from areal_lab.functional.surrogates import (
-    Surrogate,
-    clip_bounds,
-    clip_surrogate,
-    dual_clip_surrogate,
 )
 from tests.reference import surrogates as reference
 

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy
-from areal_lab.functional.reinforce_surrogates import weighted_logprobs
 from areal_lab.functional.segments import segment_reduce
-from areal_lab.functional.surrogates import (
+from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
     clip_bounds,
     surrogate_advantages,
 )
+from areal_lab.functional.surrogates.reinforce import weighted_logprobs
 
 # sigmoid(40) is 1 in every floating type, and its gradient an exact 0.
 _SATURATED = 40.0

@@ -19,7 +19,7 @@ from torch import Tensor
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy, capped_ratio
-from areal_lab.functional.surrogates import (
+from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
     log_clip_bounds,

@@ -17,13 +17,13 @@ from torch import Tensor
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import masked_mean, select
 from areal_lab.functional.ratios import AnchoredPolicy
-from areal_lab.functional.reinforce_surrogates import importance_surrogate
-from areal_lab.functional.surrogates import (
+from areal_lab.functional.surrogates.clip import (
     Surrogate,
     SurrogateFunction,
     clip_surrogate,
     surrogate_advantages,
 )
+from areal_lab.functional.surrogates.reinforce import importance_surrogate
 
 
 def clip_cov_surrogate(

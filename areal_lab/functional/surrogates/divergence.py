@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy, check_cap
-from areal_lab.functional.surrogates import (
+from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
     clip_bounds,

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from areal_lab.functional.ratios import AnchoredPolicy
-from areal_lab.functional.reinforce_surrogates import reinforce_surrogate
 from areal_lab.functional.segments import segment_reduce
-from areal_lab.functional.surrogates import Surrogate
+from areal_lab.functional.surrogates.clip import Surrogate
+from areal_lab.functional.surrogates.reinforce import reinforce_surrogate
 
 
 def kimi_surrogate(

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.covariance_surrogates import (
+from areal_lab.functional.ratios import token_ratio
+from areal_lab.functional.surrogates.clip import clip_surrogate
+from areal_lab.functional.surrogates.covariance import (
     advantage_covariance,
     clip_cov_surrogate,
     kl_cov_surrogate,
 )
-from areal_lab.functional.ratios import token_ratio
-from areal_lab.functional.reinforce_surrogates import importance_surrogate
-from areal_lab.functional.surrogates import clip_surrogate
+from areal_lab.functional.surrogates.reinforce import importance_surrogate
 from tests.reference import surrogates as reference
 
 SHAPE = (5, 8)

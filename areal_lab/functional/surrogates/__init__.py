@@ -1,0 +1,1 @@
+"""Surrogate objectives per token: what a ratio and an advantage contribute."""
