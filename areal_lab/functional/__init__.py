@@ -110,7 +110,7 @@ from areal_lab.functional.surrogates.covariance import (
 )
 
 # --- the parts of a policy loss: correction, aggregate
-from areal_lab.functional.corrections import (
+from areal_lab.functional.corrections.weights import (
     BehaviorWeight,
     Correction,
     behavior_weight,
@@ -125,7 +125,7 @@ from areal_lab.functional.corrections import (
     replace_weight,
     drop,
 )
-from areal_lab.functional.sequence_corrections import (
+from areal_lab.functional.corrections.sequence import (
     SequenceStatistic,
     sum_of_sequence,
     mean_of_sequence,
@@ -135,14 +135,14 @@ from areal_lab.functional.sequence_corrections import (
     mask_sequences_outside,
     mask_outlier_sequences,
 )
-from areal_lab.functional.rejection import (
+from areal_lab.functional.corrections.rejection import (
     Divergence,
     reject,
     divergence_mask,
     probability_difference_mask,
     off_policy_sequence_mask,
 )
-from areal_lab.functional.second_moment import (
+from areal_lab.functional.corrections.second_moment import (
     second_moment_mask,
     mask_second_moment,
 )
@@ -158,7 +158,7 @@ from areal_lab.functional.aggregate import (
 )
 
 # --- proximal policies, entropy and KL terms
-from areal_lab.functional.proximal import (
+from areal_lab.functional.corrections.proximal import (
     a3po_proximal_logprobs,
     linear_proximal_logprobs,
     EMAWeights,

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.corrections import behavior_weight, check_band
+from areal_lab.functional.corrections.sequence import mean_of_sequence, sum_of_sequence
+from areal_lab.functional.corrections.weights import behavior_weight, check_band
 from areal_lab.functional.divergences import (
     KLEstimates,
     chi_square,
@@ -26,7 +27,6 @@ from areal_lab.functional.divergences import (
 from areal_lab.functional.kl import k3
 from areal_lab.functional.masked import masked_mean, masked_quantiles, select
 from areal_lab.functional.segments import Segments, segment_reduce
-from areal_lab.functional.sequence_corrections import mean_of_sequence, sum_of_sequence
 from areal_lab.functional.staleness import (
     effective_sample_share,
     effective_sample_size_by_lag,

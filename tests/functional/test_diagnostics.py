@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.corrections import behavior_weight, mask_outside
+from areal_lab.functional.corrections.weights import behavior_weight, mask_outside
 from areal_lab.functional.diagnostics import divergence_by_lag, off_policy_diagnostics
 from areal_lab.functional.divergences import (
     chi_square,
@@ -21,7 +21,7 @@ from areal_lab.functional.divergences import (
 )
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness import effective_sample_share
-from tests.functional.test_corrections import padded
+from tests.functional.corrections.test_weights import padded
 from tests.functional.test_table import flat
 from tests.reference import diagnostics as reference
 

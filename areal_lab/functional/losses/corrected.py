@@ -23,7 +23,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, token_mean
-from areal_lab.functional.corrections import (
+from areal_lab.functional.corrections.proximal import a3po_proximal_logprobs
+from areal_lab.functional.corrections.second_moment import mask_second_moment
+from areal_lab.functional.corrections.sequence import mask_sequences_outside, sequence_product
+from areal_lab.functional.corrections.weights import (
     Correction,
     chain,
     mask_outside,
@@ -31,10 +34,7 @@ from areal_lab.functional.corrections import (
     unbounded,
 )
 from areal_lab.functional.losses.policy import PolicyLossResult, decoupled_ppo, policy_loss
-from areal_lab.functional.proximal import a3po_proximal_logprobs
-from areal_lab.functional.second_moment import mask_second_moment
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.sequence_corrections import mask_sequences_outside, sequence_product
 from areal_lab.functional.surrogates.clip import ClipEpsilon
 from areal_lab.functional.surrogates.reinforce import importance_surrogate
 

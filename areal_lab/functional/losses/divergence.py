@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, sequence_sum_mean, token_mean
-from areal_lab.functional.corrections import Correction, unbounded
+from areal_lab.functional.corrections.weights import Correction, unbounded
 from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.surrogates.clip import ClipEpsilon

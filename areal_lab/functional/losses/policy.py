@@ -21,7 +21,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, Count, token_mean
 from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
+from areal_lab.functional.corrections.weights import Correction, behavior_weight, unbounded
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
 from areal_lab.functional.segments import Segments

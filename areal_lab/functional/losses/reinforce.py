@@ -23,7 +23,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, sequence_sum_mean, token_mean
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.corrections import Correction, unbounded
+from areal_lab.functional.corrections.weights import Correction, unbounded
 from areal_lab.functional.losses.policy import PolicyLossResult, policy_loss
 from areal_lab.functional.ratios import sequence_product_ratio
 from areal_lab.functional.segments import Segments

@@ -5,7 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.corrections import (
+from areal_lab.functional.corrections.rejection import (
+    divergence_mask,
+    off_policy_sequence_mask,
+    probability_difference_mask,
+    reject,
+)
+from areal_lab.functional.corrections.second_moment import mask_second_moment, second_moment_mask
+from areal_lab.functional.corrections.sequence import (
+    mask_outlier_sequences,
+    mask_sequences_outside,
+    max_of_sequence,
+    mean_of_sequence,
+    sequence_geometric_mean,
+    sequence_product,
+    sum_of_sequence,
+)
+from areal_lab.functional.corrections.weights import (
     behavior_weight,
     chain,
     keep,
@@ -18,23 +34,7 @@ from areal_lab.functional.corrections import (
 )
 from areal_lab.functional.kl import k2, k3
 from areal_lab.functional.losses.policy import decoupled_ppo, policy_loss
-from areal_lab.functional.rejection import (
-    divergence_mask,
-    off_policy_sequence_mask,
-    probability_difference_mask,
-    reject,
-)
-from areal_lab.functional.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.sequence_corrections import (
-    mask_outlier_sequences,
-    mask_sequences_outside,
-    max_of_sequence,
-    mean_of_sequence,
-    sequence_geometric_mean,
-    sequence_product,
-    sum_of_sequence,
-)
 from areal_lab.functional.surrogates.clip import clip_surrogate
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 from tests.functional.cases.losses import tokens

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.corrections import chain, self_normalize, truncate
+from areal_lab.functional.corrections.weights import chain, self_normalize, truncate
 from areal_lab.functional.losses.policy import anchored_at_behavior, decoupled_ppo, policy_loss, ppo
 from areal_lab.functional.surrogates.clip import dual_clip_surrogate
 from tests.functional.case import Case, Ragged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.proximal import (
+from areal_lab.functional.corrections.proximal import (
     EMAWeights,
     a3po_proximal_logprobs,
     ema_update,

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.aggregate import prompt_mean
-from areal_lab.functional.corrections import chain, keep, mask_outside, truncate
+from areal_lab.functional.corrections.proximal import a3po_proximal_logprobs
+from areal_lab.functional.corrections.second_moment import second_moment_mask
+from areal_lab.functional.corrections.sequence import sequence_product
+from areal_lab.functional.corrections.weights import chain, keep, mask_outside, truncate
 from areal_lab.functional.losses.clipped import (
     clip_cov,
     dapo,
@@ -43,10 +46,7 @@ from areal_lab.functional.losses.reinforce import (
     truncated_reinforce,
 )
 from areal_lab.functional.losses.sequence import gmpo, gspo, gspo_token, luspo, sapo, vespo
-from areal_lab.functional.proximal import a3po_proximal_logprobs
-from areal_lab.functional.second_moment import second_moment_mask
 from areal_lab.functional.segments import Segments, padded_sequence_ids
-from areal_lab.functional.sequence_corrections import sequence_product
 from areal_lab.functional.surrogates.clip import clip_surrogate
 from areal_lab.functional.surrogates.reinforce import importance_surrogate
 from tests.reference import algorithms as slow

@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.corrections import BehaviorWeight, Correction, drop, inside
+from areal_lab.functional.corrections.sequence import SequenceStatistic, mean_of_sequence
+from areal_lab.functional.corrections.weights import BehaviorWeight, Correction, drop, inside
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, sequences_or_rows
-from areal_lab.functional.sequence_corrections import SequenceStatistic, mean_of_sequence
 
 Divergence: TypeAlias = Callable[[Tensor], Tensor]
 """Estimator of a divergence from x, elementwise, as `k1`, `k2`, `k3` of `kl`."""

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.corrections import (
+from areal_lab.functional.corrections.weights import (
     BehaviorWeight,
     Correction,
     check_band,

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.losses.policy import decoupled_ppo
-from areal_lab.functional.proximal import (
+from areal_lab.functional.corrections.proximal import (
     a3po_proximal_logprobs,
     ema_update,
     ema_weights,
     linear_proximal_logprobs,
 )
+from areal_lab.functional.losses.policy import decoupled_ppo
 from tests.reference import proximal as reference
 
 BOTH = {

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.corrections import BehaviorWeight, Correction, drop
+from areal_lab.functional.corrections.weights import BehaviorWeight, Correction, drop
 from areal_lab.functional.masked import select
 
 
