@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from areal_lab.functional.generalized_advantages import gae
+from areal_lab.functional.advantages.gae import gae
+from areal_lab.functional.advantages.v_trace import vtrace
 from areal_lab.functional.segments import Segments, packed_sequences
-from areal_lab.functional.v_trace import vtrace
 from benchmarks.harness import parse, repeat, report, spread
 
 SEQUENCES = 975

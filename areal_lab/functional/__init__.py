@@ -184,14 +184,14 @@ from areal_lab.functional.kl import (
     kl_loss,
     full_kl,
 )
-from areal_lab.functional.kl_rewards import (
+from areal_lab.functional.advantages.kl_rewards import (
     KLShapedRewards,
     kl_shaped_rewards,
     adaptive_kl_coefficient,
 )
 
 # --- advantages of samples
-from areal_lab.functional.advantages import (
+from areal_lab.functional.advantages.group import (
     GroupedRewards,
     Baseline,
     Scale,
@@ -206,7 +206,7 @@ from areal_lab.functional.advantages import (
     std_of_others,
     mean_reward_of_group,
 )
-from areal_lab.functional.named_advantages import (
+from areal_lab.functional.advantages.named import (
     grpo_advantages,
     dr_grpo_advantages,
     rloo_advantages,
@@ -218,19 +218,19 @@ from areal_lab.functional.named_advantages import (
     best_of_others,
     remax_advantages,
 )
-from areal_lab.functional.multi_reward import (
+from areal_lab.functional.advantages.multi_reward import (
     Weights,
     component_advantages,
     normalize_then_sum,
     sum_then_normalize,
     gdpo_advantages,
 )
-from areal_lab.functional.agent_advantages import (
+from areal_lab.functional.advantages.agent import (
     gigpo_advantages,
     AgentAdvantages,
     rae_advantages,
 )
-from areal_lab.functional.whitening import (
+from areal_lab.functional.advantages.whitening import (
     Moments,
     token_moments,
     add_moments,
@@ -241,33 +241,33 @@ from areal_lab.functional.whitening import (
 )
 
 # --- returns and advantages of tokens
-from areal_lab.functional.recurrence import (
+from areal_lab.functional.advantages.recurrence import (
     linear_recurrence,
     next_in_sequence,
     sequence_edges,
 )
-from areal_lab.functional.returns import (
+from areal_lab.functional.advantages.returns import (
     Discount,
     terminal_rewards,
     discounted_returns,
     reinforce_plus_plus_returns,
     turn_returns,
 )
-from areal_lab.functional.generalized_advantages import (
+from areal_lab.functional.advantages.gae import (
     AdvantagesAndReturns,
     gae,
     lambda_returns,
     length_adaptive_lambda,
 )
-from areal_lab.functional.v_trace import (
+from areal_lab.functional.advantages.v_trace import (
     vtrace,
 )
-from areal_lab.functional.token_baseline import (
+from areal_lab.functional.advantages.token_baseline import (
     optimal_token_baseline,
 )
 
 # --- rewards before, and filters after
-from areal_lab.functional.reward_shaping import (
+from areal_lab.functional.advantages.reward_shaping import (
     shape_rewards,
     overlong_penalty,
     NormalizedRewards,
@@ -275,7 +275,7 @@ from areal_lab.functional.reward_shaping import (
     normalize_rewards,
     clip_advantages,
 )
-from areal_lab.functional.filters import (
+from areal_lab.functional.advantages.filters import (
     zero_variance_groups,
     difficulty_band,
     overlong_mask,
@@ -394,7 +394,7 @@ from areal_lab.functional.segments import (
     packed_sequence_ids,
     dense_ids,
 )
-from areal_lab.functional.holes import (
+from areal_lab.functional.advantages.holes import (
     Holes,
     carry_over_holes,
     restart_at_holes,

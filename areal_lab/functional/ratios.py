@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from areal_lab.functional.advantages.holes import unmasked_runs
 from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
 

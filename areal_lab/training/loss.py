@@ -24,7 +24,7 @@ from torch import Tensor
 
 from areal_lab.config.functions import load_function, unpickle_function
 from areal_lab.control.events import Version
-from areal_lab.functional.advantages import group_advantages, no_scale, std_of_group
+from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
 from areal_lab.functional.corrections.weights import truncate
 from areal_lab.functional.losses.policy import (
     HasLoss,

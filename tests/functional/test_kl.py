@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import Segments, sequence_mean, token_mean
+from areal_lab.functional.advantages.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
+from areal_lab.functional.advantages.returns import terminal_rewards
 from areal_lab.functional.kl import (
     absolute,
     clamped,
@@ -25,8 +27,6 @@ from areal_lab.functional.kl import (
     kl_penalty,
     straight_through,
 )
-from areal_lab.functional.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
-from areal_lab.functional.returns import terminal_rewards
 from tests.reference import formulas
 from tests.reference import kl as reference
 

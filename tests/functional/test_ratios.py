@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_lab.functional.advantages.holes import unmasked_runs
 from areal_lab.functional.aggregate import sequence_mean
-from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.losses.policy import policy_loss
 from areal_lab.functional.ratios import (
     segment_ratio,

@@ -7,20 +7,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.advantages import (
+from areal_lab.functional.advantages.agent import gigpo_advantages, rae_advantages
+from areal_lab.functional.advantages.group import (
     group_advantages,
     mean_of_others,
     std_of_batch,
     std_of_others,
 )
-from areal_lab.functional.agent_advantages import gigpo_advantages, rae_advantages
-from areal_lab.functional.multi_reward import (
+from areal_lab.functional.advantages.multi_reward import (
     component_advantages,
     gdpo_advantages,
     normalize_then_sum,
     sum_then_normalize,
 )
-from areal_lab.functional.named_advantages import (
+from areal_lab.functional.advantages.named import (
     dr_grpo_advantages,
     gpg_advantages,
     grpo_advantages,
@@ -31,7 +31,7 @@ from areal_lab.functional.named_advantages import (
     remax_advantages,
     rloo_advantages,
 )
-from areal_lab.functional.whitening import (
+from areal_lab.functional.advantages.whitening import (
     Moments,
     reinforce_plus_plus_baseline_advantages,
     spread_to_tokens,

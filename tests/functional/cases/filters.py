@@ -7,19 +7,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.filters import (
+from areal_lab.functional.advantages.filters import (
     difficulty_band,
     keep_samples,
     overlong_mask,
     zero_variance_groups,
 )
-from areal_lab.functional.reward_shaping import (
+from areal_lab.functional.advantages.reward_shaping import (
     clip_advantages,
     normalize_rewards,
     overlong_penalty,
     shape_rewards,
 )
-from areal_lab.functional.whitening import Moments
+from areal_lab.functional.advantages.whitening import Moments
 from tests.functional.case import Case, Ragged
 
 PER_SAMPLE = {"packed = padded": "one number per sample: there is no token layout"}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional import sequence_mean
+from areal_lab.functional.advantages.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
 from areal_lab.functional.kl import (
     absolute,
     clamped,
@@ -19,7 +20,6 @@ from areal_lab.functional.kl import (
     kl_penalty,
     straight_through,
 )
-from areal_lab.functional.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 VOCAB = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
+from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
 from tests.functional.case import Case, Ragged
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.generalized_advantages import gae, lambda_returns, length_adaptive_lambda
-from areal_lab.functional.holes import (
+from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
+from areal_lab.functional.advantages.holes import (
     carry_over_holes,
     last_unmasked,
     restart_at_holes,
     unmasked_runs,
 )
-from areal_lab.functional.returns import (
+from areal_lab.functional.advantages.returns import (
     discounted_returns,
     reinforce_plus_plus_returns,
     terminal_rewards,
     turn_returns,
 )
+from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
+from areal_lab.functional.advantages.v_trace import vtrace
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.token_baseline import optimal_token_baseline
-from areal_lab.functional.v_trace import vtrace
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 GROUPS = torch.tensor([0, 0, 1, 0])

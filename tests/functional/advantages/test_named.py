@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.advantages import (
+from areal_lab.functional.advantages.group import (
     group_advantages,
     mean_of_others,
     no_scale,
@@ -15,7 +15,7 @@ from areal_lab.functional.advantages import (
     std_of_group,
     std_of_others,
 )
-from areal_lab.functional.named_advantages import (
+from areal_lab.functional.advantages.named import (
     dr_grpo_advantages,
     gpg_advantages,
     grpo_advantages,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.advantages import (
+from areal_lab.functional.advantages.group import (
     group_advantages,
     length_weighted_mean,
     mean_of_group,
@@ -21,7 +21,7 @@ from areal_lab.functional.advantages import (
     std_of_others,
     std_of_rewards,
 )
-from areal_lab.functional.named_advantages import best_of_others
+from areal_lab.functional.advantages.named import best_of_others
 from tests.reference import formulas
 
 BASELINES = {"mean": mean_of_group, "leave one out": mean_of_others}

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.agent_advantages import gigpo_advantages, rae_advantages
-from areal_lab.functional.named_advantages import grpo_advantages
+from areal_lab.functional.advantages.agent import gigpo_advantages, rae_advantages
+from areal_lab.functional.advantages.named import grpo_advantages
 from tests.reference import advantages as reference
 
 EPISODES = {

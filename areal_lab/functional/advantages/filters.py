@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.advantages import grouped_rewards, mean_of_group
+from areal_lab.functional.advantages.group import grouped_rewards, mean_of_group
 from areal_lab.functional.checks import check_integer, check_same_shape
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from areal_lab.functional.advantages import Scale, check_rewards, group_advantages
+from areal_lab.functional.advantages.group import Scale, check_rewards, group_advantages
 from areal_lab.functional.checks import check_integer, check_same_shape
 from areal_lab.functional.segments import segment_reduce
 

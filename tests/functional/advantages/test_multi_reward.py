@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from areal_lab.functional.advantages import group_advantages, no_scale
-from areal_lab.functional.multi_reward import (
+from areal_lab.functional.advantages.group import group_advantages, no_scale
+from areal_lab.functional.advantages.multi_reward import (
     component_advantages,
     gdpo_advantages,
     normalize_then_sum,
     sum_then_normalize,
 )
-from areal_lab.functional.named_advantages import dr_grpo_advantages, grpo_advantages
-from areal_lab.functional.whitening import spread_to_tokens, whiten
+from areal_lab.functional.advantages.named import dr_grpo_advantages, grpo_advantages
+from areal_lab.functional.advantages.whitening import spread_to_tokens, whiten
 from tests.reference import advantages as reference
 
 REWARDS = torch.tensor(

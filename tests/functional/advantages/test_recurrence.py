@@ -7,8 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional import recurrence
-from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence, sequence_edges
+from areal_lab.functional.advantages import recurrence
+from areal_lab.functional.advantages.recurrence import (
+    linear_recurrence,
+    next_in_sequence,
+    sequence_edges,
+)
 from areal_lab.functional.segments import Segments, packed_sequences
 from tests.reference import returns as reference
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.advantages import group_advantages, no_scale
-from areal_lab.functional.holes import Holes, carry_over_holes
+from areal_lab.functional.advantages.group import group_advantages, no_scale
+from areal_lab.functional.advantages.holes import Holes, carry_over_holes
+from areal_lab.functional.advantages.returns import Discount, reinforce_plus_plus_returns
 from areal_lab.functional.masked import select
-from areal_lab.functional.returns import Discount, reinforce_plus_plus_returns
 from areal_lab.functional.segments import Segments, sequences_or_rows
 
 

@@ -19,6 +19,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from areal_lab.functional.advantages.holes import (
+    Holes,
+    carry_over_holes,
+    last_unmasked,
+    numbered,
+    unmasked_runs,
+)
+from areal_lab.functional.advantages.recurrence import (
+    broadcast_to_tokens,
+    linear_recurrence,
+    sequence_edges,
+)
 from areal_lab.functional.checks import (
     check_finite,
     check_floating,
@@ -27,14 +39,6 @@ from areal_lab.functional.checks import (
     count_known,
     wide,
 )
-from areal_lab.functional.holes import (
-    Holes,
-    carry_over_holes,
-    last_unmasked,
-    numbered,
-    unmasked_runs,
-)
-from areal_lab.functional.recurrence import broadcast_to_tokens, linear_recurrence, sequence_edges
 from areal_lab.functional.segments import Segments
 
 Discount: TypeAlias = float | Tensor

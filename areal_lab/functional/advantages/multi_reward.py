@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from areal_lab.functional.advantages import Baseline, Scale, group_advantages
+from areal_lab.functional.advantages.group import Baseline, Scale, group_advantages
 
 Weights: TypeAlias = Sequence[float] | Tensor
 """One number per component; its sum need not be 1."""

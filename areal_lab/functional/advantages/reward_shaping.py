@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from areal_lab.functional.advantages.whitening import Moments, add_moments, token_moments
 from areal_lab.functional.checks import check_finite, check_integer
-from areal_lab.functional.whitening import Moments, add_moments, token_moments
 
 
 def shape_rewards(

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.filters import (
+from areal_lab.functional.advantages.filters import (
     difficulty_band,
     keep_samples,
     overlong_mask,
     zero_variance_groups,
 )
-from areal_lab.functional.named_advantages import dr_grpo_advantages
+from areal_lab.functional.advantages.named import dr_grpo_advantages
 from areal_lab.functional.segments import packed_sequences
 from tests.reference import filters as reference
 

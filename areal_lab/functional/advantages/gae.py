@@ -14,16 +14,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.holes import Holes, carry_over_holes
-from areal_lab.functional.recurrence import linear_recurrence, next_in_sequence
-from areal_lab.functional.returns import (
+from areal_lab.functional.advantages.holes import Holes, carry_over_holes
+from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
+from areal_lab.functional.advantages.returns import (
     Discount,
     chosen,
     finite_or_none,
     per_token_or_number,
     step_discounts,
 )
+from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from areal_lab.functional.advantages.gae import AdvantagesAndReturns
+from areal_lab.functional.advantages.holes import Holes, carry_over_holes
+from areal_lab.functional.advantages.recurrence import linear_recurrence
+from areal_lab.functional.advantages.returns import Discount, chosen, discounted_returns
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.generalized_advantages import AdvantagesAndReturns
-from areal_lab.functional.holes import Holes, carry_over_holes
-from areal_lab.functional.recurrence import linear_recurrence
-from areal_lab.functional.returns import Discount, chosen, discounted_returns
 from areal_lab.functional.segments import Segments, dense_ids, segment_reduce, sequences_or_rows
 
 

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.named_advantages import dr_grpo_advantages
-from areal_lab.functional.returns import reinforce_plus_plus_returns
-from areal_lab.functional.segments import packed_sequences
-from areal_lab.functional.whitening import (
+from areal_lab.functional.advantages.named import dr_grpo_advantages
+from areal_lab.functional.advantages.returns import reinforce_plus_plus_returns
+from areal_lab.functional.advantages.whitening import (
     Moments,
     add_moments,
     reinforce_plus_plus_advantages,
@@ -19,6 +18,7 @@ from areal_lab.functional.whitening import (
     token_moments,
     whiten,
 )
+from areal_lab.functional.segments import packed_sequences
 from tests.reference import advantages as reference
 
 VALUES = torch.tensor([[0.5, -1.0, 3.0], [2.0, 0.25, 7.0]], dtype=torch.double)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.reward_shaping import (
+from areal_lab.functional.advantages.reward_shaping import (
     clip_advantages,
     no_moments,
     normalize_rewards,

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from areal_lab.functional.advantages import (
+from areal_lab.functional.advantages.group import (
     GroupedRewards,
     Scale,
     check_rewards,

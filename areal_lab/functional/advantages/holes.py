@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_lab.functional.recurrence import sequence_edges
+from areal_lab.functional.advantages.recurrence import sequence_edges
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
