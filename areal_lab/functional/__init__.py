@@ -165,13 +165,13 @@ from areal_lab.functional.corrections.proximal import (
     ema_weights,
     ema_update,
 )
-from areal_lab.functional.entropy import (
+from areal_lab.functional.divergences.entropy import (
     entropy_bonus,
     adaptive_entropy_coefficient,
     linear_entropy_coefficient,
     top_entropy_mask,
 )
-from areal_lab.functional.kl import (
+from areal_lab.functional.divergences.kl import (
     KLEstimator,
     KLLoss,
     k1,
@@ -318,7 +318,7 @@ from areal_lab.functional.losses.distillation import (
     drop_tail,
     topk_distillation_loss,
 )
-from areal_lab.functional.vocabulary_divergences import (
+from areal_lab.functional.divergences.vocabulary import (
     VocabularyDivergence,
     forward_kl,
     reverse_kl,
@@ -357,7 +357,7 @@ from areal_lab.functional.staleness import (
     effective_sample_size_of_logs,
     effective_sample_size_by_lag,
 )
-from areal_lab.functional.divergences import (
+from areal_lab.functional.divergences.sampled import (
     KLEstimates,
     kl_from_sampler,
     kl_to_sampler,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from areal_lab.functional.corrections.sequence import mean_of_sequence, sum_of_sequence
 from areal_lab.functional.corrections.weights import behavior_weight, check_band
-from areal_lab.functional.divergences import (
+from areal_lab.functional.divergences.kl import k3
+from areal_lab.functional.divergences.sampled import (
     KLEstimates,
     chi_square,
     jensen_shannon,
@@ -24,7 +25,6 @@ from areal_lab.functional.divergences import (
     kl_to_sampler,
     total_variation,
 )
-from areal_lab.functional.kl import k3
 from areal_lab.functional.masked import masked_mean, masked_quantiles, select
 from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.functional.staleness import (

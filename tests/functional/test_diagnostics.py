@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from areal_lab.functional.corrections.weights import behavior_weight, mask_outside
 from areal_lab.functional.diagnostics import divergence_by_lag, off_policy_diagnostics
-from areal_lab.functional.divergences import (
+from areal_lab.functional.divergences.sampled import (
     chi_square,
     jensen_shannon,
     kl_from_sampler,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal_lab.functional.advantages.returns import placed_at_end
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.kl import KLEstimator, check_coefficient, k1, kl_penalty
+from areal_lab.functional.divergences.kl import KLEstimator, check_coefficient, k1, kl_penalty
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
 

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, token_mean
 from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
-from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Segments
-from areal_lab.functional.vocabulary_divergences import (
+from areal_lab.functional.divergences.vocabulary import (
     VocabularyDivergence,
     forward_kl,
     log_distribution,
 )
+from areal_lab.functional.masked import select
+from areal_lab.functional.segments import Segments
 
 Tail: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`(student [*shape, V], tokens [*shape, K], teacher [*shape, K])`, log-probabilities and the

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.diagnostics import divergence_by_lag, off_policy_diagnostics
-from areal_lab.functional.divergences import (
+from areal_lab.functional.divergences.sampled import (
     chi_square,
     jensen_shannon,
     kl_from_sampler,

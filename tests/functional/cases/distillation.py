@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional import sequence_mean
+from areal_lab.functional.divergences.vocabulary import forward_kl, generalized_jsd, reverse_kl
 from areal_lab.functional.losses.distillation import (
     distillation_advantages,
     distillation_loss,
@@ -17,7 +18,6 @@ from areal_lab.functional.losses.distillation import (
     renormalize_tail,
     topk_distillation_loss,
 )
-from areal_lab.functional.vocabulary_divergences import forward_kl, generalized_jsd, reverse_kl
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 VOCAB, TOP = 5, 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.aggregate import sequence_mean
-from areal_lab.functional.entropy import (
+from areal_lab.functional.divergences.entropy import (
     adaptive_entropy_coefficient,
     entropy_bonus,
     top_entropy_mask,

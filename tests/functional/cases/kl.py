@@ -9,7 +9,7 @@ from torch import Tensor
 
 from areal_lab.functional import sequence_mean
 from areal_lab.functional.advantages.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
-from areal_lab.functional.kl import (
+from areal_lab.functional.divergences.kl import (
     absolute,
     clamped,
     full_kl,

@@ -40,7 +40,7 @@ from areal_lab.functional.corrections.weights import (
     truncate,
     unbounded,
 )
-from areal_lab.functional.kl import k1, k2, k3
+from areal_lab.functional.divergences.kl import k1, k2, k3
 from areal_lab.functional.losses.policy import decoupled_ppo, policy_loss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.surrogates.clip import clip_surrogate

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import sequence_mean, token_mean
-from areal_lab.functional.kl import full_kl
+from areal_lab.functional.divergences.kl import full_kl
+from areal_lab.functional.divergences.vocabulary import (
+    forward_kl,
+    generalized_jsd,
+    log_distribution,
+    reverse_kl,
+)
 from areal_lab.functional.losses.distillation import (
     distillation_advantages,
     distillation_loss,
@@ -21,12 +27,6 @@ from areal_lab.functional.losses.distillation import (
     on_policy_distillation_loss,
     renormalize_tail,
     topk_distillation_loss,
-)
-from areal_lab.functional.vocabulary_divergences import (
-    forward_kl,
-    generalized_jsd,
-    log_distribution,
-    reverse_kl,
 )
 from tests.reference import distillation as reference
 from tests.reference import formulas

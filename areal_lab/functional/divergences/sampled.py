@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.kl import k1, k2, k3
+from areal_lab.functional.divergences.kl import k1, k2, k3
 from areal_lab.functional.masked import masked_mean, select
 from areal_lab.functional.segments import segment_reduce
 

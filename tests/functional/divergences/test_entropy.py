@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.aggregate import sequence_mean, token_mean
-from areal_lab.functional.entropy import (
+from areal_lab.functional.divergences.entropy import (
     adaptive_entropy_coefficient,
     entropy_bonus,
     linear_entropy_coefficient,

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, token_mean
 from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
+from areal_lab.functional.divergences.vocabulary import log_distribution, reverse_kl
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.vocabulary_divergences import log_distribution, reverse_kl
 
 KLEstimator: TypeAlias = Callable[[Tensor], Tensor]
 """`x -> estimate`, with x = log pi_theta - log pi_ref of each token, which carries the gradient."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from areal_lab.functional import Segments, sequence_mean, token_mean
 from areal_lab.functional.advantages.kl_rewards import adaptive_kl_coefficient, kl_shaped_rewards
 from areal_lab.functional.advantages.returns import terminal_rewards
-from areal_lab.functional.kl import (
+from areal_lab.functional.divergences.kl import (
     absolute,
     clamped,
     full_kl,

@@ -1,0 +1,1 @@
+"""KL, other divergences and entropy, sampled or over the whole vocabulary."""
