@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from areal_lab.functional.logprobs import logprobs_and_entropy
+from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from benchmarks.harness import parse, report, spread, table
 
 T = TypeVar("T")

@@ -327,12 +327,12 @@ from areal_lab.functional.divergences.vocabulary import (
 )
 
 # --- log-probs and entropy
-from areal_lab.functional.logprobs import (
+from areal_lab.functional.logprobs.token_logprobs import (
     LogprobsAndEntropy,
     logprobs_and_entropy,
     logprobs_and_entropy_from_logits,
 )
-from areal_lab.functional.cutoff import (
+from areal_lab.functional.logprobs.cutoff import (
     Cutoff,
     top_k,
     top_p,

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_lab.data.batch import PackedBatch
-from areal_lab.functional.logprobs import logprobs_and_entropy
+from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from areal_lab.training.attention import tree_layout
 
 

@@ -23,7 +23,7 @@ from areal_lab.engines.protocol import (
     WeightsFolder,
 )
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.functional.cutoff import Cutoff
+from areal_lab.functional.logprobs.cutoff import Cutoff
 from tests.real_engines.engines import Facts
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from areal_lab.engines.client.engine_client import EngineError, VersionMismatch
 from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.functional.cutoff import Cutoff, top_k, top_p
+from areal_lab.functional.logprobs.cutoff import Cutoff, top_k, top_p
 from tests.real_engines.conftest import Announce
 from tests.real_engines.lab import (
     CONTEXT,

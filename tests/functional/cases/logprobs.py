@@ -7,8 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from areal_lab.functional.cutoff import in_turn, top_k, top_p
-from areal_lab.functional.logprobs import logprobs_and_entropy, logprobs_and_entropy_from_logits
+from areal_lab.functional.logprobs.cutoff import in_turn, top_k, top_p
+from areal_lab.functional.logprobs.token_logprobs import (
+    logprobs_and_entropy,
+    logprobs_and_entropy_from_logits,
+)
 from tests.functional.case import Case, Ragged
 
 TOKENS, HIDDEN, VOCAB = 5, 3, 7

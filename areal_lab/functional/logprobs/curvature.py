@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.checks import wide
-from areal_lab.functional.cutoff import NOT_KEPT
-from areal_lab.functional.logit_tiles import Restriction
+from areal_lab.functional.logprobs.cutoff import NOT_KEPT
+from areal_lab.functional.logprobs.tiles import Restriction
 
 
 def second_order(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.checks import wide_dtype
-from areal_lab.functional.cutoff import NOT_KEPT
+from areal_lab.functional.logprobs.cutoff import NOT_KEPT
 
 _BLOCK_ENTRIES = 1 << 18
 """Logits that element-wise passes go over at a time: 1 MiB in float32."""

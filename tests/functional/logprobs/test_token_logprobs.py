@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_lab.functional import logprobs as logprobs_module
-from areal_lab.functional.cutoff import in_turn, min_p, top_k, top_p
-from areal_lab.functional.logit_tiles import tile_shape
-from areal_lab.functional.logprobs import logprobs_and_entropy, logprobs_and_entropy_from_logits
+from areal_lab.functional.logprobs import token_logprobs as logprobs_module
+from areal_lab.functional.logprobs.cutoff import in_turn, min_p, top_k, top_p
+from areal_lab.functional.logprobs.tiles import tile_shape
+from areal_lab.functional.logprobs.token_logprobs import (
+    logprobs_and_entropy,
+    logprobs_and_entropy_from_logits,
+)
 from tests.reference import formulas
 from tests.reference import logprobs as reference
 

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.checks import check_integer, check_same_shape, wide
-from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
-from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
+from areal_lab.functional.logprobs.chunked import ChunkedLogprobs
+from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff
 
 _TILE_ENTRIES = (1 << 22, 1 << 24)
 """Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""

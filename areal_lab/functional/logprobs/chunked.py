@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.checks import wide, wide_dtype
-from areal_lab.functional.cutoff import NOT_KEPT, Cutoff, clear_cutoff
-from areal_lab.functional.logit_tiles import (
+from areal_lab.functional.logprobs.curvature import second_order
+from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, clear_cutoff
+from areal_lab.functional.logprobs.tiles import (
     Restriction,
     Scratch,
     TileSums,
@@ -32,8 +33,7 @@ from areal_lab.functional.logit_tiles import (
     tile_shape,
     token_gradients,
 )
-from areal_lab.functional.logprob_curvature import second_order
-from areal_lab.functional.vmap_rules import flatten_members, map_by_loop, unflatten_members
+from areal_lab.functional.logprobs.vmap_rules import flatten_members, map_by_loop, unflatten_members
 
 
 class ChunkedLogprobs(torch.autograd.Function):

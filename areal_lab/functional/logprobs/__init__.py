@@ -1,0 +1,1 @@
+"""Log-probs and entropy of tokens from logits or hidden states."""
