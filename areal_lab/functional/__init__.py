@@ -346,7 +346,7 @@ from areal_lab.capacity import (
     open_slots,
     lag_bound,
 )
-from areal_lab.functional.staleness import (
+from areal_lab.functional.staleness.lag import (
     TrajectoryLag,
     token_lag,
     trajectory_lag,
@@ -366,13 +366,13 @@ from areal_lab.functional.divergences.sampled import (
     jensen_shannon,
     log_ratio_histogram,
 )
-from areal_lab.functional.diagnostics import (
+from areal_lab.functional.staleness.diagnostics import (
     OffPolicyDiagnostics,
     DivergenceByLag,
     off_policy_diagnostics,
     divergence_by_lag,
 )
-from areal_lab.functional.gradients import (
+from areal_lab.functional.staleness.gradient_spread import (
     GradientSpread,
     gradient_spread_by_lag,
 )

@@ -20,7 +20,7 @@ from areal_lab.data.batch import PackedBatch
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.staleness import effective_sample_size, token_lag, trajectory_lag
+from areal_lab.functional.staleness.lag import effective_sample_size, token_lag, trajectory_lag
 from areal_lab.training.forward import Predictions
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.diagnostics import divergence_by_lag, off_policy_diagnostics
 from areal_lab.functional.divergences.sampled import (
     chi_square,
     jensen_shannon,
@@ -14,6 +13,7 @@ from areal_lab.functional.divergences.sampled import (
     log_ratio_histogram,
     total_variation,
 )
+from areal_lab.functional.staleness.diagnostics import divergence_by_lag, off_policy_diagnostics
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 from tests.functional.cases.losses import tokens
 

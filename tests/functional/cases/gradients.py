@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from areal_lab.functional.gradients import gradient_spread_by_lag
+from areal_lab.functional.staleness.gradient_spread import gradient_spread_by_lag
 from tests.functional.case import NO_GRADIENT, Case
 
 

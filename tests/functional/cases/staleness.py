@@ -7,7 +7,7 @@ from torch import Tensor
 
 from areal_lab.functional.masked import masked_quantiles
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.staleness import (
+from areal_lab.functional.staleness.lag import (
     effective_sample_share,
     effective_sample_size,
     effective_sample_size_by_lag,

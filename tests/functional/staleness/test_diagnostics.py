@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.corrections.weights import behavior_weight, mask_outside
-from areal_lab.functional.diagnostics import divergence_by_lag, off_policy_diagnostics
 from areal_lab.functional.divergences.sampled import (
     chi_square,
     jensen_shannon,
@@ -20,7 +19,8 @@ from areal_lab.functional.divergences.sampled import (
     total_variation,
 )
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.staleness import effective_sample_share
+from areal_lab.functional.staleness.diagnostics import divergence_by_lag, off_policy_diagnostics
+from areal_lab.functional.staleness.lag import effective_sample_share
 from tests.functional.corrections.test_weights import padded
 from tests.functional.test_table import flat
 from tests.reference import diagnostics as reference

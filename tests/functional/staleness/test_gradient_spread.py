@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, vmap
 
 from areal_lab.functional import decoupled_ppo
-from areal_lab.functional.gradients import gradient_spread_by_lag
+from areal_lab.functional.staleness.gradient_spread import gradient_spread_by_lag
 
 
 def draw(samples=12, parameters=5):

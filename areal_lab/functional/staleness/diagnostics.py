@@ -27,7 +27,7 @@ from areal_lab.functional.divergences.sampled import (
 )
 from areal_lab.functional.masked import masked_mean, masked_quantiles, select
 from areal_lab.functional.segments import Segments, segment_reduce
-from areal_lab.functional.staleness import (
+from areal_lab.functional.staleness.lag import (
     effective_sample_share,
     effective_sample_size_by_lag,
     effective_sample_size_of_logs,

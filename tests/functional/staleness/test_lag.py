@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from areal_lab.functional.masked import masked_quantiles
 from areal_lab.functional.segments import Segments, padded_sequence_ids, segment_reduce
-from areal_lab.functional.staleness import (
+from areal_lab.functional.staleness.lag import (
     effective_sample_share,
     effective_sample_size,
     effective_sample_size_by_lag,
