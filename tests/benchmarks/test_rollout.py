@@ -16,11 +16,11 @@ from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
 from areal_lab.engines.weights.records import Transfer
 from benchmarks.harness import parse, report
-from benchmarks.rollout import figures_of
-from benchmarks.rollout_bench import Results
-from benchmarks.rollout_latency import Ear, first_token_s
-from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
-from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
+from benchmarks.rollout.__main__ import figures_of
+from benchmarks.rollout.bench import Results
+from benchmarks.rollout.latency import Ear, first_token_s
+from benchmarks.rollout.load import Load, Measured, Policy, generate_all, long_tailed
+from benchmarks.rollout.prediction import Costs, Stopwatch, calibrate, costs_from, predict
 from simulator.calibrate.fit import PartFit
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model

@@ -24,9 +24,9 @@ from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
 from areal_lab.engines.weights.records import Transfer
-from benchmarks.rollout_latency import Ear, Ways, first_token_s
-from benchmarks.rollout_load import Load, Measured, Policy, generate_all, long_tailed
-from benchmarks.rollout_prediction import Costs, Stopwatch, calibrate, costs_from, predict
+from benchmarks.rollout.latency import Ear, Ways, first_token_s
+from benchmarks.rollout.load import Load, Measured, Policy, generate_all, long_tailed
+from benchmarks.rollout.prediction import Costs, Stopwatch, calibrate, costs_from, predict
 from simulator.calibrate.fit import PartFit
 
 SLOTS = 16

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from areal_lab.engines.protocol import GenerateRequest, SamplingParams
-from benchmarks.rollout_load import Generates, Load, Policy
+from benchmarks.rollout.load import Generates, Load, Policy
 from simulator.calibrate.engine import fit_decode, fit_prefill
 from simulator.calibrate.fit import PartFit
 from simulator.calibrate.settings import with_settings

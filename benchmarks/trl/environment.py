@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-trl"
 PYTHON = ENVIRONMENT / "bin" / "python"
 
-_REQUIREMENTS = Path(__file__).with_name("requirements-trl.txt")
+_REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _STAMP = ENVIRONMENT / ".requirements"
 """A copy of the requirements that the environment was made from."""
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from areal_lab.rewards.exact import exact_first_line
-from benchmarks import demo_vs_trl, trl_environment
-from benchmarks.grpo_sides import Side
 from benchmarks.process_usage import Sample, Usage
+from benchmarks.trl import __main__ as demo_vs_trl
+from benchmarks.trl import environment
+from benchmarks.trl.sides import Side
 
 
 def a_side(rewards: tuple[float, ...], *, step_s: float = 2.0) -> Side:
@@ -68,7 +69,7 @@ def test_without_a_run_that_arrived_there_is_no_ratio() -> None:
 )
 def test_both_sides_judge_alike(completion: str, answer: str) -> None:
     # TRL is not installed here, so the function is taken out of the script that imports it.
-    source = Path(trl_environment.__file__).with_name("trl_baseline.py").read_text()
+    source = Path(environment.__file__).with_name("baseline.py").read_text()
     tree = ast.parse(source)
     tree.body = [
         node
@@ -76,7 +77,7 @@ def test_both_sides_judge_alike(completion: str, answer: str) -> None:
         if isinstance(node, ast.FunctionDef) and node.name == "exact_first_line"
     ]
     names: dict[str, object] = {}
-    exec(compile(tree, "trl_baseline.py", "exec"), names)
+    exec(compile(tree, "baseline.py", "exec"), names)
     theirs = names["exact_first_line"]
     assert callable(theirs)
     assert theirs(completion, answer) == exact_first_line(completion, {"answer": answer})

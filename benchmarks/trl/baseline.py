@@ -1,4 +1,4 @@
-"""The same GRPO run in TRL's `GRPOTrainer`, for `benchmarks.demo_vs_trl`, which starts it.
+"""The same GRPO run in TRL's `GRPOTrainer`, for `benchmarks.trl`, which starts it.
 
     problems as JSONL -> GRPOTrainer -> progress as JSON lines (step, time, reward, CPU seconds)
 
@@ -157,7 +157,7 @@ def optimizer_of(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; `benchmarks.demo_vs_trl` fills it in."""
+    """The command line; `benchmarks.trl` fills it in."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="Hugging Face folder")
     parser.add_argument("--train", type=Path, required=True)

@@ -1,7 +1,7 @@
-"""The two sides of `benchmarks.demo_vs_trl`: each runs one training in processes of its own.
+"""The two sides of `benchmarks.trl`: each runs one training in processes of its own.
 
 areal-lab train  --> events.jsonl, metrics.jsonl, summary.json --.
-trl_baseline     --> progress.jsonl -----------------------------+--> Side
+baseline         --> progress.jsonl -----------------------------+--> Side
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from areal_lab.data.sources import load_problems
 from areal_lab.host.processes import MALLOC_FOR_TRAINING
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.runlog.file import read_log_file
-from benchmarks import trl_environment
 from benchmarks.process_usage import Usage, run_and_measure
+from benchmarks.trl import environment
 
 IN_A_ROW = 3
 """Steps whose mean reward has to pass the target."""
@@ -87,7 +87,7 @@ def run_areal_lab(config: Path, overrides: Sequence[str], folder: Path) -> Side:
         command,
         log_path=folder / "areal_lab.log",
         environment={"HF_HUB_OFFLINE": "1"},
-        working_folder=trl_environment.ROOT,
+        working_folder=environment.ROOT,
     )
     _require_success("areal-lab train", usage, folder / "areal_lab.log")
     run_folder = next(path.parent for path in folder.glob("*/summary.json"))
@@ -124,7 +124,7 @@ def run_trl(
     _export(folder / "train.jsonl", [order[index] for index in range(prompts)])
     _export(folder / "held_out.jsonl", held_out)
     output = folder / "progress.jsonl"
-    script = Path(__file__).with_name("trl_baseline.py")
+    script = Path(__file__).with_name("baseline.py")
     options = {
         "model": resolve_model_path(config.actor.path),
         "train": folder / "train.jsonl",
@@ -144,7 +144,7 @@ def run_trl(
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     usage = run_and_measure(
-        [str(trl_environment.PYTHON), str(script), *arguments],
+        [str(environment.PYTHON), str(script), *arguments],
         log_path=folder / "trl.log",
         environment={
             **MALLOC_FOR_TRAINING,
@@ -156,7 +156,7 @@ def run_trl(
     )
     if usage.exit_code != 0 and usage.ended_s - usage.started_s > limit_s:
         raise TookTooLong(f"TRL took more than {limit_s:.0f} s")
-    _require_success("trl_baseline", usage, folder / "trl.log")
+    _require_success("baseline", usage, folder / "trl.log")
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     began_s = next(line["at_s"] for line in lines if line["event"] == "began")
     steps = [line for line in lines if line["event"] == "step"]

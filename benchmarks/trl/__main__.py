@@ -3,7 +3,7 @@
     configs/arithmetic.yaml --> problems in training order --> JSONL --.
             |                                                          |
             v                                                          v
-      areal-lab train (asynchronous, one core each phase)    trl_baseline (both cores, tuned)
+      areal-lab train (asynchronous, one core each phase)    baseline (both cores, tuned)
             '---------------- repeats take turns, seeds 1, 2, ... ----'
 
 Equal: model, problems and their order, held-out problems, reward, group size, batch, learning rate
@@ -29,12 +29,12 @@ from typing import Any
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.models.locate import resolve_model_path
-from benchmarks import trl_environment
-from benchmarks.grpo_sides import Side, TookTooLong, run_areal_lab, run_trl
 from benchmarks.harness import parse, report, spread
 from benchmarks.tiny_model import write_tiny_model
+from benchmarks.trl import environment
+from benchmarks.trl.sides import Side, TookTooLong, run_areal_lab, run_trl
 
-CONFIG = trl_environment.ROOT / "configs" / "arithmetic.yaml"
+CONFIG = environment.ROOT / "configs" / "arithmetic.yaml"
 TARGET = 0.85
 STEPS = 24
 PROBE_STEPS = 2
@@ -50,7 +50,7 @@ RATIOS = {
 
 def measure(repeats: int) -> dict[str, Any]:
     """Both sides in turns, with seeds 1, 2, ...; who goes first changes with each repeat."""
-    trl_environment.make()
+    environment.make()
     cores = len(os.sched_getaffinity(0))
     with TemporaryDirectory(prefix="demo_vs_trl-") as name:
         folder = Path(name)
@@ -95,7 +95,7 @@ def measure_quickly() -> dict[str, Any]:
         theirs: list[dict[str, Any]] = []
         with ThreadPoolExecutor() as threads:
             our_run = threads.submit(run_areal_lab, CONFIG, overrides, _new(folder / "areal_lab"))
-            if trl_environment.is_ready():
+            if environment.is_ready():
                 here, config = _new(folder / "trl"), load_config(CONFIG, overrides)
                 theirs = [run_trl(config, "fp32", here, cores=cores).figures(TARGET)]
             ours = [our_run.result().figures(TARGET)]

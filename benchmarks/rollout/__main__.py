@@ -36,7 +36,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from benchmarks.harness import Arguments, parse, report, spread
-from benchmarks.rollout_bench import (
+from benchmarks.rollout.bench import (
     FULL,
     QUICK,
     SLOTS,
@@ -46,8 +46,8 @@ from benchmarks.rollout_bench import (
     models,
     say,
 )
-from benchmarks.rollout_latency import Ways
-from benchmarks.rollout_load import Measured, Policy
+from benchmarks.rollout.latency import Ways
+from benchmarks.rollout.load import Measured, Policy
 
 
 def main() -> None:

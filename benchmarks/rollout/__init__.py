@@ -1,0 +1,1 @@
+"""Rollout throughput of an engine, against a prediction: `python -m benchmarks.rollout`."""

@@ -1,0 +1,1 @@
+"""The demo against TRL: `python -m benchmarks.trl`."""
