@@ -24,7 +24,7 @@ from areal_lab.control.events import (
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
-from areal_lab.engines.client.partial import NOTHING, Partial
+from areal_lab.engines.client.resubmit import NOTHING, Partial
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
 from areal_lab.pipeline.servers.pool import Servers

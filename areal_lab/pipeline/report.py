@@ -47,8 +47,6 @@ def write_report(run_dir: Path) -> list[Path]:
         FileNotFoundError: if it is no run folder.
         ValueError: if its log is damaged other than at its end.
     """
-    from areal_lab.pipeline.pictures import draw_all
-
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
 
@@ -197,3 +195,19 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in cells
     ]
+
+
+def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
+    """Draw every picture of a run into `folder`; returns their paths."""
+    # matplotlib takes half a second to import, which a page of text does without
+    from areal_lab.plots.reward import draw_reward
+    from areal_lab.plots.staleness import draw_staleness
+    from areal_lab.plots.style import save_picture
+    from areal_lab.plots.timeline import draw_timeline
+
+    pictures = {
+        "reward.png": lambda: draw_reward(run.metrics, run.summary),
+        "timeline.png": lambda: draw_timeline(run.log),
+        "staleness.png": lambda: draw_staleness(run.log),
+    }
+    return [save_picture(draw, folder / name, run.title) for name, draw in pictures.items()]

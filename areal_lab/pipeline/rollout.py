@@ -3,7 +3,7 @@
     prompt --(engine)--> samples --(tokenizer)--> texts --(reward function)--> trajectories
 
 A group whose reward function failed or timed out is filtered; no reward is made up for it. A group
-whose engine is lost keeps the tokens it has, and goes on elsewhere (`engines.client.partial`).
+whose engine is lost keeps the tokens it has, and goes on elsewhere (`engines.client.resubmit`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineUnreachable
-from areal_lab.engines.client.partial import (
+from areal_lab.engines.client.resubmit import (
     NOTHING,
     Partial,
     joined,
     recomputed_tokens,
     to_go_on,
+    tokens_of,
 )
-from areal_lab.engines.client.resubmit import tokens_of
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.rewards.service import RewardOutcome, RewardService
 

@@ -40,10 +40,9 @@ from areal_lab.models.locate import (
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import limits_of, lora_of
+from areal_lab.preflight.limits import limits_of, lora_of, version_bytes
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.preflight.values import check_choices, check_numbers
-from areal_lab.preflight.version_size import version_bytes
 
 _IMPORT_TIMEOUT_S = 120.0
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: some MB for a day's run

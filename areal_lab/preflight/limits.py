@@ -1,8 +1,9 @@
-"""What a configuration means for the control core and the machine: limits, threads. Pure."""
+"""What a configuration means for the control core and the machine: limits, threads, bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.admission import lag_bound
@@ -21,7 +22,11 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import LoraShape
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.engines.weights.verify_folder import adapter_parameters
+from areal_lab.models.folder import transfer_bytes
 from areal_lab.preflight.allocation import engine_plan
 
 
@@ -105,3 +110,18 @@ def lora_of(config: TrainConfig) -> LoraShape:
     """The adapters that a run wants, if it wants any."""
     actor = config.actor
     return LoraShape(rank=actor.lora_rank, target_modules=tuple(actor.target_modules))
+
+
+def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int:
+    """At most; a whole model's where the folder does not tell how large an adapter is.
+
+    Args:
+        model_path: the model's folder.
+        parameters: of the whole model.
+    """
+    if config.rollout.transfer == Transfer.ADAPTER:
+        try:
+            parameters = adapter_parameters(model_path, lora_of(config)) or parameters
+        except EngineError:
+            pass  # who loads the model says what is wrong with it
+    return transfer_bytes(parameters, config.rollout.dtype)

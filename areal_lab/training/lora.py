@@ -28,7 +28,6 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 from areal_lab.engines.weights.folder import tied_once, write_folder, write_tensors
-from areal_lab.training.merged_product import merge
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -124,6 +123,8 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
         if not owner:
             merged[name] = tensor
         elif rest == "weight":
+            from areal_lab.training.merged_linear import merge  # loads peft
+
             layer: Any = model.get_submodule(owner)
             a, b = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
             merged[f"{owner}.{rest}"] = merge(tensor, a, b, layer.scaling[_ADAPTER])

@@ -1,14 +1,23 @@
-"""A linear layer with an adapter that computes with the merged weight, as its engines do."""
+r"""A LoRA layer that multiplies by the merged weight, as the engines do, with low-rank gradients.
+
+    y = x (W + s B A)^T        dL/dx = dL/dy (W + s B A)
+                               dL/dA = s (dL/dy B)^T x        dL/dB = s (dL/dy)^T (x A^T)
+
+Rows of x count as tokens; W [outputs, inputs], A [rank, inputs], B [outputs, rank]. The sum is
+rounded to the type of the product, as in a checkpoint that engines load, and made again for the
+backward pass: it takes rank multiplications a weight, and nothing of its size is kept.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from peft.tuners.lora import Linear
 from torch import Tensor
-
-from areal_lab.training.merged_product import Adapted, merged_product
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 
 class MergedLinear(Linear):
@@ -23,3 +32,59 @@ class MergedLinear(Linear):
         a: Any = self.lora_A[name].weight
         b: Any = self.lora_B[name].weight
         return merged_product(x, Adapted(base.weight, base.bias, a, b, self.scaling[name]), dtype)
+
+
+def merge(
+    weight: Float[Tensor, "O I"], a: Float[Tensor, "R I"], b: Float[Tensor, "O R"], scale: float
+) -> Float[Tensor, "O I"]:
+    """`W + scale B A`, in the type of W, inside autocast as well."""
+    with torch.autocast(weight.device.type, enabled=False):
+        return torch.addmm(weight, b.to(weight), a.to(weight), alpha=scale)
+
+
+class Adapted(NamedTuple):
+    """A layer that has a low-rank matrix added."""
+
+    weight: Float[Tensor, "O I"]
+    bias: Float[Tensor, " O"] | None
+    a: Float[Tensor, "R I"]
+    b: Float[Tensor, "O R"]
+    scale: float
+
+
+def merged_product(
+    x: Float[Tensor, "*T I"], layer: Adapted, dtype: torch.dtype
+) -> Float[Tensor, "*T O"]:
+    """`x (W + scale B A)^T + bias`, with gradients for x, A and B.
+
+    Args:
+        layer: its weight and bias are frozen.
+        dtype: of the product and of the rounded sum.
+    """
+    product: Tensor = _MergedProduct.apply(  # type: ignore[no-untyped-call]  # untyped in torch
+        x.to(dtype), layer.a, layer.b, layer
+    )
+    return product
+
+
+class _MergedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, layer: Adapted) -> Tensor:
+        ctx.save_for_backward(x, layer.weight, a, b)
+        ctx.scale = layer.scale
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        # As a plain layer does it: the kernel is the same then, and so is every bit.
+        return linear(x, merge(layer.weight, a, b, layer.scale).to(x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b = ctx.saved_tensors
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ merge(weight, a, b, ctx.scale).to(x.dtype)
+        rows, grads = x.flatten(0, -2), grad.flatten(0, -2)
+        grad_a = (grads @ b.to(x.dtype)).T @ rows
+        grad_b = grads.T @ (rows @ a.to(x.dtype).T)
+        scaled = (g.to(p.dtype) * ctx.scale for g, p in ((grad_a, a), (grad_b, b)))
+        return grad_x, *scaled, None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from areal_lab.engines.client.partial import recomputed_tokens
+from areal_lab.engines.client.resubmit import recomputed_tokens
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
 
 

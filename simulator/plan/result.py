@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU, Price
 from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
-from simulator.plan.limit import engine_share, limit_of, trainer_share
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
+from simulator.report.bottleneck import GENERATING, bottleneck
+from simulator.run.pools import MOVING_WEIGHTS
 from simulator.stats.pareto import DOLLARS, Point
 from simulator.stats.statistics import Estimate, estimate
 
@@ -252,3 +253,38 @@ def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:
             )
             return dataclasses.replace(gpu, price=price)
     return gpu
+
+
+def limit_of(trials: Sequence[Trial]) -> str:
+    """What `simulator.report.bottleneck` says of the mean over the seeds."""
+    return bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
+
+
+def trainer_share(trials: Sequence[Trial]) -> float:
+    """Share of the time in which GPUs that train do so."""
+    pool = "all" if "all" in trials[0].busy else "training"
+    busy = [
+        sum(
+            share
+            for name, share in trial.busy[pool].items()
+            if name not in MOVING_WEIGHTS and name not in GENERATING
+        )
+        for trial in trials
+    ]
+    return sum(busy) / len(busy)
+
+
+def engine_share(trials: Sequence[Trial]) -> float:
+    """Share of the time in which GPUs that generate do so."""
+    pool = "all" if "all" in trials[0].busy else "rollout"
+    busy = [sum(trial.busy[pool].get(name, 0.0) for name in GENERATING) for trial in trials]
+    return sum(busy) / len(busy)
+
+
+def _mean_shares(trials: Sequence[Trial], pool: str) -> dict[str, float]:
+    """Busy and idle shares of a pool by name, mean over the seeds."""
+    shares: dict[str, float] = {}
+    for trial in trials:
+        for name, share in (*trial.busy[pool].items(), *trial.idle[pool].items()):
+            shares[name] = shares.get(name, 0.0) + share / len(trials)
+    return shares

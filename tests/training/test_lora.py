@@ -26,7 +26,7 @@ from areal_lab.training.lora import (
     merged_tensors,
     target_modules,
 )
-from areal_lab.training.merged_product import Adapted, merged_product
+from areal_lab.training.merged_linear import Adapted, merged_product
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.serve import ADAPTER_FOLDER, export, first_weights, save_folder
 from areal_lab.training.settings import TrainerSettings

@@ -23,8 +23,7 @@ from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.servers.attach import attach, give_base
 from areal_lab.pipeline.servers.pool import Place
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import lora_of
-from areal_lab.preflight.version_size import version_bytes
+from areal_lab.preflight.limits import lora_of, version_bytes
 from areal_lab.runlog.folder import RunFolder
 
 

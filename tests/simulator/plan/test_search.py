@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from simulator.plan.bound import least_step_s
-from simulator.plan.limit import limit_of
 from simulator.plan.report import plan_report
-from simulator.plan.result import Comparison, Plan
+from simulator.plan.result import Comparison, Plan, limit_of
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.sensitivity import at_end
