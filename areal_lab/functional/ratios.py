@@ -29,7 +29,13 @@ from torch import Tensor
 from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.holes import unmasked_runs
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
+from areal_lab.functional.segments import (
+    Reduction,
+    Segments,
+    segment_reduce,
+    sequences_or_rows,
+    value_of_segment,
+)
 
 
 class AnchoredPolicy(NamedTuple):
@@ -212,7 +218,7 @@ def _spread(policy: AnchoredPolicy, segments: Segments, reduce: Reduction) -> Te
     """Mean or sum of the log ratios of each segment at each of its unmasked tokens."""
     ids, count = segments
     reduced = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask, reduce=reduce)
-    return select(reduced[ids], policy.mask)
+    return select(value_of_segment(reduced, ids), policy.mask)
 
 
 def detached_ratio(policy: AnchoredPolicy) -> Float[Tensor, "*shape"]:

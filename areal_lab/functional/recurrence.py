@@ -25,6 +25,8 @@ from areal_lab.functional.checks import (
     check_integer,
     check_same_shape,
     check_token_inputs,
+    wide,
+    wide_dtype,
 )
 from areal_lab.functional.segments import Segments
 
@@ -63,7 +65,8 @@ def linear_recurrence(
         reverse: from the last token to the first; otherwise $y_t = a_t y_{t-1} + b_t$.
 
     Returns:
-        y of each token; at a masked one what is carried past it.
+        y of each token, computed and returned in float32 at least; at a masked one what is carried
+        past it.
 
     Source: the scan of doublings: Hillis and Steele, Data parallel algorithms (1986); blocks:
     Blelloch, Prefix sums and their applications (1990).
@@ -76,9 +79,10 @@ def linear_recurrence(
     if isinstance(factors, Tensor):
         check_same_shape("factors", factors, "inputs", inputs)
         check_floating("factors", factors)
-        dtype = torch.promote_types(factors.dtype, inputs.dtype)
+        dtype = wide_dtype(torch.promote_types(factors.dtype, inputs.dtype))
         factors, inputs = factors.to(dtype), inputs.to(dtype)
     else:
+        inputs = wide(inputs)
         factors = torch.full((), factors, dtype=inputs.dtype, device=inputs.device)
     if mask is not None:
         check_token_inputs(mask, inputs=inputs)

@@ -18,7 +18,7 @@ from torch import Tensor
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy
 from areal_lab.functional.reinforce_surrogates import weighted_logprobs
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import segment_reduce, value_of_segment
 from areal_lab.functional.surrogates import (
     ClipEpsilon,
     Surrogate,
@@ -112,7 +112,8 @@ def gmpo_surrogate(
         advantages >= 0, policy.log_ratio.clamp(max=high), policy.log_ratio.clamp(min=-low)
     )
     ids, count = policy.sequences
-    mean = segment_reduce(bounded, ids, count, mask=policy.mask, reduce="mean")[ids]
+    means = segment_reduce(bounded, ids, count, mask=policy.mask, reduce="mean")
+    mean = value_of_segment(means, ids)
     # A token with no advantage of its own still moves the mean of a sequence that has one.
     has_advantage = segment_reduce(advantages.abs(), ids, count)[ids] > 0
     clipped = (bounded != policy.log_ratio).detach() & has_advantage & policy.mask

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from areal_lab.functional.ratios import AnchoredPolicy
 from areal_lab.functional.reinforce_surrogates import reinforce_surrogate
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import segment_reduce, value_of_segment
 from areal_lab.functional.surrogates import Surrogate
 
 
@@ -63,7 +63,8 @@ def kimi_sequence_surrogate(
     """
     _check_strength("tau", tau)
     ids, count = policy.sequences
-    total = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)[ids]
+    totals = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)
+    total = value_of_segment(totals, ids)
     return _pulled(policy, advantages, policy.log_ratio * total, tau)
 
 

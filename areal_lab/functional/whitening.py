@@ -19,7 +19,7 @@ from areal_lab.functional.advantages import group_advantages, no_scale
 from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.masked import select
 from areal_lab.functional.returns import Discount, reinforce_plus_plus_returns
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.segments import Segments, sequences_or_rows, value_of_segment
 
 
 class Moments(NamedTuple):
@@ -133,7 +133,7 @@ def spread_to_tokens(
             f"values has shape {tuple(values.shape)}, but mask (shape {tuple(mask.shape)}) has "
             f"{count} sequences; give one value per sequence, or the sequences of the tokens"
         )
-    return select(values[ids], mask)
+    return select(value_of_segment(values, ids), mask)
 
 
 def reinforce_plus_plus_advantages(
