@@ -23,7 +23,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, token_mean
 from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.vocabulary_divergences import log_distribution, reverse_kl
 
@@ -60,11 +60,13 @@ def k3(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""$k_3 = e^{-x} - 1 + x$: unbiased, never negative.
 
     Its gradient is that of KL(ref || theta) on average: not of the divergence that it estimates.
+    Infinite where x is, of either sign.
 
     Source: Schulman, Approximating KL divergence (2020); DeepSeekMath (arXiv:2402.03300), eq. 4.
     """
     # expm1: near the reference, where x^2 / 2 is left over, e^-x - 1 + x would be rounding error.
-    return torch.expm1(-log_ratio) + log_ratio
+    # Bounded: at x = -infinity the sum would be inf - inf.
+    return torch.expm1(-log_ratio) + log_ratio.clamp(min=torch.finfo(log_ratio.dtype).min)
 
 
 def absolute(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -133,7 +135,8 @@ def kl_penalty(
 
     With `sampling_logprobs`, the estimate is weighted by $\pi_\theta / \pi_s$, and the gradient
     goes through the weight too. With `k1` or `k3` value and gradient are then those of
-    KL(theta || ref) on average, whatever policy $\pi_s$ the tokens were drawn from.
+    KL(theta || ref) on average, whatever policy $\pi_s$ the tokens were drawn from. The product is
+    computed in float64; as $\pi_\theta$ goes to 0, that of `k3` goes to $\pi_{ref} / \pi_s$.
 
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
@@ -150,11 +153,12 @@ def kl_penalty(
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
     chosen = wide(select(logprobs, mask))
-    kl = estimator(chosen - wide(select(reference_logprobs.detach(), mask)))
-    if sampling_logprobs is not None:
-        check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
-        kl = torch.exp(chosen - wide(select(sampling_logprobs.detach(), mask))) * kl
-    return select(kl, mask)
+    reference = wide(select(reference_logprobs.detach(), mask))
+    if sampling_logprobs is None:
+        return select(estimator(log_difference(chosen, reference)), mask)
+    check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
+    sampling = wide(select(sampling_logprobs.detach(), mask))
+    return select(_weighted(estimator, chosen, reference, sampling), mask)
 
 
 def kl_loss(
@@ -203,6 +207,26 @@ def kl_loss(
         sampling_logprobs=sampling_logprobs,
     )
     return KLLoss(coefficient * aggregate(kl, mask, sequences), kl.detach())
+
+
+def _weighted(
+    estimator: KLEstimator, logprobs: Tensor, reference: Tensor, sampling: Tensor
+) -> Tensor:
+    """pi_theta / pi_s times the estimate, where the weight vanishes and the estimate explodes too.
+
+    In float64, since a weight of e^-120 times a k3 of e^120 is 0 * inf in float32. Where pi_theta
+    is smaller than e^-600 of one of the others, value and gradient have reached their limits; it
+    counts as e^-600 there, which float64 can multiply with e^600.
+    """
+    dtype = logprobs.dtype
+    reference, sampling = reference.double(), sampling.double()
+    bounded = logprobs.double().clamp(min=torch.maximum(reference, sampling) - _SMALLEST_LOG_RATIO)
+    weight = torch.exp(log_difference(bounded, sampling))
+    return (weight * estimator(log_difference(bounded, reference))).to(dtype)
+
+
+_SMALLEST_LOG_RATIO = 600.0
+"""exp(600) is about the largest that leaves float64 some room: its largest number is exp(709)."""
 
 
 def full_kl(

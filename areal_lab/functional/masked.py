@@ -27,6 +27,14 @@ def select(
     return torch.where(mask, values, torch.full_like(values, fill))
 
 
+def log_difference(
+    logprobs: Float[Tensor, "*shape"], others: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """`logprobs - others`; of equal infinities 0 without a gradient, rather than NaN."""
+    same = (logprobs == others) & logprobs.isinf()
+    return torch.where(same, 0.0, logprobs - others)
+
+
 def masked_sum(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, dim: int | None = None
 ) -> Float[Tensor, "*rest"]:
