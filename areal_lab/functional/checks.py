@@ -53,6 +53,26 @@ def check_integer(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} has dtype {value.dtype}, but must be integers; pass .long()")
 
 
+def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
+    """Refuse ids outside 0 .. size - 1, where they can be looked at without waiting for a device.
+
+    Elsewhere (on a GPU, under `vmap` and `torch.compile`) the operation that indexes with them
+    refuses them.
+
+    Raises:
+        ValueError: an id is negative, or `size` or more.
+    """
+    if ids.device.type != "cpu":
+        return
+    outside = (ids < 0) | (ids >= size)
+    count = count_known(outside)
+    if count:
+        raise ValueError(
+            f"{name} has {count} entries outside 0 .. {size - 1}, such as {int(ids[outside][0])}; "
+            f"{advice}"
+        )
+
+
 def check_floating(name: str, value: Tensor) -> None:
     """Refuse integers and booleans where numbers are computed with.
 

@@ -65,7 +65,9 @@ class ChunkedLogprobs(torch.autograd.Function):
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
         columns_slices = list(slices(vocab, columns_step))
         parts = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
-        chosen = cutoff.new_empty(tokens)
+        # A gather, since it refuses a target outside the vocabulary on every device and when
+        # compiled; no tile would have it, and its log-prob would be a wrong, finite number.
+        chosen = cutoff.new_zeros(vocab).gather(0, targets)
         for rows in [*slices(cached_tokens, rows_step), *slices(tokens, rows_step, cached_tokens)]:
             for number, columns in enumerate(columns_slices):
                 if rows.stop <= cached_tokens:

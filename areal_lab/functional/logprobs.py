@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, check_same_shape, wide
+from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
 from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
 
@@ -28,6 +28,9 @@ _CACHE_BYTES = 96 << 20
 """Logits kept for the backward pass by default, at least."""
 _TILE_AND_CACHE_BYTES = 160 << 20
 """What a small tile leaves of this is kept, too."""
+
+
+_PADDING = "give padding any token of the vocabulary, such as 0, and mask it in the loss"
 
 
 class LogprobsAndEntropy(NamedTuple):
@@ -82,8 +85,9 @@ def logprobs_and_entropy(
     Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
 
     Raises:
-        ValueError: shapes or types do not fit, temperature or chunk_tokens is not positive, or
-            cache_bytes is negative.
+        ValueError: shapes or types do not fit, a target is not in the vocabulary, temperature or
+            chunk_tokens is not positive, or cache_bytes is negative. On a GPU, under `vmap` and
+            when compiled, a wrong target is torch's own error.
     """
     _check_inputs(hidden, weight, targets)
     _check_temperature(temperature)
@@ -145,10 +149,12 @@ def logprobs_and_entropy_from_logits(
     Source: see `logprobs_and_entropy`, whose reference this is.
 
     Raises:
-        ValueError: shapes or types do not fit, or temperature is not positive.
+        ValueError: shapes or types do not fit, a target is not in the vocabulary (see
+            `logprobs_and_entropy`), or temperature is not positive.
     """
     check_integer("targets", targets)
     check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
+    check_range("targets", targets, logits.shape[-1], _PADDING)
     _check_temperature(temperature)
     scaled = wide(logits) / temperature
     dropped = scaled == -math.inf
@@ -196,6 +202,7 @@ def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
             f"targets has shape {tuple(targets.shape)}, but hidden {tuple(hidden.shape)} asks for "
             f"{tuple(hidden.shape[:1])}: one target per hidden state"
         )
+    check_range("targets", targets, weight.shape[0], _PADDING)
     if hidden.dtype != weight.dtype:
         raise ValueError(
             f"hidden has dtype {hidden.dtype} and weight {weight.dtype}, but they must be equal; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab.functional import logprobs as logprobs_module
@@ -453,3 +454,39 @@ def test_bad_inputs_are_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         logprobs_and_entropy(**{**inputs, **change})
+
+
+def both_functions(inputs):
+    """From hidden states and from logits, as functions of the targets."""
+    hidden, weight, _ = inputs
+    return [
+        lambda targets: logprobs_and_entropy(hidden, weight, targets, chunk_tokens=3),
+        lambda targets: logprobs_and_entropy_from_logits(hidden @ weight.T, targets),
+    ]
+
+
+@pytest.mark.parametrize("target", [-100, -1, VOCAB])
+def test_targets_outside_the_vocabulary_are_refused(inputs, target):
+    targets = inputs[2].clone()
+    targets[3] = target
+    for function in both_functions(inputs):
+        message = rf"targets has 1 entries outside 0 \.\. {VOCAB - 1}, such as {target}; give pad"
+        with pytest.raises(ValueError, match=message):
+            function(targets)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_they_are_refused_under_vmap_too(inputs):
+    """There the values cannot be looked at; compiled, see `test_compile`."""
+    targets = inputs[2].expand(2, -1).clone()
+    targets[1, 3] = -1
+    for function in both_functions(inputs):
+        with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+            torch.func.vmap(function)(targets)
+
+
+def test_tensors_without_values_pass_the_check_of_targets(inputs):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = [torch.empty_like(x) for x in inputs]
+        for function in both_functions(fake):
+            assert function(fake[2]).logprobs.shape == (TOKENS,)
