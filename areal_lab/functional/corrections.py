@@ -26,7 +26,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count
 from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
-from areal_lab.functional.masked import masked_sum, select
+from areal_lab.functional.masked import log_difference, masked_sum, select
 from areal_lab.functional.segments import Segments, sequences_or_rows
 
 
@@ -78,8 +78,7 @@ def behavior_weight(
     )
     proximal = wide(select(proximal_logprobs.detach(), mask))
     behavior = wide(select(behavior_logprobs.detach(), mask))
-    # Of equal infinities the difference would be NaN.
-    log_ratio = torch.where(proximal == behavior, 0.0, proximal - behavior)
+    log_ratio = log_difference(proximal, behavior)
     weight = select(positive_exp(log_ratio), log_ratio != -torch.inf)
     return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Aggregate, token_mean
 from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.vocabulary_divergences import (
     VocabularyDivergence,
@@ -87,7 +87,9 @@ def distillation_advantages(
         mask, advantages=advantages, logprobs=logprobs, teacher_logprobs=teacher_logprobs
     )
     _check_coefficient(coefficient)
-    distance = select(logprobs.detach(), mask) - select(teacher_logprobs.detach(), mask)
+    distance = log_difference(
+        select(logprobs.detach(), mask), select(teacher_logprobs.detach(), mask)
+    )
     if baseline is not None:
         distance = distance - baseline(distance, mask, sequences)
     return select(advantages.detach() - coefficient * distance, mask)
@@ -107,6 +109,8 @@ def on_policy_distillation_loss(
 
     $$ \kappa\ \mathrm{aggregate}\left(\frac{\pi_\theta}{\pi_{old}}(y_t)\
     \mathrm{sg}(\log \pi_\theta(y_t) - \log \pi_T(y_t))\right) $$
+
+    A token that theta cannot draw, of log-prob -infinity, adds 0 and has no gradient.
 
     On average its gradient is that of KL(theta || teacher) over the next token, whatever policy
     drew the tokens. The distance is that of the current student, where `distillation_advantages`
@@ -132,9 +136,12 @@ def on_policy_distillation_loss(
     )
     _check_coefficient(coefficient)
     logprobs = select(logprobs, mask)
-    log_ratio = logprobs.detach() - select(teacher_logprobs.detach(), mask)
-    weight = torch.exp(logprobs - select(old_logprobs.detach(), mask))
-    loss = coefficient * aggregate(weight * log_ratio, mask, sequences)
+    log_ratio = log_difference(logprobs.detach(), select(teacher_logprobs.detach(), mask))
+    # r log r goes to 0 with r, and so does its gradient.
+    possible = logprobs.detach() != -math.inf
+    weight = torch.exp(select(logprobs, possible) - select(old_logprobs.detach(), mask & possible))
+    values = weight * select(log_ratio, possible)
+    loss = coefficient * aggregate(values, mask, sequences)
     return OnPolicyDistillationLoss(loss, log_ratio)
 
 

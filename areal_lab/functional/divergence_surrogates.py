@@ -173,6 +173,8 @@ def _kept(
 def _penalized(policy: AnchoredPolicy, kept: Surrogate, penalty: float) -> Surrogate:
     if not penalty >= 0:
         raise ValueError(f"penalty is {penalty}, but must be >= 0; 0 switches it off")
+    if penalty == 0:  # 0 * inf would be NaN
+        return kept
     return kept._replace(value=kept.value - penalty * policy.log_ratio.square())
 
 

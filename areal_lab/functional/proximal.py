@@ -58,7 +58,10 @@ def a3po_proximal_logprobs(
     alpha = _share_of_theta(versions, mask, trainer_version, logprobs)
     check_token_inputs(mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs)
     behavior = select(behavior_logprobs.detach(), mask)
-    return behavior + alpha * (select(logprobs.detach(), mask) - behavior)
+    # Where theta has no share it does not matter, though it be -infinity. A behavior log-prob of
+    # -infinity stays, as its share is never 0.
+    way = select(select(logprobs.detach(), mask) - behavior, (alpha > 0) & ~behavior.isinf())
+    return behavior + alpha * way
 
 
 def linear_proximal_logprobs(

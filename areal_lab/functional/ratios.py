@@ -28,7 +28,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.holes import unmasked_runs
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import (
     Reduction,
     Segments,
@@ -67,6 +67,8 @@ def token_ratio(
 
     $$ \log r_t = \log \pi_\theta(y_t) - \log \pi_{anchor}(y_t) $$
 
+    Where both log-probs are -infinity the ratio is 1 and has no gradient.
+
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         anchor_logprobs: log pi_anchor of the same tokens.
@@ -82,7 +84,7 @@ def token_ratio(
     logprobs = wide(select(logprobs, mask))
     anchor_logprobs = wide(select(anchor_logprobs.detach(), mask))
     return AnchoredPolicy(
-        log_ratio=logprobs - anchor_logprobs,
+        log_ratio=log_difference(logprobs, anchor_logprobs),
         logprobs=logprobs,
         anchor_logprobs=anchor_logprobs,
         mask=mask,

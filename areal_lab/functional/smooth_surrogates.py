@@ -69,7 +69,8 @@ def sapo_surrogate(
         policy.log_ratio.clamp(max=math.log1p(_SATURATED / tau_negative)),
     )
     clipped = (bounded != policy.log_ratio).detach() & (advantages != 0) & policy.mask
-    moved = torch.expm1(bounded)
+    # Below, r - 1 is -1 to the last bit; its slope of 0 times an infinite weight would be NaN.
+    moved = torch.expm1(bounded.clamp(min=-_SATURATED))
     gate = torch.where(
         advantages > 0,
         torch.sigmoid(tau_positive * moved) * (4 / tau_positive),
@@ -156,9 +157,9 @@ def vespo_surrogate(
     log_product = segment_reduce(log_ratio, ids, count, mask=policy.mask)[ids]
 
     def kernel(power: float, decay: float) -> Tensor:
-        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be. Only of an
-        # infinite x it would be NaN; the largest finite one has an infinite exp too.
-        x = log_product.clamp(max=torch.finfo(log_product.dtype).max / max(power, 1.0))
+        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be. Only with
+        # an infinite power * x it would be NaN; exp(1000) is infinite in every type too.
+        x = log_product.clamp(max=1000.0)
         return torch.exp(power * x - decay * torch.expm1(x))
 
     return weighted_logprobs(

@@ -1,11 +1,13 @@
 r"""REINFORCE with a squared log ratio: a pull to the anchor in place of a trust region.
 
-Whoever uses these should know that they do not vanish where A = 0: the pull is there on every
-unmasked token, also in groups of equal rewards, and also when it is the only thing left.
+These do not vanish where A = 0: the pull is there on every unmasked token, also in groups of equal
+rewards, and also when it is the only term left. As log pi_theta goes to -infinity the square
+outgrows A log pi, so the value goes to -infinity whatever the sign of A.
 """
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -65,7 +67,11 @@ def kimi_sequence_surrogate(
     ids, count = policy.sequences
     totals = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)
     total = value_of_segment(totals, ids)
-    return _pulled(policy, advantages, policy.log_ratio * total, tau)
+    # A token of log-prob -infinity decides the square of its sequence; the products of the others
+    # with it are of a lower order, and would be of either sign.
+    finite_part = total.isinf() & policy.log_ratio.isfinite()
+    square = policy.log_ratio * torch.where(finite_part, 0.0, total)
+    return _pulled(policy, advantages, square, tau)
 
 
 def dro_surrogate(
@@ -97,7 +103,11 @@ def _pulled(
     policy: AnchoredPolicy, advantages: Tensor, square: Tensor, strength: float
 ) -> Surrogate:
     reinforced = reinforce_surrogate(policy, advantages)
-    return reinforced._replace(value=reinforced.value - strength / 2 * square)
+    if strength == 0:  # 0 * inf would be NaN
+        return reinforced
+    pull = strength / 2 * square
+    value = torch.where(pull.isposinf(), -pull, reinforced.value - pull)
+    return reinforced._replace(value=value)
 
 
 def _check_strength(name: str, strength: float) -> None:
