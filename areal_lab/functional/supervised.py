@@ -78,10 +78,10 @@ def sft_loss(
 
 def value_loss(
     values: Float[Tensor, "*shape"],
-    old_values: Float[Tensor, "*shape"],
     returns: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
     *,
+    old_values: Float[Tensor, "*shape"] | None = None,
     clip_epsilon: float = 0.2,
     error: ErrorFunction | None = None,
     aggregate: Aggregate = token_mean,
@@ -97,9 +97,10 @@ def value_loss(
 
     Args:
         values: v of each token; the only input that gets a gradient.
-        old_values: v of the critic that made the advantages; not looked at when nothing is clipped.
         returns: R, what v is to predict.
         mask: True where a token counts; an empty mask gives 0.
+        old_values: v of the critic that made the advantages, the center of the range. None only
+            without a clip.
         clip_epsilon: half-width of the range, in the unit of the returns; infinity never clips.
         error: `half_squared_error` (default), `squared_error`, or one from `huber_error`.
         aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
@@ -109,9 +110,10 @@ def value_loss(
     Source: the code of PPO's authors, as described in arXiv:2005.12729, section 3.
 
     Raises:
-        ValueError: shapes differ, or `clip_epsilon` is not positive.
+        ValueError: shapes differ, `clip_epsilon` is not positive, or there is a clip but no
+            `old_values`.
     """
-    check_token_inputs(mask, values=values, old_values=old_values, returns=returns)
+    check_token_inputs(mask, values=values, returns=returns)
     if not clip_epsilon > 0:
         raise ValueError(
             f"clip_epsilon is {clip_epsilon}, but must be > 0: how far a value may move; infinity "
@@ -122,6 +124,12 @@ def value_loss(
     free = error(values - returns)
     if math.isinf(clip_epsilon):
         return ValueLoss(aggregate(free, mask, sequences), torch.zeros_like(mask))
+    if old_values is None:
+        raise ValueError(
+            f"old_values is None, but clip_epsilon is {clip_epsilon}, a distance from them; give "
+            "the values that the advantages were made with, or clip_epsilon=math.inf"
+        )
+    check_token_inputs(mask, old_values=old_values)
     old_values = select(old_values.detach(), mask)
     bounded = values.clamp(old_values - clip_epsilon, old_values + clip_epsilon)
     held = error(bounded - returns)
