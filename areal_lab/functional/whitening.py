@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.advantages import group_advantages, no_scale
+from areal_lab.functional.checks import wide
 from areal_lab.functional.holes import Holes, carry_over_holes
 from areal_lab.functional.masked import select
 from areal_lab.functional.returns import Discount, reinforce_plus_plus_returns
@@ -79,8 +80,8 @@ def whiten(
     $$ \hat x_t = \frac{x_t - \mu}{\sqrt{\sigma^2 + \epsilon}}, \quad
     \mu = \frac{1}{N} \sum_t m_t x_t, \quad \sigma^2 = \frac{1}{N - 1} \sum_t m_t (x_t - \mu)^2 $$
 
-    A single unmasked value gives 0, as do equal ones (in float64 up to rounding); an empty mask
-    gives zeros.
+    In float32 at least. A single unmasked value gives 0, as do equal ones (in float64 up to
+    rounding); an empty mask gives zeros.
 
     Source: Huang et al., implementation details of RLHF with PPO (arXiv:2403.17031).
 
@@ -103,6 +104,7 @@ def whiten(
         moments = token_moments(values, mask)
     else:
         moments = Moments(*(moment.detach() for moment in moments))
+    values = wide(values)
     mean = moments.mean().to(values.dtype)
     scale = torch.rsqrt(moments.variance(unbiased=unbiased) + eps).to(values.dtype)
     whitened = (select(values, mask) - mean) * scale
