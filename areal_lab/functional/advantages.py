@@ -92,7 +92,15 @@ def group_advantages(
 
 
 def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> GroupedRewards:
-    """Rewards with their groups numbered and their smallest taken off, for functions of groups.
+    """Rewards with their groups numbered and the smallest of each group subtracted.
+
+    What baselines, scales and filters of your own start from; sizes are those of the groups.
+
+    Args:
+        rewards: R of each sample; gets a gradient.
+        groups: integer id of each sample's group; any numbers, any order.
+
+    Source: definition.
 
     Raises:
         ValueError: shapes differ, ids are no integers, or rewards are not floating or not finite.

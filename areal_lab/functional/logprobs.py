@@ -95,8 +95,7 @@ def logprobs_and_entropy(
     rule = None if isinstance(keep, Tensor) else keep
     if mask is not None:
         _check_mask(mask, (hidden.shape[0], weight.shape[0]))
-    if chunk_tokens is not None and chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
+    _check_chunk(chunk_tokens)
     if cache_bytes is not None and cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
     vocab = max(1, weight.shape[0])
@@ -155,6 +154,89 @@ def logprobs_and_entropy_from_logits(
     check_integer("targets", targets)
     check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
     check_range("targets", targets, logits.shape[-1], _PADDING)
+    log_p, dropped = _kept_distribution(logits, temperature, keep)
+    index = targets.long().unsqueeze(-1)
+    impossible = dropped.gather(-1, index).squeeze(-1)
+    logprobs = log_p.gather(-1, index).squeeze(-1).masked_fill(impossible, -math.inf)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return LogprobsAndEntropy(logprobs, entropy.masked_fill(dropped.all(-1), 0))
+
+
+def squared_probs(
+    hidden: Float[Tensor, "T H"],
+    weight: Float[Tensor, "V H"],
+    *,
+    temperature: float = 1.0,
+    keep: Bool[Tensor, "T V"] | Cutoff | None = None,
+    chunk_tokens: int | None = None,
+) -> Float[Tensor, " T"]:
+    r"""Sum of the squared probabilities at each token, without holding all logits.
+
+    $$ \sum_v \pi_v^2, \quad \pi = \mathrm{softmax}(W h_t / \tau) $$
+
+    The probability that two samples of the token agree. `optimal_token_baseline` takes it, as a
+    constant: the result has no gradient.
+
+    Args:
+        hidden: last hidden states, at the positions before the tokens.
+        weight: output embedding (language-model head).
+        temperature: tau that tokens were sampled with.
+        keep: as for `logprobs_and_entropy`.
+        chunk_tokens: tokens whose logits exist at a time; None takes 2^24 logits (64 MiB in
+            float32) on a CPU and 2^26 elsewhere.
+
+    Source: definition; for the baseline: arXiv:2602.07078.
+
+    Raises:
+        ValueError: shapes or types do not fit, or temperature or chunk_tokens is not positive.
+    """
+    _check_states(hidden, weight)
+    _check_chunk(chunk_tokens)
+    tokens, vocab = hidden.shape[0], weight.shape[0]
+    if isinstance(keep, Tensor):
+        _check_mask(keep, (tokens, vocab))
+    if chunk_tokens is None:
+        entries = _TILE_ENTRIES[1] if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
+        chunk_tokens = max(1, entries // max(1, vocab))
+    hidden, weight = hidden.detach(), weight.detach()
+    # An empty batch is one empty chunk.
+    parts = [
+        squared_probs_from_logits(
+            hidden[first : first + chunk_tokens] @ weight.T,
+            temperature=temperature,
+            keep=keep[first : first + chunk_tokens] if isinstance(keep, Tensor) else keep,
+        )
+        for first in range(0, max(1, tokens), chunk_tokens)
+    ]
+    return torch.cat(parts)
+
+
+def squared_probs_from_logits(
+    logits: Float[Tensor, "*shape V"],
+    *,
+    temperature: float = 1.0,
+    keep: Bool[Tensor, "*shape V"] | Cutoff | None = None,
+) -> Float[Tensor, "*shape"]:
+    r"""Sum of the squared probabilities, $\sum_v \pi_v^2$, from logits that exist already.
+
+    Args:
+        logits: unnormalized log-probabilities; no gradient, as for `squared_probs`.
+        temperature: tau that tokens were sampled with.
+        keep: as for `logprobs_and_entropy_from_logits`. Where nothing is kept the sum is 0.
+
+    Source: see `squared_probs`, whose reference this is.
+
+    Raises:
+        ValueError: shapes or types do not fit, or temperature is not positive.
+    """
+    log_p, dropped = _kept_distribution(logits.detach(), temperature, keep)
+    return torch.exp(2 * log_p).sum(-1).masked_fill(dropped.all(-1), 0)
+
+
+def _kept_distribution(
+    logits: Tensor, temperature: float, keep: Tensor | Cutoff | None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities in float32 at least, and True where a token cannot be sampled."""
     _check_temperature(temperature)
     scaled = wide(logits) / temperature
     dropped = scaled == -math.inf
@@ -164,12 +246,12 @@ def logprobs_and_entropy_from_logits(
     elif keep is not None:
         constant = scaled.detach()
         dropped = dropped | (constant < keep(constant).unsqueeze(-1))
-    log_p = torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1)
-    index = targets.long().unsqueeze(-1)
-    impossible = dropped.gather(-1, index).squeeze(-1)
-    logprobs = log_p.gather(-1, index).squeeze(-1).masked_fill(impossible, -math.inf)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return LogprobsAndEntropy(logprobs, entropy.masked_fill(dropped.all(-1), 0))
+    return torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1), dropped
+
+
+def _check_chunk(chunk_tokens: int | None) -> None:
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
 
 
 def _check_temperature(temperature: float) -> None:
@@ -191,18 +273,22 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
 
 def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     check_integer("targets", targets)
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, but must be "
-            "[T, H] and [V, H]; flatten a batch with hidden.flatten(0, 1), and pass the weight of "
-            "the language-model head as it is"
-        )
+    _check_states(hidden, weight)
     if targets.shape != hidden.shape[:1]:
         raise ValueError(
             f"targets has shape {tuple(targets.shape)}, but hidden {tuple(hidden.shape)} asks for "
             f"{tuple(hidden.shape[:1])}: one target per hidden state"
         )
     check_range("targets", targets, weight.shape[0], _PADDING)
+
+
+def _check_states(hidden: Tensor, weight: Tensor) -> None:
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, but must be "
+            "[T, H] and [V, H]; flatten a batch with hidden.flatten(0, 1), and pass the weight of "
+            "the language-model head as it is"
+        )
     if hidden.dtype != weight.dtype:
         raise ValueError(
             f"hidden has dtype {hidden.dtype} and weight {weight.dtype}, but they must be equal; "

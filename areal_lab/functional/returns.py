@@ -250,11 +250,11 @@ def per_token_or_number(name: str, value: Discount, mask: Tensor, dtype: torch.d
     return value
 
 
-def check_unit(name: str, value: float) -> None:
+def check_unit(name: str, value: float, meaning: str = "1 does not discount at all") -> None:
     """Refuse a number outside 0 .. 1.
 
     Raises:
         ValueError: the number is outside, or NaN.
     """
     if not (math.isfinite(value) and 0 <= value <= 1):
-        raise ValueError(f"{name} is {value}, but must be in 0 .. 1; 1 does not discount at all")
+        raise ValueError(f"{name} is {value}, but must be in 0 .. 1; {meaning}")
