@@ -20,7 +20,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from areal_lab.functional.checks import check_finite, check_integer, check_same_shape, wide
+from areal_lab.functional.checks import (
+    applied,
+    check_finite,
+    check_integer,
+    check_same_shape,
+    wide,
+)
 from areal_lab.functional.segments import dense_ids, segment_reduce
 
 
@@ -82,10 +88,20 @@ def group_advantages(
     if not eps >= 0:
         raise ValueError(f"eps is {eps}, but must be >= 0")
     grouped = grouped_rewards(rewards, groups)
-    centered = grouped.rewards - (baseline or mean_of_group)(grouped)
+    centered = grouped.rewards - applied(
+        "baseline", baseline or mean_of_group, grouped, gives=Tensor, example="mean_of_group"
+    )
     if scale is no_scale:
         return centered
-    deviation = (scale or std_of_group)(centered, grouped, unbiased)
+    deviation = applied(
+        "scale",
+        scale or std_of_group,
+        centered,
+        grouped,
+        unbiased,
+        gives=Tensor,
+        example="std_of_group",
+    )
     # Without this, eps = 0 would make 0 / 0 of equal rewards.
     divisor = torch.where(deviation + eps > 0, deviation + eps, torch.ones_like(deviation))
     return centered / divisor

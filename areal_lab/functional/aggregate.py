@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, wide
+from areal_lab.functional.checks import applied, check_integer, wide
 from areal_lab.functional.masked import masked_sum
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -216,6 +216,22 @@ def prompt_mean(
         )
     means = sums / tokens.clamp(min=1)
     return means.sum() / _divisor(group_count, (tokens > 0).sum(), "group_count")
+
+
+def aggregated(
+    aggregate: Aggregate,
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> Float[Tensor, ""]:
+    """The aggregate that a caller passed, of these values.
+
+    Raises:
+        TypeError: it is no aggregate.
+    """
+    return applied(
+        "aggregate", aggregate, values, mask, sequences, gives=Tensor, example="token_mean"
+    )
 
 
 def _occupied(mask: Tensor, ids: Tensor, count: int) -> Tensor:

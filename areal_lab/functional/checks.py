@@ -6,8 +6,14 @@ Only shapes and dtypes are looked at, never values, so that the checks cost noth
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
+
+_Result = TypeVar("_Result")
 
 
 def check_token_inputs(mask: Tensor, **values: Tensor) -> None:
@@ -62,13 +68,16 @@ def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
     Raises:
         ValueError: an id is negative, or `size` or more.
     """
-    if ids.device.type != "cpu":
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or ids.numel() == 0:
         return
-    outside = (ids < 0) | (ids >= size)
-    count = count_known(outside)
-    if count:
+    try:
+        low, high = (int(end) for end in torch.aminmax(ids))
+    except RuntimeError:
+        # Under vmap the values of one sample cannot be looked at.
+        return
+    if low < 0 or high >= size:
         raise ValueError(
-            f"{name} has {count} entries outside 0 .. {size - 1}, such as {int(ids[outside][0])}; "
+            f"{name} has an entry {low if low < 0 else high}, but must be in 0 .. {size - 1}; "
             f"{advice}"
         )
 
@@ -106,6 +115,56 @@ def count_known(condition: Tensor) -> int:
     except RuntimeError:
         # Under vmap the values of one sample cannot be looked at.
         return 0
+
+
+def applied(
+    name: str, function: Callable[..., _Result], *inputs: Any, gives: type[_Result], example: str
+) -> _Result:
+    """`function(*inputs)` of a function that the caller passed as the argument `name`.
+
+    What is no function, what takes other arguments and what returns another type is refused; the
+    last two are often a factory, such as `truncate` in place of `truncate(2.0)`.
+
+    Raises:
+        TypeError: the function is of the wrong kind.
+    """
+    if not callable(function):
+        raise TypeError(f"{name} is {function!r:.60}, but must be a function; pass {example}")
+    try:
+        result = function(*inputs)
+    except TypeError as error:
+        if _takes(function, inputs):
+            raise
+        raise TypeError(
+            f"{name} is {function!r:.60}, which takes other arguments; pass {example}"
+        ) from error
+    if not isinstance(result, gives):
+        raise TypeError(
+            f"{name} returned a {type(result).__name__}, but must return a {gives.__name__}; "
+            f"pass {example}"
+        )
+    return result
+
+
+def _takes(function: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+    try:
+        inspect.signature(function).bind(*inputs)
+    except (TypeError, ValueError):  # ValueError: a function in C without a signature
+        return False
+    return True
+
+
+def check_number(name: str, value: object, example: str) -> None:
+    """Refuse tensors and tuples in a factory's place for a number: the factory was not called.
+
+    Raises:
+        TypeError: the value is a tuple or a tensor with axes.
+    """
+    if isinstance(value, tuple) or (isinstance(value, Tensor) and value.dim() > 0):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, but must be a number; pass {example}, which "
+            "makes the function"
+        )
 
 
 def wide(values: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Count
-from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
+from areal_lab.functional.checks import check_number, check_same_shape, check_token_inputs, wide
 from areal_lab.functional.masked import log_difference, masked_sum, select
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.segments import Segments, check_segments, sequences_or_rows
 
 
 class BehaviorWeight(NamedTuple):
@@ -164,6 +164,10 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
     Raises:
         ValueError: `kept` is not boolean, or (when applied) not of the shape of the mask.
     """
+    if not isinstance(kept, Tensor):
+        raise TypeError(
+            f"kept is a {type(kept).__name__}, but must be a boolean tensor; pass keep(mask)"
+        )
     if kept.dtype != torch.bool:
         raise ValueError(f"kept has dtype {kept.dtype}, but must be torch.bool; pass kept.bool()")
 
@@ -223,7 +227,7 @@ def over_segments(segments: Segments, correct: Correction) -> Correction:
     """
 
     def corrected(weight: BehaviorWeight) -> BehaviorWeight:
-        check_same_shape("segments.ids", segments.ids, "mask", weight.mask)
+        check_segments("segments", segments, "mask", weight.mask)
         result = correct(weight._replace(sequences=segments))
         return result._replace(sequences=weight.sequences)
 
@@ -293,6 +297,8 @@ def check_band(low: float, high: float, *, names: tuple[str, str] = ("low", "hig
         ValueError: not 0 <= low <= high, or high is 0.
     """
     low_name, high_name = names
+    for name, bound in zip(names, (low, high), strict=True):
+        check_number(name, bound, "truncate(2.0)")
     if not high > 0:
         raise ValueError(
             f"{high_name} is {high}, but pi_prox/pi_behav is positive, so its bound must be > 0; "

@@ -18,8 +18,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import (
+    applied,
+    check_integer,
+    check_same_shape,
+    check_token_inputs,
+)
 from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.vocabulary_divergences import (
@@ -91,7 +96,9 @@ def distillation_advantages(
         select(logprobs.detach(), mask), select(teacher_logprobs.detach(), mask)
     )
     if baseline is not None:
-        distance = distance - baseline(distance, mask, sequences)
+        distance = distance - applied(
+            "baseline", baseline, distance, mask, sequences, gives=Tensor, example="token_mean"
+        )
     return select(advantages.detach() - coefficient * distance, mask)
 
 
@@ -141,7 +148,7 @@ def on_policy_distillation_loss(
     possible = logprobs.detach() != -math.inf
     weight = torch.exp(select(logprobs, possible) - select(old_logprobs.detach(), mask & possible))
     values = weight * select(log_ratio, possible)
-    loss = coefficient * aggregate(values, mask, sequences)
+    loss = coefficient * aggregated(aggregate, values, mask, sequences)
     return OnPolicyDistillationLoss(loss, log_ratio)
 
 
@@ -177,8 +184,8 @@ def distillation_loss(
     check_same_shape("teacher_logits", teacher_logits, "student_logits", student_logits)
     student = log_distribution(student_logits, mask, temperature=temperature)
     teacher = log_distribution(teacher_logits.detach(), mask, temperature=temperature)
-    values = select(divergence(student, teacher), mask)
-    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+    values = _divergence(divergence, student, teacher, mask)
+    return DistillationLoss(aggregated(aggregate, values, mask, sequences), values.detach())
 
 
 def lump_tail(
@@ -280,8 +287,17 @@ def topk_distillation_loss(
     tokens = torch.where(chosen, teacher_tokens, torch.zeros_like(teacher_tokens)).long()
     teacher = teacher_logprobs.detach().to(student.dtype)
     teacher = torch.where(chosen, teacher, torch.zeros_like(teacher))
-    values = select(divergence(*tail(student, tokens, teacher)), mask)
-    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+    pair = applied("tail", tail, student, tokens, teacher, gives=tuple, example="lump_tail")
+    values = _divergence(divergence, pair[0], pair[1], mask)
+    return DistillationLoss(aggregated(aggregate, values, mask, sequences), values.detach())
+
+
+def _divergence(
+    divergence: VocabularyDivergence, student: Tensor, teacher: Tensor, mask: Tensor
+) -> Tensor:
+    """At each position; 0 where masked."""
+    values = applied("divergence", divergence, student, teacher, gives=Tensor, example="forward_kl")
+    return select(values, mask)
 
 
 def _check_coefficient(coefficient: float) -> None:

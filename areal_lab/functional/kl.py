@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_same_shape, check_token_inputs, wide
 from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.vocabulary_divergences import log_distribution, reverse_kl
@@ -150,12 +150,13 @@ def kl_penalty(
 
     Raises:
         ValueError: shapes differ.
+        TypeError: the estimator is no function of the log ratio.
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
     chosen = wide(select(logprobs, mask))
     reference = wide(select(reference_logprobs.detach(), mask))
     if sampling_logprobs is None:
-        return select(estimator(log_difference(chosen, reference)), mask)
+        return select(_estimate(estimator, log_difference(chosen, reference)), mask)
     check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
     sampling = wide(select(sampling_logprobs.detach(), mask))
     return select(_weighted(estimator, chosen, reference, sampling), mask)
@@ -206,7 +207,7 @@ def kl_loss(
         estimator=estimator,
         sampling_logprobs=sampling_logprobs,
     )
-    return KLLoss(coefficient * aggregate(kl, mask, sequences), kl.detach())
+    return KLLoss(coefficient * aggregated(aggregate, kl, mask, sequences), kl.detach())
 
 
 def _weighted(
@@ -222,7 +223,11 @@ def _weighted(
     reference, sampling = reference.double(), sampling.double()
     bounded = logprobs.double().clamp(min=torch.maximum(reference, sampling) - _SMALLEST_LOG_RATIO)
     weight = torch.exp(log_difference(bounded, sampling))
-    return (weight * estimator(log_difference(bounded, reference))).to(dtype)
+    return (weight * _estimate(estimator, log_difference(bounded, reference))).to(dtype)
+
+
+def _estimate(estimator: KLEstimator, log_ratio: Tensor) -> Tensor:
+    return applied("estimator", estimator, log_ratio, gives=Tensor, example="k3 or clamped(k3)")
 
 
 _SMALLEST_LOG_RATIO = 600.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.chunked_logprobs import ChunkedLogprobs
-from areal_lab.functional.cutoff import NOT_KEPT, Cutoff
+from areal_lab.functional.cutoff import NOT_KEPT, Cutoff, smallest_kept
 
 _TILE_ENTRIES = (1 << 22, 1 << 24)
 """Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""
@@ -245,7 +245,7 @@ def _kept_distribution(
         dropped = dropped | ~keep
     elif keep is not None:
         constant = scaled.detach()
-        dropped = dropped | (constant < keep(constant).unsqueeze(-1))
+        dropped = dropped | (constant < smallest_kept(keep, constant).unsqueeze(-1))
     return torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1), dropped
 
 

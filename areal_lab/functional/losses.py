@@ -19,13 +19,28 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, Count, token_mean
-from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.corrections import Correction, behavior_weight, unbounded
+from areal_lab.functional.aggregate import Aggregate, Count, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_token_inputs, wide
+from areal_lab.functional.corrections import (
+    BehaviorWeight,
+    Correction,
+    behavior_weight,
+    unbounded,
+)
 from areal_lab.functional.masked import select
-from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
+from areal_lab.functional.ratios import (
+    AnchoredPolicy,
+    AnchorRatio,
+    detached_ratio,
+    token_ratio,
+)
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.surrogates import ClipEpsilon, SurrogateFunction, clip_surrogate
+from areal_lab.functional.surrogates import (
+    ClipEpsilon,
+    Surrogate,
+    SurrogateFunction,
+    clip_surrogate,
+)
 
 
 class PolicyLossResult(NamedTuple):
@@ -213,6 +228,7 @@ def policy_loss(
 
     Raises:
         ValueError: shapes differ.
+        TypeError: a part is no function of its kind, or `sequences` is no `Segments`.
     """
     check_token_inputs(
         mask,
@@ -222,23 +238,31 @@ def policy_loss(
         advantages=advantages,
     )
     start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, sequences)
-    weight = correct(start).weight
+    weight = applied(
+        "correct", correct, start, gives=BehaviorWeight, example="truncate(2.0)"
+    ).weight
     kept = weight != 0
     anchor = proximal_logprobs.detach()
     # Before the ratio: a dropped token may have an infinite one, and 0 * inf is NaN.
     drift = wide(logprobs.detach()) - wide(anchor)
     usable = kept | (drift.abs() < math.log(torch.finfo(drift.dtype).max))
     neutral = torch.where(anchor.isfinite(), anchor, 0.0)
-    policy = ratio(
+    policy = applied(
+        "ratio",
+        ratio,
         torch.where(usable, logprobs, neutral.to(logprobs.dtype)),
         torch.where(usable, anchor, neutral),
         mask,
         start.sequences,
+        gives=AnchoredPolicy,
+        example="token_ratio",
     )
-    objective = surrogate(policy, advantages)
+    objective = applied(
+        "surrogate", surrogate, policy, advantages, gives=Surrogate, example="clip_surrogate"
+    )
     value = weight * select(objective.value, kept)
     return PolicyLossResult(
-        loss=-aggregate(value, mask, policy.sequences),
+        loss=-aggregated(aggregate, value, mask, policy.sequences),
         ratio=detached_ratio(policy),
         behavior_weight=weight,
         clipped=objective.clipped & kept,

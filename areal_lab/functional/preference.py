@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from areal_lab.functional.aggregate import Count, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.checks import applied, check_same_shape, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -220,7 +220,17 @@ def preference_loss(
     rejected = select(rejected_logprobs, mask) - select(reference_rejected_logprobs.detach(), mask)
     preference = chosen - rejected
     return PreferenceLoss(
-        loss=_pair_mean(objective(preference), mask, pair_count),
+        loss=_pair_mean(
+            applied(
+                "objective",
+                objective,
+                preference,
+                gives=Tensor,
+                example="partial(logistic_objective, beta=0.1)",
+            ),
+            mask,
+            pair_count,
+        ),
         preference=preference.detach(),
         chosen_log_ratio=chosen.detach(),
         rejected_log_ratio=rejected.detach(),

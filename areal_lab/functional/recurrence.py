@@ -22,13 +22,13 @@ from torch.nn.functional import pad
 
 from areal_lab.functional.checks import (
     check_floating,
-    check_integer,
+    check_range,
     check_same_shape,
     check_token_inputs,
     wide,
     wide_dtype,
 )
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.segments import Segments, check_segments
 
 _BLOCK = 64
 """Tokens of a block: from 16 to 128 a million tokens took 6 to 7 ms on one core, with 256 9 ms."""
@@ -148,8 +148,7 @@ def sequence_edges(
     if sequences is None:
         positions = torch.arange(width, device=tokens.device)
         return (positions == (width - 1 if last else 0)).expand(tokens.shape)
-    check_same_shape("sequences.ids", sequences.ids, "tokens", tokens)
-    check_integer("sequences.ids", sequences.ids)
+    check_segments("sequences", sequences, "tokens", tokens)
     if width == 0:
         return torch.zeros_like(sequences.ids, dtype=torch.bool)
     changes = sequences.ids[..., 1:] != sequences.ids[..., :-1]
@@ -165,7 +164,7 @@ def broadcast_to_tokens(
     """One value per sequence, in a shape that broadcasts to the tokens.
 
     Raises:
-        ValueError: there is not one value per sequence.
+        ValueError: there is not one value per sequence, or an id is out of range.
     """
     rows = tuple(tokens.shape[:-1]) if sequences is None else (sequences.count,)
     if values.numel() != math.prod(rows):
@@ -173,7 +172,10 @@ def broadcast_to_tokens(
             f"{name} has shape {tuple(values.shape)}, but must be {rows}: one per sequence"
         )
     values = values.reshape(rows)
-    return values.unsqueeze(-1) if sequences is None else values[sequences.ids]
+    if sequences is None:
+        return values.unsqueeze(-1)
+    check_range("sequences.ids", sequences.ids, sequences.count, "give a larger count")
+    return values[sequences.ids]
 
 
 class _Recurrence(torch.autograd.Function):

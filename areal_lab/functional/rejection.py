@@ -21,7 +21,7 @@ from typing import TypeAlias
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs, wide
+from areal_lab.functional.checks import applied, check_token_inputs, wide
 from areal_lab.functional.corrections import BehaviorWeight, Correction, drop, inside
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, sequences_or_rows
@@ -61,7 +61,7 @@ def reject(
     _check_bounds(low, high)
 
     def rejected(weight: BehaviorWeight) -> BehaviorWeight:
-        values = divergence(-weight.log_ratio)
+        values = _divergence(divergence, -weight.log_ratio)
         return drop(
             weight, _within(values, weight.mask, weight.sequences, low, high, statistic=statistic)
         )
@@ -110,7 +110,7 @@ def divergence_mask(
     behavior = wide(select(behavior_logprobs.detach(), mask))
     x = behavior - wide(select(policy_logprobs.detach(), mask))
     segments = sequences_or_rows(mask, sequences)
-    return _within(divergence(x), mask, segments, low, high, statistic=statistic)
+    return _within(_divergence(divergence, x), mask, segments, low, high, statistic=statistic)
 
 
 def probability_difference_mask(
@@ -154,8 +154,8 @@ def probability_difference_mask(
     if statistic is None:
         return inside(policy.exp() - behavior.exp(), low, high) & mask
     segments = sequences_or_rows(mask, sequences)
-    policy = statistic(policy, mask, segments)
-    behavior = statistic(behavior, mask, segments)
+    policy = _statistic(statistic, policy, mask, segments)
+    behavior = _statistic(statistic, behavior, mask, segments)
     return inside(policy.exp() - behavior.exp(), low, high)[segments.ids] & mask
 
 
@@ -202,6 +202,18 @@ def off_policy_sequence_mask(
     return (near[segments.ids] | ~(select(advantages.detach(), mask) < 0)) & mask
 
 
+def _divergence(divergence: Divergence, x: Tensor) -> Tensor:
+    return applied("divergence", divergence, x, gives=Tensor, example="k3")
+
+
+def _statistic(
+    statistic: SequenceStatistic, values: Tensor, mask: Tensor, sequences: Segments
+) -> Tensor:
+    return applied(
+        "statistic", statistic, values, mask, sequences, gives=Tensor, example="mean_of_sequence"
+    )
+
+
 def _within(
     values: Tensor,
     mask: Tensor,
@@ -213,7 +225,8 @@ def _within(
 ) -> Tensor:
     if statistic is None:
         return inside(values, low, high) & mask
-    return inside(statistic(values, mask, sequences), low, high)[sequences.ids] & mask
+    values = _statistic(statistic, values, mask, sequences)
+    return inside(values, low, high)[sequences.ids] & mask
 
 
 def _check_bounds(low: float, high: float, name: str = "high") -> None:

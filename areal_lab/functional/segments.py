@@ -18,6 +18,7 @@ from torch import Tensor
 
 from areal_lab.functional.checks import (
     check_integer,
+    check_range,
     check_same_shape,
     check_token_inputs,
     count_known,
@@ -25,6 +26,9 @@ from areal_lab.functional.checks import (
 )
 
 Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
+
+
+_RANGE = "give a larger count, or number the segments from 0 with dense_ids"
 
 
 class Segments(NamedTuple):
@@ -57,11 +61,29 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
         rows = math.prod(mask.shape[:-1])
         ids = torch.arange(rows, device=mask.device).reshape(*mask.shape[:-1], 1)
         return Segments(ids.expand(mask.shape), rows)
-    check_same_shape("sequences.ids", sequences.ids, "mask", mask)
-    check_integer("sequences.ids", sequences.ids)
-    if sequences.count < 0:
-        raise ValueError(f"sequences.count is {sequences.count}, but must be >= 0")
+    check_segments("sequences", sequences, "mask", mask)
     return sequences
+
+
+def check_segments(
+    name: str, segments: Segments, tokens_name: str, tokens: Shaped[Tensor, "*shape"]
+) -> None:
+    """Refuse what is no `Segments` of the shape of the tokens.
+
+    Raises:
+        TypeError: a tensor of ids, or something else, in place of `Segments`.
+        ValueError: the ids are of another shape than the tokens or no integers, or the count is
+            negative.
+    """
+    if not isinstance(segments, Segments):
+        raise TypeError(
+            f"{name} is a {type(segments).__name__}, but must be Segments; pass Segments(ids, "
+            "count), or packed_sequences(cu_seqlens, tokens)"
+        )
+    check_same_shape(f"{name}.ids", segments.ids, tokens_name, tokens)
+    check_integer(f"{name}.ids", segments.ids)
+    if segments.count < 0:
+        raise ValueError(f"{name}.count is {segments.count}, but must be >= 0")
 
 
 def packed_sequences(cu_seqlens: Int[Tensor, " boundaries"], tokens: int) -> Segments:
@@ -104,12 +126,14 @@ def segment_reduce(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, or `segments` is negative.
+        ValueError: shapes differ, ids are no integers or not in `0 .. segments - 1`, or `segments`
+            is negative.
     """
     check_same_shape("ids", ids, "values", values)
     check_integer("ids", ids)
     if segments < 0:
         raise ValueError(f"segments is {segments}, but must be >= 0")
+    check_range("ids", ids, segments, _RANGE)
     if mask is None:
         mask = torch.ones_like(values, dtype=torch.bool)
     check_token_inputs(mask, values=values)
@@ -132,7 +156,12 @@ def segment_reduce(
 def value_of_segment(
     values: Shaped[Tensor, " segments"], ids: Int[Tensor, "*shape"]
 ) -> Shaped[Tensor, "*shape"]:
-    """Value of each token's segment. The gradient is a sum over tokens, so it is one in float64."""
+    """Value of each token's segment. The gradient is a sum over tokens, so it is one in float64.
+
+    Raises:
+        ValueError: an id is negative, or as large as the number of segments or larger.
+    """
+    check_range("ids", ids, values.shape[0], _RANGE)
     return values.double()[ids].to(values.dtype)
 
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_number, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
 
@@ -73,7 +73,7 @@ def sft_loss(
     if weights is not None:
         check_token_inputs(mask, weights=weights)
         weighted = select(weights.detach(), mask) * nll
-    return SFTLoss(aggregate(weighted, mask, sequences), nll.detach())
+    return SFTLoss(aggregated(aggregate, weighted, mask, sequences), nll.detach())
 
 
 def value_loss(
@@ -121,9 +121,9 @@ def value_loss(
         )
     error = error or half_squared_error
     values, returns = select(values, mask), select(returns.detach(), mask)
-    free = error(values - returns)
+    free = _error(error, values - returns)
     if math.isinf(clip_epsilon):
-        return ValueLoss(aggregate(free, mask, sequences), torch.zeros_like(mask))
+        return ValueLoss(aggregated(aggregate, free, mask, sequences), torch.zeros_like(mask))
     if old_values is None:
         raise ValueError(
             f"old_values is None, but clip_epsilon is {clip_epsilon}, a distance from them; give "
@@ -132,9 +132,13 @@ def value_loss(
     check_token_inputs(mask, old_values=old_values)
     old_values = select(old_values.detach(), mask)
     bounded = values.clamp(old_values - clip_epsilon, old_values + clip_epsilon)
-    held = error(bounded - returns)
-    loss = aggregate(torch.maximum(free, held), mask, sequences)
+    held = _error(error, bounded - returns)
+    loss = aggregated(aggregate, torch.maximum(free, held), mask, sequences)
     return ValueLoss(loss, (held > free).detach())
+
+
+def _error(error: ErrorFunction, difference: Tensor) -> Tensor:
+    return applied("error", error, difference, gives=Tensor, example="huber_error(1.0)")
 
 
 def half_squared_error(difference: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -161,6 +165,7 @@ def huber_error(delta: float) -> ErrorFunction:
     Raises:
         ValueError: delta is not positive.
     """
+    check_number("delta", delta, "huber_error(1.0)")
     if not delta > 0:
         raise ValueError(f"delta is {delta}, but must be > 0; infinity is half_squared_error")
 

@@ -475,7 +475,7 @@ def test_targets_outside_the_vocabulary_are_refused(inputs, target):
     targets = inputs[2].clone()
     targets[3] = target
     for function in both_functions(inputs):
-        message = rf"targets has 1 entries outside 0 \.\. {VOCAB - 1}, such as {target}; give pad"
+        message = rf"targets has an entry {target}, but must be in 0 \.\. {VOCAB - 1}; give pad"
         with pytest.raises(ValueError, match=message):
             function(targets)
 
