@@ -7,7 +7,7 @@ r"""Named losses that stay near their anchor without a clip of the ratio: DPPO, 
     kimi        proximal    A log pi, minus tau/2 (log r)^2 of the whole answer
     dro         proximal    A log pi, minus beta/2 (log r)^2
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors.
+All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one the weight
 pi_prox / pi_behav is applied, and bounded by `correct`. Whoever leaves samples without an advantage
 out of a batch changes the last three: their pull is on every token.
@@ -59,10 +59,8 @@ def dppo_tv(
         divergence: delta, a difference of probabilities, one number or (low, high). The default is
             that of the authors' run script in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -93,10 +91,8 @@ def dppo_kl(
     Args:
         divergence: delta in nats, one number or (low, high).
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -132,10 +128,8 @@ def prime_rl(
     Args:
         divergence: delta, a difference of probabilities, one number or (low, high).
         penalty: kappa.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -174,13 +168,8 @@ def kimi(
 
     Args:
         tau: strength of the pull.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -218,12 +207,8 @@ def dro(
 
     Args:
         beta: strength of the pull; has to be bound, as in `partial(dro, beta=0.1)`.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,

@@ -74,20 +74,37 @@ class HasLoss(Protocol):
 
 @runtime_checkable
 class PolicyLoss(Protocol):
-    """A policy loss as a trainer calls it. Own losses have this signature.
+    """A policy loss as a trainer calls it, and the arguments that the named losses share.
 
-    Bind further numbers beforehand: `partial(decoupled_ppo, clip_epsilon=0.1)`. A loss that needs
-    more of the batch names it: a trainer passes those of these keywords that are parameters.
+    The five tensors have one entry per token, padded `[N, T]` or packed `[T]`:
 
-        token_count       tokens the policy chose in the whole batch
-        sequences         `Segments`: the sequence that each token belongs to
-        sequence_count    sequences of the whole batch that have such a token
+        logprobs            log pi_theta of the sampled tokens; the only input with a gradient
+        proximal_logprobs   log pi_prox, the policy that the trust region is centered at
+        behavior_logprobs   log pi_behav, as the sampler reported them, one version per token
+        advantages          A of each token
+        mask                True = the policy chose this token
+
+    A trainer passes those of these keywords that a loss has as parameters:
+
+        token_count       tokens the policy chose in the whole batch; None counts this mask, and
+                          losses whose mean is over sequences ignore it
+        sequences         `Segments`: the sequence that each token belongs to; None takes rows
+        sequence_count    sequences of the whole batch that have such a token; None counts these
         turns             `Segments`: the turn (run of chosen tokens) that each token belongs to
         groups            `Segments`: the prompt whose group each token belongs to
         group_count       groups of the whole batch
         group_tokens      tokens of each group over the whole batch, by its number in `groups`
         versions          version of the weights that sampled each token
         trainer_version   version of the weights before this batch
+
+    Bind other numbers beforehand, as in `partial(decoupled_ppo, clip_epsilon=0.1)`:
+
+        clip_epsilon      half-width of the trust region, or (below, above)
+        correct           what happens to the weight pi_prox / pi_behav, as `truncate(5.0)`
+
+    The named losses raise a ValueError where shapes differ or a number is out of range, and a
+    TypeError where a function or `sequences` is of the wrong kind. A custom loss needs this
+    signature and any of these keywords.
     """
 
     def __call__(
@@ -120,15 +137,9 @@ def ppo(
     Source: PPO (arXiv:1707.06347), eq. 7.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        old_logprobs: log pi_old, which samples came from and the trust region is centred at.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
-        clip_epsilon: half-width of the trust region, or (below, above).
-        token_count: tokens of the whole batch; None counts this mask.
+        old_logprobs: log pi_old, the policy that sampled and that the trust region is centered at.
 
-    Raises:
-        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -163,18 +174,9 @@ def decoupled_ppo(
     Source: AReaL (arXiv:2505.24298), eq. 5.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        proximal_logprobs: log pi_prox, the policy that centres the trust region.
-        behavior_logprobs: log pi_behav, as the sampler reported them, one version per token.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
-        clip_epsilon: half-width of the trust region, or (below, above).
         correct: bounds the weight, as `truncate(5.0)`; the weight itself is always applied.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for corrections of sequences; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -213,16 +215,14 @@ def policy_loss(
     positive finite number counts as 1 there.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         proximal_logprobs: log pi_prox, the anchor of the ratio.
         behavior_logprobs: log pi_behav; the same tensor as the anchor gives weights of 1.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
         surrogate: `(policy, advantages) -> Surrogate`, what is maximised per token.
         ratio: `(logprobs, anchor_logprobs, mask, sequences) -> AnchoredPolicy`.
         correct: what happens to the weight pi_prox / pi_behav.
         aggregate: `(values, mask, sequences) -> scalar`.
-        sequences: sequence of each token; None takes rows.
+
+    The other arguments are those of `PolicyLoss`.
 
     Source: definition; with the clipped surrogate it is AReaL (arXiv:2505.24298), eq. 5.
 

@@ -8,7 +8,7 @@ r"""Named losses of the REINFORCE family: a weight without a gradient times $A \
     aipo                   behavior    min(r, C)
     topr                   behavior    1; where A < 0: min(product of r, 1)
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors.
+All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one, or none, the
 weight pi_prox / pi_behav is applied, and bounded by `correct`. But for `importance_sampling` the
 value of such a loss says nothing; its gradient does.
@@ -55,13 +55,7 @@ def reinforce(
 
     Source: Williams (1992); for language models RLOO (arXiv:2402.14740), GPG (arXiv:2504.02546).
 
-    Args:
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -99,12 +93,8 @@ def cispo(
 
     Args:
         clip_epsilon: (low, high) as distances from ratio 1; low 1 is no lower bound.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -139,12 +129,8 @@ def truncated_reinforce(
 
     Args:
         cap: C.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -174,11 +160,7 @@ def importance_sampling(
 
     Source: PPO (arXiv:1707.06347), eq. 6; tinker-cookbook's default.
 
-    Args:
-        token_count: tokens of the whole batch; None counts this mask.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -210,10 +192,8 @@ def aipo(
 
     Args:
         cap: C.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -250,12 +230,8 @@ def topr(
 
     Args:
         cap: C.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,

@@ -8,10 +8,10 @@
     sapo         token                       sigmoid gate          sequence_mean
     vespo        product, behavior policy    reshaping kernel      token_mean
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. But
-for VESPO they are anchored at the proximal policy, and each token's term is multiplied by its own
-pi_prox / pi_behav, which `correct` bounds or replaces: `chain(sequence_product, truncate(2.0))` is
-the weight of the whole answer. With equal proximal and behavior log-probs they are the papers'.
+All are a `PolicyLoss`, which describes the arguments that losses share. Except for VESPO they are
+anchored at the proximal policy, and each token's term is multiplied by its own pi_prox / pi_behav,
+which `correct` bounds or replaces: `chain(sequence_product, truncate(2.0))` is the weight of the
+whole response. With equal proximal and behavior log-probs they are the papers' losses.
 """
 
 from __future__ import annotations
@@ -56,15 +56,7 @@ def gspo(
 
     Source: GSPO (arXiv:2507.18071), eq. 5 to 7; bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -101,15 +93,7 @@ def gspo_token(
 
     Source: GSPO (arXiv:2507.18071), section 4.3; bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -144,15 +128,7 @@ def luspo(
 
     Source: LUSPO (arXiv:2602.05261); bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -191,13 +167,8 @@ def gmpo(
 
     Args:
         log_clip_epsilon: bounds of log r, one number or (low, high).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -238,13 +209,8 @@ def sapo(
     Args:
         tau_positive: sharpness of the gate where A > 0.
         tau_negative: sharpness of the gate elsewhere.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -284,11 +250,8 @@ def vespo(
     Args:
         positive: (k, lambda) where A >= 0.
         negative: (k, lambda) where A < 0.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
