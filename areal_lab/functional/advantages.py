@@ -82,7 +82,7 @@ def group_advantages(
     Only `rewards` gets a gradient, through baseline and scale too.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, rewards are not floating or not finite,
+        ValueError: shapes differ, ids are not integers, rewards are not floating or not finite,
             or `eps` is negative.
     """
     if not eps >= 0:
@@ -119,7 +119,7 @@ def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> 
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, or rewards are not floating or not finite.
+        ValueError: shapes differ, ids are not integers, or rewards are not floating or not finite.
     """
     check_same_shape("groups", groups, "rewards", rewards)
     check_integer("groups", groups)

@@ -98,7 +98,7 @@ def rae_advantages(
         decay: beta, the weight of the past at each sample.
 
     Raises:
-        ValueError: shapes differ, agents are no integers, rewards are not finite, or `decay` is
+        ValueError: shapes differ, agents are not integers, rewards are not finite, or `decay` is
             not in [0, 1).
     """
     if not 0 <= decay < 1:

@@ -1,7 +1,7 @@
-"""Refuse wrong shapes and types with one sentence: argument, what it is, how to mend it.
+"""Refuse wrong shapes and types with one sentence: argument, what it is, how to fix it.
 
-Only shapes and dtypes are looked at, never values, so that the checks cost nothing and hold under
-`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where these are known.
+Only shapes and dtypes are checked, never values, so that the checks cost nothing and hold under
+`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where values are known.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_integer(name: str, value: Tensor) -> None:
 
 
 def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
-    """Refuse ids outside 0 .. size - 1, where they can be looked at without waiting for a device.
+    """Refuse ids outside 0 .. size - 1, where they can be read without waiting for a device.
 
     Elsewhere (on a GPU, under `vmap` and `torch.compile`) the operation that indexes with them
     refuses them.
@@ -73,7 +73,7 @@ def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
     try:
         low, high = (int(end) for end in torch.aminmax(ids))
     except RuntimeError:
-        # Under vmap the values of one sample cannot be looked at.
+        # Under vmap the values of one sample cannot be read.
         return
     if low < 0 or high >= size:
         raise ValueError(
@@ -93,7 +93,7 @@ def check_floating(name: str, value: Tensor) -> None:
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Refuse NaN and infinity where values can be looked at: eagerly, not in vmap or compile.
+    """Refuse NaN and infinity where values can be read: eagerly, not in vmap or compile.
 
     Raises:
         ValueError: an entry is not finite.
@@ -102,18 +102,18 @@ def check_finite(name: str, value: Tensor) -> None:
     if bad:
         raise ValueError(
             f"{name} (shape {tuple(value.shape)}) has {bad} entries that are NaN or infinite; "
-            "mend the function that made them, or leave those samples out"
+            "fix the function that made them, or leave those samples out"
         )
 
 
 def count_known(condition: Tensor) -> int:
-    """How many entries are True; 0 where that cannot be looked at, and the caller vouches."""
+    """How many entries are True; 0 where they cannot be read, and the caller vouches."""
     if torch.compiler.is_compiling():
         return 0
     try:
         return int(condition.sum())
     except RuntimeError:
-        # Under vmap the values of one sample cannot be looked at.
+        # Under vmap the values of one sample cannot be read.
         return 0
 
 
@@ -122,8 +122,8 @@ def applied(
 ) -> _Result:
     """`function(*inputs)` of a function that the caller passed as the argument `name`.
 
-    What is no function, what takes other arguments and what returns another type is refused; the
-    last two are often a factory, such as `truncate` in place of `truncate(2.0)`.
+    Anything that is not a function, takes other arguments or returns another type is refused. The
+    last two are often a factory that was not called: `truncate` in place of `truncate(2.0)`.
 
     Raises:
         TypeError: the function is of the wrong kind.
@@ -155,7 +155,7 @@ def _takes(function: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
 
 
 def check_number(name: str, value: object, example: str) -> None:
-    """Refuse tensors and tuples in a factory's place for a number: the factory was not called.
+    """Refuse a tensor or tuple where a factory takes a number: the factory itself was passed on.
 
     Raises:
         TypeError: the value is a tuple or a tensor with axes.

@@ -306,7 +306,7 @@ def _shaped(flat: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def _sum_of(like: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
-    """Memory to add up so many parts in; `out` itself where its type is exact enough."""
+    """Memory to add up this many parts in; `out` itself where its type is exact enough."""
     kind = like.dtype if parts <= 1 else wide_dtype(like.dtype)
     if out is not None and kind == out.dtype:
         return out

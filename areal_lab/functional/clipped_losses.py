@@ -5,7 +5,7 @@
     dr_grpo         token    clip                  fixed_length_mean
     dapo            token    clip, wider above     token_mean
     dual_clip_ppo   token    dual clip             token_mean
-    clip_cov        token    clip but for a few    token_mean
+    clip_cov        token    clip, except a few    token_mean
     kl_cov          token    r A, a few with KL    token_mean
 
 All are `policy_loss` with other parts, anchored at the proximal policy, and a `PolicyLoss`, which
@@ -92,7 +92,7 @@ def dr_grpo(
     Source: Dr. GRPO (arXiv:2503.20783), section 3.
 
     Args:
-        max_tokens: L, the generation budget of a sequence; has to be bound, as in
+        max_tokens: L, the generation budget of a sequence; must be bound, as in
             `partial(dr_grpo, max_tokens=3000)`.
 
     The other arguments are those of `PolicyLoss`.
@@ -129,7 +129,7 @@ def dapo(
 
     N is that of the batch, as in every framework; read literally the paper's mean is over the
     tokens of a prompt (`prompt_mean`). The other parts of DAPO, no KL, a penalty for overlong
-    answers and no groups of equal rewards, are about rewards and samples. The policy loss of VAPO
+    responses and no groups of equal rewards, are about rewards and samples. The policy loss of VAPO
     is this too.
 
     Source: DAPO (arXiv:2503.14476), eq. 8 and 10; bounds: section 4.1.
@@ -212,7 +212,7 @@ def clip_cov(
         fraction: share of the tokens that is left out.
         band: covariances that can be left out.
         noise: uniform numbers that choose the tokens. None draws them from torch's generator, which
-            makes the function one of chance; under `vmap` they have to be given.
+            makes the function random; under `vmap` they must be given.
 
     The other arguments are those of `PolicyLoss`.
     """

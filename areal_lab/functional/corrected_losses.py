@@ -6,7 +6,7 @@ r"""Named ways to bound the weight of decoupled PPO: truncated or masked importa
     icepop           rho_t where it is within a band, else 0
     sequence_mis     product of rho where it is within a band, else 0
     geometric_mis    rho_t where the sequence's geometric mean is within a band, else 0
-    m2po             rho_t but for the largest; no clip
+    m2po             rho_t except the largest; no clip
     a3po             rho_t, pi_prox by interpolation
 
 `..._tis` truncates importance weights and `..._mis` masks them, by token or by sequence. The first
@@ -288,7 +288,7 @@ def a3po(
     $$ \log \pi_{prox} \approx \log \pi_\mu + \alpha (\log \pi_\theta - \log \pi_\mu), \quad
     \alpha = \mathrm{clip}((v - 1 - v_\mu) / (v - v_\mu); 0, 1) $$
 
-    `proximal_logprobs` is not looked at. The interpolated ones get no gradient.
+    `proximal_logprobs` is ignored. The interpolated ones get no gradient.
 
     Source: A-3PO (arXiv:2512.06547).
 
@@ -299,7 +299,7 @@ def a3po(
     The other arguments are those of `PolicyLoss`.
 
     Raises:
-        ValueError: shapes differ, versions are no integers, or a number is out of range.
+        ValueError: shapes differ, versions are not integers, or a number is out of range.
     """
     approximated = a3po_proximal_logprobs(
         logprobs, behavior_logprobs, versions, mask, trainer_version=trainer_version

@@ -1,7 +1,7 @@
-r"""The weight $\rho = \pi_{prox} / \pi_{behav}$ that makes up for the sampler's older policy.
+r"""The weight $\rho = \pi_{prox} / \pi_{behav}$ that corrects for the sampler's older policy.
 
-A correction maps a `BehaviorWeight` to one; chain several with `chain`. The weight itself is always
-part of the decoupled objective; what is chosen here is how it is bounded.
+A correction maps a `BehaviorWeight` to a new one; `chain` applies several. The weight itself is
+always part of the decoupled objective; corrections bound it.
 
     behavior_weight(...) --> truncate(2.0) --> ... --> weight * surrogate
 
@@ -11,8 +11,8 @@ part of the decoupled objective; what is chosen here is how it is bounded.
     mask_second_moment                                by the whole batch      (second_moment.py)
 
 Masked tokens have weight 1 throughout. Unmasked ones have a positive finite weight, or exactly 0
-once they are dropped, and stay dropped. What a mean divides by does not change with a drop. Weights
-are float32 at least, whatever the type of the log-probs.
+once they are dropped; they stay dropped, and are still counted by the mean. Weights are float32 at
+least, whatever the type of the log-probs.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def mask_above(cap: float) -> Correction:
 
 
 def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
-    """Drop the tokens that a mask says, such as that of `divergence_mask` or an own rule.
+    """Keep the tokens of a mask, such as that of `divergence_mask` or a rule of your own.
 
     For rules that need more than log rho (advantages, probabilities, theta), and for those over a
     whole batch, of which a micro-batch then gets its part.
@@ -249,7 +249,7 @@ def chain(*corrections: Correction) -> Correction:
 
 
 def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
-    """New weights for own corrections: what is masked or was dropped stays as it is.
+    """New weights for custom corrections: what is masked or was dropped stays as it is.
 
     Source: definition.
 
@@ -262,7 +262,7 @@ def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> Beha
 
 
 def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
-    """Weight 0 for unmasked tokens that are not kept, for own corrections.
+    """Weight 0 for unmasked tokens that are not kept, for custom corrections.
 
     Source: definition.
 

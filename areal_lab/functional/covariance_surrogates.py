@@ -102,7 +102,7 @@ def kl_cov_surrogate(
     base = surrogate(policy, advantages)
     covariance = advantage_covariance(policy, advantages)
     chosen = _smallest(-covariance, policy.mask, _count(fraction, policy.mask))
-    # Where the anchor cannot draw the token, r A is infinite too and outgrows the penalty.
+    # Where the anchor cannot sample the token, r A is infinite too and outgrows the penalty.
     pulled = chosen & ~base.value.isinf()
     distance = select(policy.log_ratio, pulled).abs()
     return base._replace(value=base.value - penalty * distance)

@@ -1,4 +1,4 @@
-r"""Which tokens a truncating sampler could draw: top-k, top-p, min-p, one after the other.
+r"""Which tokens a truncating sampler could sample: top-k, top-p, min-p, one after the other.
 
 Each rule is a threshold on the logits of a token: `logits [..., V] --> smallest logit kept [...]`.
 
@@ -18,7 +18,7 @@ from areal_lab.functional.checks import applied, check_number
 
 Cutoff: TypeAlias = Callable[[Tensor], Tensor]
 """Logits `[*shape, V]`, divided by the temperature and detached, to the smallest logit that could
-be drawn `[*shape]`; what equals it could be drawn too."""
+be sampled `[*shape]`; what equals it could be sampled too."""
 
 NOT_KEPT = -1e30
 """Stands for a logit of -infinity: its probability is exactly 0, but 0 times it is not NaN."""

@@ -109,7 +109,7 @@ def off_policy_diagnostics(
 
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t), \quad y_t \sim \pi_{behav} $$
 
-    A token that one of the two cannot draw (-infinity) makes infinite what is infinite, and the
+    A token that one of the two cannot sample (-infinity) makes infinite what is infinite, and the
     rest takes its limit.
 
     Source: with the functions of the same names.
@@ -185,7 +185,7 @@ def divergence_by_lag(
     Source: with the functions of divergences.py.
 
     Raises:
-        ValueError: shapes differ, lag is no integer, or `bins` is not positive.
+        ValueError: shapes differ, lag is not integer-valued, or `bins` is not positive.
     """
     weight, logs, mask, _ = behavior_weight(
         proximal_logprobs.double(), behavior_logprobs.double(), mask

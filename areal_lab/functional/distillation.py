@@ -39,19 +39,19 @@ tokens that the teacher's are of, to `(student, teacher)` as a divergence takes 
 
 
 class OnPolicyDistillationLoss(NamedTuple):
-    """A loss on the student's own tokens; all but `loss` is detached."""
+    """A loss on the student's own tokens; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     log_ratio: Tensor
     """log pi_theta - log pi_T of each token, whose mean estimates the reverse KL; 0 if masked."""
 
 
 class DistillationLoss(NamedTuple):
-    """A loss of whole distributions; all but `loss` is detached."""
+    """A loss of whole distributions; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     divergence: Tensor
     """Divergence at each token, in nats; 0 where masked."""
 
@@ -75,7 +75,7 @@ def distillation_advantages(
 
     Args:
         advantages: A of each token; zeros for distillation alone.
-        logprobs: log-probs of the policy that drew the tokens (the student before this batch).
+        logprobs: log-probs of the policy that sampled the tokens (the student before this batch).
         teacher_logprobs: log pi_T of the same tokens.
         mask: True where the student chose the token.
         coefficient: kappa.
@@ -117,15 +117,15 @@ def on_policy_distillation_loss(
     $$ \kappa\ \mathrm{aggregate}\left(\frac{\pi_\theta}{\pi_{old}}(y_t)\
     \mathrm{sg}(\log \pi_\theta(y_t) - \log \pi_T(y_t))\right) $$
 
-    A token that theta cannot draw, of log-prob -infinity, adds 0 and has no gradient.
+    A token that theta cannot sample, of log-prob -infinity, adds 0 and has no gradient.
 
     On average its gradient is that of KL(theta || teacher) over the next token, whatever policy
-    drew the tokens. The distance is that of the current student, where `distillation_advantages`
+    sampled the tokens. The distance is that of the current student, where `distillation_advantages`
     has that of the old one; the first step of a batch is the same.
 
     Args:
         logprobs: log pi_theta of the tokens; the only input that gets a gradient.
-        old_logprobs: log-probs of the policy that drew them.
+        old_logprobs: log-probs of the policy that sampled them.
         teacher_logprobs: log pi_T of the same tokens.
         mask: True where the student chose the token; an empty mask gives 0.
         coefficient: kappa.
@@ -263,7 +263,7 @@ def topk_distillation_loss(
         mask: True where a position counts; an empty mask gives 0.
         divergence: see `distillation_loss`.
         tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
-        temperature: tau of the student; the teacher's log-probs have to be at the same.
+        temperature: tau of the student; the teacher's log-probs must be at the same.
         aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
             by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
@@ -272,7 +272,7 @@ def topk_distillation_loss(
     of the others differs by framework, see docs/functional/supervised.md.
 
     Raises:
-        ValueError: shapes differ, tokens are no integers, or the temperature is not positive
+        ValueError: shapes differ, tokens are not integers, or the temperature is not positive
             and finite.
     """
     check_integer("teacher_tokens", teacher_tokens)

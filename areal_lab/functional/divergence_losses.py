@@ -4,13 +4,13 @@ r"""Named losses that stay near their anchor without a clip of the ratio: DPPO, 
     dppo_tv     behavior    r A while |p - q| is small or shrinks
     dppo_kl     behavior    r A while the KL of "this token or another" is small or shrinks
     prime_rl    behavior    as dppo_tv, minus kappa (log r)^2
-    kimi        proximal    A log pi, minus tau/2 (log r)^2 of the whole answer
+    kimi        proximal    A log pi, minus tau/2 (log r)^2 of the whole response
     dro         proximal    A log pi, minus beta/2 (log r)^2
 
 All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one the weight
-pi_prox / pi_behav is applied, and bounded by `correct`. Whoever leaves samples without an advantage
-out of a batch changes the last three: their pull is on every token.
+pi_prox / pi_behav is applied, and bounded by `correct`. Leaving samples without an advantage out
+of a batch changes the last three, whose pull is on every token.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def dppo_tv(
     $$ L = -\frac{1}{N} \sum_t r_t A_t\,[A_t > 0: p - q \le \delta,\ A_t < 0: q - p \le \delta],
     \quad p = \pi_\theta(y_t),\ q = \pi_\mu(y_t) $$
 
-    That script has advantages without a standard deviation (`dr_grpo_advantages`) and sums over
-    tokens divided by one length: `policy_loss` with `dppo_tv_surrogate` and `fixed_length_mean`.
+    The authors' run script in verl has advantages without a standard deviation
+    (`dr_grpo_advantages`) and divides sums over tokens by one length: `policy_loss` with
+    `dppo_tv_surrogate` and `fixed_length_mean`.
 
     Source: DPPO (arXiv:2602.04879).
 
     Args:
         divergence: delta, a difference of probabilities, one number or (low, high). The default is
-            that of the authors' run script in verl, and of TRL.
+            that of the run script, and of TRL.
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
 
     The other arguments are those of `PolicyLoss`.
@@ -155,7 +156,7 @@ def kimi(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""Kimi k1.5: REINFORCE with a pull of the squared log ratio of the answer.
+    r"""Kimi k1.5: REINFORCE with a pull of the squared log ratio of the response.
 
     $$ L = -\frac{1}{B} \sum_i \Big(A_i \log \pi_\theta(y_i) - \frac{\tau}{2}
     \Big(\log \frac{\pi_\theta(y_i)}{\pi_{prox}(y_i)}\Big)^2\Big) $$
@@ -206,7 +207,7 @@ def dro(
     Source: DRO (arXiv:2405.19107), by token as in verl.
 
     Args:
-        beta: strength of the pull; has to be bound, as in `partial(dro, beta=0.1)`.
+        beta: strength of the pull; must be bound, as in `partial(dro, beta=0.1)`.
 
     The other arguments are those of `PolicyLoss`.
     """

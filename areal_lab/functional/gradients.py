@@ -44,7 +44,7 @@ def gradient_spread_by_lag(
     section 2.2, where the trace over the squared norm is the noise scale.
 
     Raises:
-        ValueError: shapes do not fit, lags are no integers, or `bins` is not positive.
+        ValueError: shapes do not fit, lags are not integers, or `bins` is not positive.
     """
     check_integer("lag", lag)
     if gradients.dim() != 2 or lag.shape != gradients.shape[:1]:

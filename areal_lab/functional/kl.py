@@ -1,6 +1,6 @@
 r"""Distance of the policy from a reference: estimates from sampled tokens, exact from logits.
 
-With $x = \log \pi_\theta - \log \pi_{ref}$ of a token that was drawn from $\pi_\theta$:
+With $x = \log \pi_\theta - \log \pi_{ref}$ of a token that was sampled from $\pi_\theta$:
 
     estimator  value         its mean               mean of its gradient: that of
     k1         x             KL(theta || ref)       0
@@ -35,7 +35,7 @@ class KLLoss(NamedTuple):
     """A penalty to add to a loss; the estimates are detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     kl: Tensor
     """Estimate of each token, without the coefficient; 0 where masked."""
 
@@ -135,7 +135,7 @@ def kl_penalty(
 
     With `sampling_logprobs`, the estimate is weighted by $\pi_\theta / \pi_s$, and the gradient
     goes through the weight too. With `k1` or `k3` value and gradient are then those of
-    KL(theta || ref) on average, whatever policy $\pi_s$ the tokens were drawn from. The product is
+    KL(theta || ref) on average, whatever policy $\pi_s$ sampled the tokens. The product is
     computed in float64; as $\pi_\theta$ goes to 0, that of `k3` goes to $\pi_{ref} / \pi_s$.
 
     Args:
@@ -150,7 +150,7 @@ def kl_penalty(
 
     Raises:
         ValueError: shapes differ.
-        TypeError: the estimator is no function of the log ratio.
+        TypeError: the estimator is not a function of the log ratio.
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
     chosen = wide(select(logprobs, mask))
@@ -245,8 +245,8 @@ def full_kl(
 
     $$ \sum_v \pi_\theta(v) (\log \pi_\theta(v) - \log \pi_{ref}(v)) $$
 
-    Holds several tensors of the size of the logits. A token that pi_theta cannot draw (a logit of
-    -infinity) adds 0; one that only the reference cannot draw makes the result infinite.
+    Holds several tensors of the size of the logits. A token that pi_theta cannot sample (a logit of
+    -infinity) adds 0; one that only the reference cannot sample makes the result infinite.
 
     Args:
         logits: of pi_theta; the only input that gets a gradient.
@@ -266,7 +266,7 @@ def full_kl(
 
 
 def check_coefficient(coefficient: float | Tensor) -> None:
-    """Refuse a negative or infinite number; a tensor is not looked at.
+    """Refuse a negative or infinite number; a tensor is not checked.
 
     Raises:
         ValueError: the coefficient is negative or not finite.

@@ -1,8 +1,8 @@
 r"""Log-probs of the sampled tokens and entropy, from hidden states or from logits.
 
 `T` tokens, `H` hidden size, `V` vocabulary. From hidden states, `[T, V]` logits never exist: tiles
-of them are multiplied out, reduced and forgotten, and the backward pass makes them again, but for
-as many as `cache_bytes` holds.
+of them are computed, reduced and discarded. The backward pass computes them again, except those
+that fit into `cache_bytes`.
 
     hidden [t, H] @ weight [v, H].T --> logits [t, v] --> logprobs, entropy, log-normalizer [t]
 """
@@ -37,7 +37,7 @@ class LogprobsAndEntropy(NamedTuple):
     """Of each token; float32 or wider."""
 
     logprobs: Tensor
-    """log pi of the target token, in nats; -infinity for a token that could not be drawn."""
+    """log pi of the target token, in nats; -infinity for a token that could not be sampled."""
     entropy: Tensor
     """Entropy of the whole distribution, in nats."""
 
@@ -57,10 +57,10 @@ def logprobs_and_entropy(
     $$ \log \pi(y_t) = \mathrm{log\_softmax}(W h_t / \tau)_{y_t}, \quad
     H_t = -\sum_v \pi_v \log \pi_v $$
 
-    With `keep`, the softmax is over the kept tokens only, as a truncating sampler drew them; which
-    tokens are kept is a constant for the gradient. A target that is not kept has the log-prob
-    -infinity, and no gradient whatever comes from above: put it out of the loss by its mask. A
-    token of which a mask keeps nothing has the entropy 0.
+    With `keep`, the softmax is over the kept tokens only, as in a truncating sampler; the gradient
+    treats the set of kept tokens as a constant. A target that is not kept has the log-prob
+    -infinity and no gradient: exclude it from the loss by its mask. Where a mask keeps nothing, the
+    entropy is 0.
 
     Memory above the inputs is one tile of logits and `cache_bytes`, and in the backward pass the
     two gradients. Gradients go to `hidden` and `weight`, of any order, also under `torch.func`.
@@ -73,14 +73,14 @@ def logprobs_and_entropy(
         temperature: tau that tokens were sampled with.
         keep: None keeps all tokens. A mask that the sampler recorded, True = kept; or a rule such
             as `top_p(0.95)`, which is applied to these logits.
-        chunk_tokens: the logits that exist at a time are as many as of so many tokens; None takes
-            2048 for each token, between 2^22 (16 MiB) and 2^24, on a CPU, and 2^26 on a GPU. A rule
-            needs all logits of a token, so at least those exist then.
-        cache_bytes: of logits that are kept for the backward pass, which makes the others again;
-            0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
-            fastest. None keeps half as much as the weight takes, of which the backward pass makes
-            a whole gradient anyway, but at least 96 MiB, and with a small tile up to 160 MiB
-            together. Nothing is kept where no gradient is asked for, nor under `vmap`.
+        chunk_tokens: size of one tile, in tokens whose logits it could hold. None takes tiles of
+            2048 logits per token, between 2^22 (16 MiB) and 2^24, on a CPU, and of 2^26 on a GPU.
+            With a rule a tile holds all logits of at least one token.
+        cache_bytes: logits that are kept for the backward pass, which computes the others again.
+            With 0 it computes all of them again; with `T * V` of the inputs' type it is fastest.
+            None keeps half as many bytes as the weight has, whose gradient is of that size anyway,
+            but at least 96 MiB, and up to 160 MiB together with a small tile. Nothing is kept where
+            no gradient is needed, nor under `vmap`.
 
     Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
 

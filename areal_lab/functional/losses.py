@@ -5,7 +5,7 @@
 
 Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
 Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. A
-token that a correction dropped adds 0, and keeps its ratio where sequences are looked at.
+token that a correction dropped adds 0; its ratio still counts in that of its sequence.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from areal_lab.functional.surrogates import (
 
 
 class PolicyLossResult(NamedTuple):
-    """A loss and what happened to the tokens; all but `loss` is detached."""
+    """A loss and what happened to the tokens; everything except `loss` is detached."""
 
     loss: Float[Tensor, ""]
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     ratio: Float[Tensor, "*shape"]
     """pi_theta / pi_anchor of each token; 1 where masked."""
     behavior_weight: Float[Tensor, "*shape"]
@@ -57,19 +57,19 @@ class PolicyLossResult(NamedTuple):
 
 
 class PlainLoss(NamedTuple):
-    """The least that a policy loss returns."""
+    """The minimum that a policy loss returns."""
 
     loss: Float[Tensor, ""]
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
 
 
 @runtime_checkable
 class HasLoss(Protocol):
-    """What a trainer needs of a result; further fields of a NamedTuple are its diagnostics."""
+    """The field that a trainer needs; the other fields of a NamedTuple are diagnostics."""
 
     @property
     def loss(self) -> Tensor:
-        """Scalar, to be minimised; carries the gradient."""
+        """Scalar, to be minimized; carries the gradient."""
 
 
 @runtime_checkable
@@ -129,7 +129,7 @@ def ppo(
     clip_epsilon: ClipEpsilon = 0.2,
     token_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""Clipped PPO objective, as a loss to minimise.
+    r"""Clipped PPO objective, as a loss to minimize.
 
     $$ L = -\frac{1}{N} \sum_t \min(r_t A_t, \mathrm{clip}(r_t, 1 \pm \epsilon) A_t),
     \quad r = \pi_\theta / \pi_{old} $$
@@ -164,7 +164,7 @@ def decoupled_ppo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""Decoupled PPO objective, as a loss to minimise.
+    r"""Decoupled PPO objective, as a loss to minimize.
 
     $$ L = -\frac{1}{N} \sum_t \frac{\pi_{prox}}{\pi_{behav}}
     \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t), \quad u = \pi_\theta / \pi_{prox} $$
@@ -209,15 +209,15 @@ def policy_loss(
     $$ L = -\mathrm{aggregate}(\mathrm{correct}(\pi_{prox}/\pi_{behav})\ \mathrm{surrogate}(r, A)),
     \quad r = \mathrm{ratio}(\pi_\theta, \pi_{prox}) $$
 
-    A token that the correction drops (weight 0) adds 0 to the loss, and stays in the count that the
-    mean divides by. What it is dropped for is pi_prox / pi_behav; its ratio to the anchor still
-    counts in that of its sequence or turn, and gets the gradient of that. Only a ratio that is no
+    A token that the correction drops (weight 0) adds 0 to the loss, and is still counted by the
+    mean. It is dropped because of pi_prox / pi_behav; its ratio to the anchor still counts in the
+    ratio of its sequence or turn, and gets the gradient of that. Only a ratio that is not a
     positive finite number counts as 1 there.
 
     Args:
         proximal_logprobs: log pi_prox, the anchor of the ratio.
         behavior_logprobs: log pi_behav; the same tensor as the anchor gives weights of 1.
-        surrogate: `(policy, advantages) -> Surrogate`, what is maximised per token.
+        surrogate: `(policy, advantages) -> Surrogate`, what is maximized per token.
         ratio: `(logprobs, anchor_logprobs, mask, sequences) -> AnchoredPolicy`.
         correct: what happens to the weight pi_prox / pi_behav.
         aggregate: `(values, mask, sequences) -> scalar`.
@@ -228,7 +228,7 @@ def policy_loss(
 
     Raises:
         ValueError: shapes differ.
-        TypeError: a part is no function of its kind, or `sequences` is no `Segments`.
+        TypeError: a part is not a function of its kind, or `sequences` is not `Segments`.
     """
     check_token_inputs(
         mask,
@@ -270,10 +270,10 @@ def policy_loss(
 
 
 def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> PolicyLoss:
-    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centred at the behavior policy.
+    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centered at the behavior policy.
 
-    `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on what the sampler reported;
-    the proximal log-probs are not looked at. What `loss` asks for by name, a trainer passes on.
+    `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on the log-probs that the sampler
+    reported; the proximal ones are ignored. A trainer still passes the keywords that `loss` has.
 
     Source: definition; PPO (arXiv:1707.06347) has this one old policy.
     """

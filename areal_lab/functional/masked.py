@@ -1,4 +1,4 @@
-"""Select before computing: what is masked reaches neither the value nor the gradient.
+"""Select before computing, so that masked values reach neither the result nor the gradient.
 
 `0 * nan` is NaN, so multiplying by a mask is not enough; and `where(mask, exp(x), 0)` still has a
 NaN gradient when a masked `exp(x)` overflows. Inputs are selected first, then computed with.
@@ -30,7 +30,7 @@ def select(
 def log_difference(
     logprobs: Float[Tensor, "*shape"], others: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """`logprobs - others`; of equal infinities 0 without a gradient, rather than NaN."""
+    """`logprobs - others`; 0 without a gradient where both are the same infinity, not NaN."""
     same = (logprobs == others) & logprobs.isinf()
     return torch.where(same, 0.0, logprobs - others)
 

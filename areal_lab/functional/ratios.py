@@ -2,7 +2,7 @@ r"""How far the policy has moved from its anchor: $\log r = \log \pi_\theta - \l
 
     theta ---ratio---> anchor (proximal) ---behavior weight---> behavior
 
-The anchor is where the trust region is centred: the proximal policy in the decoupled objective,
+The anchor is where the trust region is centered: the proximal policy in the decoupled objective,
 the behavior policy in ordinary PPO. Only `logprobs` gets a gradient.
 
     tokens                        a  b  .  c  |  d  e       . masked, | next sequence
@@ -164,7 +164,7 @@ def segment_ratio(
     r"""Geometric mean of the ratios of a turn, such as a run of unmasked tokens.
 
     As `sequence_ratio`, with turns in place of sequences. Where they are not given they are
-    `unmasked_runs`: a masked token (a prompt, the answer of a tool) ends a run, and so does the end
+    `unmasked_runs`: a masked token (a prompt, the output of a tool) ends a run, and so does the end
     of a sequence. A batch of chosen tokens only has no holes to see turns by, and has to give them,
     else this is `sequence_ratio`. A trainer gives them to a loss that asks for `turns`:
     `ratio=partial(segment_ratio, turns=turns)`.
@@ -177,7 +177,7 @@ def segment_ratio(
         turns: turn of each token, no turn being of two sequences; None takes the runs of
             unmasked tokens.
 
-    Source: ROLL's `ratio_type=segment`; there is no paper.
+    Source: ROLL's `ratio_type=segment`; no paper defines it.
 
     Raises:
         ValueError: shapes differ.

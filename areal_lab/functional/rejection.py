@@ -1,4 +1,4 @@
-r"""Drop what the sampler and the trainer disagree on: by divergence, probability, or advantage.
+r"""Drop tokens that sampler and trainer disagree on: by divergence, probability or advantage.
 
 Functions that end in `_mask` say which tokens stay; `keep(mask)` makes a correction of one.
 
@@ -173,7 +173,8 @@ def off_policy_sequence_mask(
     $$ M_{i,t} = \begin{cases} 0 & A_{i,t} < 0 \text{ and } \frac{1}{|y_i|} \sum_{s \in i}
     (\log \pi_{behav} - \log \pi_\theta) > \delta \\ 1 & \text{otherwise} \end{cases} $$
 
-    A good answer may have become as unlikely as it likes: it is to be learned. "OPSM".
+    Tokens with an advantage of 0 or more always stay: good responses are to be learned, however
+    unlikely they have become. "OPSM".
 
     Args:
         logprobs: log pi_theta; gets no gradient.

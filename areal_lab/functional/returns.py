@@ -57,7 +57,7 @@ def terminal_rewards(
         mask: True = the policy chose this token.
         sequences: sequence of each token when packed; None takes rows.
 
-    Source: definition; a reward of the whole answer, as in InstructGPT (arXiv:2203.02155).
+    Source: definition; a reward of the whole response, as in InstructGPT (arXiv:2203.02155).
 
     Raises:
         ValueError: there is not one reward per sequence, rewards are not floating, or the reward
@@ -87,7 +87,7 @@ def discounted_returns(
         rewards: r of each token, for the token itself; gets a gradient.
         mask: True = the policy chose this token. Rewards elsewhere do not count.
         gamma: discount of the step that leaves a token; one number, or one per token.
-        bootstrap_values: estimated return beyond the last token of each sequence, for answers
+        bootstrap_values: estimated return beyond the last token of each sequence, for responses
             that were cut off; None is 0, the sequence has ended. Gets a gradient.
         holes: `carry_over_holes` or `restart_at_holes`.
         sequences: sequence of each token when packed; None takes rows.
@@ -158,7 +158,7 @@ def turn_returns(
         rewards: r of each token; where in a turn it stands does not matter. Gets a gradient.
         mask: True = the policy chose this token.
         gamma: discount of a turn.
-        turns: turn of each token, the tokens of a turn being neighbors; numbers may begin anew in
+        turns: turn of each token, the tokens of a turn being neighbors; numbers may start over in
             each sequence. None takes the runs of unmasked tokens, so that every hole ends a turn.
         sequences: sequence of each token when packed; None takes rows.
 
@@ -208,7 +208,7 @@ def finite_or_none(name: str, values: Tensor | None) -> Tensor | None:
 
 
 def floating(name: str, values: Tensor) -> Tensor:
-    """Values in float32 at least: sums over a long answer lose too much in bfloat16.
+    """Values in float32 at least: sums over a long response lose too much in bfloat16.
 
     Raises:
         ValueError: the values are not floating.

@@ -1,10 +1,10 @@
-"""One reduction by integer ids for sequences, groups and turns, padded and packed alike.
+"""Reduce values by integer ids: sequences, groups and turns, padded or packed.
 
     padded [N, T]        ids               packed [T]              ids
     a b c .              0 0 0 0           a b c d e  cu [0 3 5]   0 0 0 1 1
     d e . .              1 1 1 1
 
-Masked tokens add an exact zero, hence both layouts give bit-equal sums on a CPU.
+Masked tokens add an exact zero, so both layouts give bit-equal sums on a CPU.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _RANGE = "give a larger count, or number the segments from 0 with dense_ids"
 
 
 class Segments(NamedTuple):
-    """Which segment each token belongs to: the same words for padded and packed batches.
+    """Which segment each token belongs to, in padded and in packed batches.
 
-    A segment is whatever shares an id: a sequence, a turn of it, all samples of one prompt.
+    A segment is a set of tokens with the same id: a sequence, a turn, all samples of one prompt.
     """
 
     ids: Tensor
     """Number of each token's segment, `0 .. count - 1`; of the shape of the tokens."""
-    count: int  # type: ignore[assignment]  # hides tuple.count, for which it has no use
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nothing here uses
     """Number of segments, those without a token included."""
 
 
 def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
     """The given sequences, or by default the rows along the last axis.
 
-    A single axis is then one sequence, so that a function of one sequence is that of a batch
+    A single axis is then one sequence, so that a function of one sequence works on a batch
     under `vmap`.
 
     Source: definition.
 
     Raises:
-        ValueError: the mask has no axis of tokens, the ids are not of its shape or no integers, or
+        ValueError: the mask has no axis of tokens, the ids are not of its shape or not integers, or
             the count is negative.
     """
     if mask.dim() == 0:
@@ -68,11 +68,11 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
 def check_segments(
     name: str, segments: Segments, tokens_name: str, tokens: Shaped[Tensor, "*shape"]
 ) -> None:
-    """Refuse what is no `Segments` of the shape of the tokens.
+    """Refuse anything but `Segments` of the shape of the tokens.
 
     Raises:
         TypeError: a tensor of ids, or something else, in place of `Segments`.
-        ValueError: the ids are of another shape than the tokens or no integers, or the count is
+        ValueError: the ids are of another shape than the tokens or not integers, or the count is
             negative.
     """
     if not isinstance(segments, Segments):
@@ -126,7 +126,7 @@ def segment_reduce(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, ids are no integers or not in `0 .. segments - 1`, or `segments`
+        ValueError: shapes differ, ids are not integers or not in `0 .. segments - 1`, or `segments`
             is negative.
     """
     check_same_shape("ids", ids, "values", values)
@@ -174,7 +174,7 @@ def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
 
 
 def _neutral(dtype: torch.dtype, reduce: Reduction) -> int | float:
-    """What changes no extremum; among floats infinity, so that infinite values stay themselves."""
+    """A value that changes no extremum; infinity among floats, so that infinite values survive."""
     if dtype.is_floating_point:
         return math.inf if reduce == "min" else -math.inf
     limits = torch.iinfo(dtype)
@@ -198,7 +198,7 @@ def packed_sequence_ids(
     """Id of the sequence that each token of a packed batch belongs to.
 
     Tokens beyond the last boundary are padding: they get the id of the last sequence, and the mask
-    has to be False there.
+    must be False there.
 
     Args:
         cu_seqlens: cumulative lengths `[0, |y_1|, |y_1| + |y_2|, ...]`; empty sequences are fine.
@@ -207,7 +207,7 @@ def packed_sequence_ids(
     Source: definition; the `cu_seqlens` of FlashAttention.
 
     Raises:
-        ValueError: the boundaries are no integers on one axis, do not begin with 0, fall, or end
+        ValueError: the boundaries are not integers on one axis, do not begin with 0, fall, or end
             beyond the tokens; or there are tokens, but no sequence.
     """
     check_integer("cu_seqlens", cu_seqlens)
@@ -229,15 +229,15 @@ def packed_sequence_ids(
 
 
 def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """Number arbitrary integer ids from 0 on, in ascending order of the ids.
+    """Renumber arbitrary integer ids from 0, in ascending order.
 
-    The same as the inverse of `torch.unique`, but with static shapes (vmap, compile). There are
-    at most N different ids, so N is a safe number of segments.
+    The same as the inverse of `torch.unique`, with static shapes (vmap, compile). There are at
+    most N different ids, so N is always a large enough number of segments.
 
     Source: definition.
 
     Raises:
-        ValueError: the ids are no integers.
+        ValueError: the ids are not integers.
     """
     check_integer("ids", ids)
     ordered, order = torch.sort(ids, stable=True)

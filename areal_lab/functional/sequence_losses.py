@@ -1,4 +1,4 @@
-"""Named losses that look at whole answers: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
+"""Named losses that look at whole responses: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
 
                  ratio                       surrogate             aggregate
     gspo         sequence, geometric mean    clip                  sequence_mean
@@ -47,12 +47,12 @@ def gspo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""GSPO: the clip of PPO on the geometric mean ratio of the answer.
+    r"""GSPO: the clip of PPO on the geometric mean ratio of the response.
 
     $$ L = -\frac{1}{B} \sum_i \min(s_i A_i, \mathrm{clip}(s_i, 1 \pm \epsilon) A_i), \quad
     s_i = \Big(\frac{\pi_\theta(y_i)}{\pi_{prox}(y_i)}\Big)^{1 / |y_i|} $$
 
-    Tokens of an answer may differ in A; the mean over them is then inside the sum.
+    Tokens of a response may differ in A; the mean over them is then inside the sum.
 
     Source: GSPO (arXiv:2507.18071), eq. 5 to 7; bounds: section 5.1.
 
@@ -89,7 +89,7 @@ def gspo_token(
 
     $$ s_{i,t} = \mathrm{sg}(s_i)\, \pi_\theta(y_t) / \mathrm{sg}(\pi_\theta(y_t)) $$
 
-    Equal to `gspo` in value and gradient when all tokens of an answer have the same advantage.
+    Equal to `gspo` in value and gradient when all tokens of a response have the same advantage.
 
     Source: GSPO (arXiv:2507.18071), section 4.3; bounds: section 5.1.
 
@@ -122,7 +122,7 @@ def luspo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""LUSPO: GSPO with the loss of each answer multiplied by its length.
+    r"""LUSPO: GSPO with the loss of each response multiplied by its length.
 
     $$ L = -\frac{1}{B} \sum_i |y_i| \min(s_i A_i, \mathrm{clip}(s_i, 1 \pm \epsilon) A_i) $$
 
@@ -197,7 +197,7 @@ def sapo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""SAPO: a sigmoid of the ratio in place of its clip, every answer counting the same.
+    r"""SAPO: a sigmoid of the ratio in place of its clip, every response counting the same.
 
     $$ L = -\frac{1}{B} \sum_i \frac{1}{|y_i|} \sum_{t \in i}
     \frac{4}{\tau} \sigma(\tau (r_t - 1)) A_t $$
@@ -237,7 +237,7 @@ def vespo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""VESPO: REINFORCE, weighted by a kernel of the ratio of the whole answer.
+    r"""VESPO: REINFORCE, weighted by a kernel of the ratio of the whole response.
 
     $$ L = -\frac{1}{N} \sum_i \mathrm{sg}(\phi(W_i)) \sum_{t \in i} A_t
     \log \pi_\theta(y_t), \quad \phi(W) = W^k e^{\lambda (1 - W)}, \quad

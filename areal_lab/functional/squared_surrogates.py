@@ -24,7 +24,7 @@ def kimi_surrogate(
 
     $$ A \log \pi_\theta - \frac{\tau}{2} (\log r)^2 $$
 
-    The form that ROLL has; in the paper the square is of the whole answer's log ratio, which is
+    The form that ROLL has; in the paper the square is of the whole response's log ratio, which is
     `kimi_sequence_surrogate`. Does not vanish where A = 0.
 
     Args:
@@ -45,7 +45,7 @@ def kimi_surrogate(
 def kimi_sequence_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, tau: float = 0.1
 ) -> Surrogate:
-    r"""Kimi k1.5's mirror descent as in the paper: the log ratio of the whole answer is squared.
+    r"""Kimi k1.5's mirror descent as in the paper: the log ratio of the whole response is squared.
 
     $$ A \log \pi_\theta(y_t) - \frac{\tau}{2} \log r_t \sum_{u \in i} \log r_u $$
 
@@ -67,8 +67,8 @@ def kimi_sequence_surrogate(
     ids, count = policy.sequences
     totals = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)
     total = value_of_segment(totals, ids)
-    # A token of log-prob -infinity decides the square of its sequence; the products of the others
-    # with it are of a lower order, and would be of either sign.
+    # A token of log-prob -infinity alone decides the square of its sequence: the products of the
+    # other tokens with it are of a lower order, and infinite with either sign.
     finite_part = total.isinf() & policy.log_ratio.isfinite()
     square = policy.log_ratio * torch.where(finite_part, 0.0, total)
     return _pulled(policy, advantages, square, tau)
@@ -89,7 +89,7 @@ def dro_surrogate(
         advantages: A; gets no gradient.
         beta: strength of the pull; 0 is REINFORCE.
 
-    Source: DRO (arXiv:2405.19107), whose square is of the whole answer as in
+    Source: DRO (arXiv:2405.19107), whose square is of the whole response as in
     `kimi_sequence_surrogate`; by token as in verl.
 
     Raises:

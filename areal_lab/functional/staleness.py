@@ -45,7 +45,7 @@ def token_lag(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, or versions are no integers.
+        ValueError: shapes differ, or versions are not integers.
     """
     check_integer("versions", versions)
     check_token_inputs(mask, versions=versions)

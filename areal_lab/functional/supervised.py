@@ -24,19 +24,19 @@ ErrorFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class SFTLoss(NamedTuple):
-    """Negative log-likelihood; all but `loss` is detached."""
+    """Negative log-likelihood; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     nll: Tensor
     """-log pi of each token, in nats, without its weight; 0 where masked."""
 
 
 class ValueLoss(NamedTuple):
-    """A regression loss; all but `loss` is detached."""
+    """A regression loss; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     clipped: Tensor
     """True where the clip removed the gradient of an unmasked token."""
 
@@ -87,7 +87,7 @@ def value_loss(
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> ValueLoss:
-    r"""Error of the value function, which may not gain by leaving the clip range.
+    r"""Error of the value function, which gains nothing by leaving the clip range.
 
     $$ \mathrm{aggregate}(\max(e(v_t - R_t),\ e(\mathrm{clip}(v_t, v^{old}_t \pm \epsilon) - R_t))),
     \quad e(d) = d^2 / 2 $$

@@ -193,7 +193,7 @@ def reinforce_plus_plus_baseline_advantages(
 
     $$ A_t = \mathrm{whiten}_t(R_{i(t)} - \bar R_{g(i(t))}) $$
 
-    Long answers weigh more in the mean and variance, as tokens are counted. A group of one and a
+    Long responses weigh more in the mean and variance, as tokens are counted. A group of one and a
     group of equal rewards are centered to 0, but whitening moves them off it unless the mean over
     tokens is 0.
 
