@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional import (
@@ -155,12 +155,16 @@ def test_masked_sums_along_an_axis():
 
 @settings(max_examples=30)
 @given(ragged)
+@example([[0.0, -55.0, -55.0, -55.0, -55.0, -55.0]])
+@example([[-100.0, 100.0, 100.0]])
 def test_masked_quantiles_are_those_of_the_unmasked_values(rows):
     quantiles = torch.tensor([0.0, 0.1, 0.5, 0.99, 1.0])
     values, mask, _ = padded_and_packed(rows)[0]
     ours = masked_quantiles(values, mask, quantiles)
     if mask.any():
-        torch.testing.assert_close(ours, torch.quantile(values[mask], quantiles))
+        # Interpolated in float64: in float32 torch's are off by 1e-5 between -55 and 0.
+        exact = torch.quantile(values[mask].double(), quantiles.double())
+        torch.testing.assert_close(ours, exact.float(), rtol=2e-7, atol=0)
     else:
         assert ours.isnan().all()
 
