@@ -1,4 +1,4 @@
-"""Refuse wrong shapes and types with one sentence: argument, what it is, how to fix it.
+"""Refuse wrong shapes and types with one sentence: the argument, its value and the fix.
 
 Only shapes and dtypes are checked, never values, so that the checks cost nothing and hold under
 `torch.func` and `torch.compile`. Checks of values (`count_known`) run only where values are known.
@@ -83,7 +83,7 @@ def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
 
 
 def check_floating(name: str, value: Tensor) -> None:
-    """Refuse integers and booleans where numbers are computed with.
+    """Refuse integers and booleans where floating numbers are needed.
 
     Raises:
         ValueError: the dtype is not floating.

@@ -31,7 +31,7 @@ from areal_lab.functional.segments import Segments, check_segments, sequences_or
 
 
 class BehaviorWeight(NamedTuple):
-    """A weight per token on its way through a chain of corrections; nothing has a gradient."""
+    """The weights that a chain of corrections passes on; nothing has a gradient."""
 
     weight: Float[Tensor, "*shape"]
     """What the surrogate is multiplied with; 0 drops the token from the sum; 1 where masked."""
@@ -249,7 +249,7 @@ def chain(*corrections: Correction) -> Correction:
 
 
 def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
-    """New weights for custom corrections: what is masked or was dropped stays as it is.
+    """Set new weights in a custom correction; masked and dropped tokens keep theirs.
 
     Source: definition.
 
@@ -262,7 +262,7 @@ def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> Beha
 
 
 def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
-    """Weight 0 for unmasked tokens that are not kept, for custom corrections.
+    """Drop the unmasked tokens that are not kept, in a custom correction.
 
     Source: definition.
 

@@ -1,4 +1,4 @@
-r"""Surrogates that treat a few tokens apart: those which take the most entropy out of the policy.
+r"""Surrogates that treat separately the few tokens that reduce the entropy most.
 
 Entropy falls with the covariance of log-prob and advantage. A token's share in it is
 

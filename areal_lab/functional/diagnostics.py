@@ -105,7 +105,7 @@ def off_policy_diagnostics(
     bounds: tuple[float, float] = (0.5, 2.0),
     quantiles: tuple[float, ...] = (0.01, 0.5, 0.99),
 ) -> OffPolicyDiagnostics:
-    r"""Everything about the gap between trainer and sampler, of one batch.
+    r"""All diagnostics of the gap between trainer and sampler, for one batch.
 
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t), \quad y_t \sim \pi_{behav} $$
 

@@ -1,4 +1,4 @@
-r"""Learning from a teacher: on the student's own tokens, or from whole distributions.
+r"""Distillation: on the student's own tokens, or from whole distributions.
 
     student's tokens, l_old, l_T --distillation_advantages--> A --> any policy loss
                                  --on_policy_distillation_loss--> loss
@@ -66,7 +66,7 @@ def distillation_advantages(
     baseline: Aggregate | None = None,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Advantages with the distance from the teacher inside, for any policy loss.
+    r"""Advantages that include the distance from the teacher, for any policy loss.
 
     $$ A_t - \kappa\,(d_t - b), \quad d_t = \log \pi_{old}(y_t) - \log \pi_T(y_t) $$
 
@@ -193,7 +193,7 @@ def lump_tail(
     tokens: Int[Tensor, "*shape K"],
     teacher: Float[Tensor, "*shape K"],
 ) -> tuple[Float[Tensor, "*shape outcomes"], Float[Tensor, "*shape outcomes"]]:
-    """One more outcome, "any other token", with what the teacher's k leave over.
+    """Add the outcome "any other token" with the probability outside the teacher's k tokens.
 
     Both are distributions of k + 1 outcomes, hence a divergence is least where they are equal.
     It is never above that of the whole vocabulary, and equal to it when k is V. Where the
@@ -218,7 +218,7 @@ def renormalize_tail(
     tokens: Int[Tensor, "*shape K"],
     teacher: Float[Tensor, "*shape K"],
 ) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
-    """Both given one of the teacher's k tokens; what the student does elsewhere is not seen.
+    """Both conditioned on the teacher's k tokens; the student's other tokens are ignored.
 
     Source: definition.
     """

@@ -1,4 +1,4 @@
-"""Entropy of the policy as a term of the loss, and what its coefficient does over a run.
+"""Entropy of the policy as a term of the loss, with coefficients that change over a run.
 
     entropy [tokens] --aggregate--> H --x -coefficient--> + policy loss
                                     |

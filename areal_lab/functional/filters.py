@@ -1,4 +1,4 @@
-r"""Which samples are worth training on: a boolean per sample, to be combined with `&`, `|`, `~`.
+r"""Filters of samples: a boolean per sample, to be combined with `&`, `|` and `~`.
 
     keep = ~zero_variance_groups(r, g) & overlong_mask(lengths, max_length_tokens=4096)
     mask = keep_samples(mask, keep)

@@ -28,7 +28,7 @@ from areal_lab.functional.segments import Segments, segment_reduce, sequences_or
 
 
 class AdvantagesAndReturns(NamedTuple):
-    """Of each token; 0 where masked. Not detached: ordinary functions of rewards and values."""
+    """Advantage and return of each token; 0 where masked. Not detached."""
 
     advantages: Tensor
     """A: how much better than the value it went from here on."""

@@ -1,4 +1,4 @@
-"""What one sample says about the gradient, and how much less it says the older it is.
+"""Mean and variance of per-sample gradients, by the age of the samples.
 
 `N` samples, `P` parameters. `torch.func.vmap(torch.func.grad(loss))` gives one gradient per sample.
 """

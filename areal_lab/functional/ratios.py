@@ -39,10 +39,10 @@ from areal_lab.functional.segments import (
 
 
 class AnchoredPolicy(NamedTuple):
-    """The policy seen from its anchor; 0 where masked. Log-probs are float32 at least."""
+    """Log ratio and log-probs of policy and anchor; 0 where masked. Float32 at least."""
 
     log_ratio: Float[Tensor, "*shape"]
-    """log r of each token, as the surrogate shall see it; carries the gradient."""
+    """log r of each token, as the surrogate uses it; carries the gradient."""
     logprobs: Float[Tensor, "*shape"]
     """log pi_theta; carries the gradient. For surrogates of the REINFORCE family."""
     anchor_logprobs: Float[Tensor, "*shape"]
@@ -241,7 +241,7 @@ def capped_ratio(
 
 
 def check_cap(cap: float, *, name: str = "cap") -> None:
-    """Refuse a bound that no ratio can keep.
+    """Refuse a bound of a ratio that is not positive.
 
     Raises:
         ValueError: the cap is not positive.

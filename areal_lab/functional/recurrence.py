@@ -178,7 +178,7 @@ def broadcast_to_tokens(
 
 
 class _Recurrence(torch.autograd.Function):
-    """(a, b) -> y along the last axis; a must be 0 at the edge where the recursion begins."""
+    """(a, b) -> y along the last axis; a must be 0 at the edge where the recursion starts."""
 
     @staticmethod
     def forward(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:

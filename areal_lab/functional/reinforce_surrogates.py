@@ -148,7 +148,7 @@ def icepop_surrogate(
     *,
     clip_epsilon: ClipEpsilon = (0.5, 4.0),
 ) -> Surrogate:
-    r"""IcePop as a loss: the importance weight within a band, nothing outside of it.
+    r"""IcePop as a loss: the importance weight within a band, 0 outside.
 
     $$ \mathrm{sg}(r\, [1 - \epsilon_{low} \le r \le 1 + \epsilon_{high}]) A \log \pi_\theta $$
 
@@ -176,7 +176,7 @@ def icepop_surrogate(
 def topr_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, cap: float = 1.0
 ) -> Surrogate:
-    r"""TOPR: no weight on what was good, a truncated one on what was bad.
+    r"""TOPR: weight 1 where A >= 0, a truncated ratio where A < 0.
 
     $$ A \log \pi_\theta \text{ where } A \ge 0, \qquad
     \mathrm{sg}(\min(r, c)) A \log \pi_\theta \text{ where } A < 0 $$
@@ -205,7 +205,7 @@ def weighted_logprobs(
     advantages: Float[Tensor, "*shape"],
     weight: Float[Tensor, "*shape"],
 ) -> Surrogate:
-    r"""What the family has in common: $\mathrm{sg}(w) A \log \pi_\theta$, for a weight of your own.
+    r"""The form of the family, $\mathrm{sg}(w) A \log \pi_\theta$, for a weight of your own.
 
     Args:
         policy: log-probs, which carry the gradient.

@@ -80,7 +80,7 @@ def divergence_mask(
     statistic: SequenceStatistic | None = None,
     sequences: Segments | None = None,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens have a divergence from the sampler within a band.
+    r"""True for tokens whose divergence from the sampler is within a band.
 
     $$ [low \le k(\log \pi_{behav} - \log \pi) \le high] $$
 
@@ -123,7 +123,7 @@ def probability_difference_mask(
     statistic: SequenceStatistic | None = None,
     sequences: Segments | None = None,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens have nearly the same probability under sampler and policy.
+    r"""True for tokens with nearly the same probability under sampler and policy.
 
     $$ [low \le \pi(y_t) - \pi_{behav}(y_t) \le high] $$
 

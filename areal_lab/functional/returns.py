@@ -1,4 +1,4 @@
-r"""Returns: what is still to be earned from each token on, of rewards per token or per sequence.
+r"""Returns: discounted sums of the rewards from each token on.
 
     terminal_rewards               R [N] at the last chosen token of each sequence
     discounted_returns             sum over what follows, discounted per token
@@ -112,7 +112,7 @@ def reinforce_plus_plus_returns(
     holes: Holes = carry_over_holes,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Return of REINFORCE++: reward at the end, usually less a KL penalty on the way.
+    r"""Return of REINFORCE++: a reward at the end, usually minus a KL penalty at each token.
 
     $$ R_t = \sum_{s \ge t} \gamma^{s-t} \left( r_s + [s = |y|]\, R \right) $$
 
@@ -182,7 +182,7 @@ def turn_returns(
 
 
 def placed_at_end(name: str, rewards: Tensor, mask: Tensor, sequences: Segments | None) -> Tensor:
-    """`terminal_rewards`, of an argument of another name."""
+    """`terminal_rewards` for an argument with another name."""
     check_token_inputs(mask)
     per_token = broadcast_to_tokens(name, floating(name, rewards), mask, sequences)
     placed = torch.where(last_unmasked(mask, sequences), per_token, 0.0)
@@ -224,7 +224,7 @@ def step_discounts(
     sequences: Segments | None,
     dtype: torch.dtype,
 ) -> Discount:
-    """Discount of the step that leaves each token: 0 where the holes say that nothing follows."""
+    """Discount of the step that leaves each token: 0 where the holes end an episode."""
     gamma = per_token_or_number("gamma", gamma, mask, dtype)
     cut = holes(mask, sequences)
     if cut is None:

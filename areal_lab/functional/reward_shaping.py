@@ -1,4 +1,4 @@
-r"""What happens to rewards before advantages, and to advantages before the loss.
+r"""Shape rewards before advantages are computed, and advantages before the loss.
 
 reward --+ overlong_penalty--> shape_rewards --> normalize_rewards --> advantages --> clip
 """
@@ -52,7 +52,7 @@ def overlong_penalty(
     buffer_tokens: int,
     factor: float = 1.0,
 ) -> Float[Tensor, " N"]:
-    r"""What to add to the reward of a response that nears the limit of length; float32, in [-f, 0].
+    r"""Penalty on the reward of a response close to the length limit; float32, in [-f, 0].
 
     $$ P(y) = f \cdot \begin{cases} 0 & |y| \le L_{max} - L_{cache} \\
     \frac{(L_{max} - L_{cache}) - |y|}{L_{cache}} & L_{max} - L_{cache} < |y| \le L_{max} \\

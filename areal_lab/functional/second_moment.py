@@ -21,7 +21,7 @@ def second_moment_mask(
     *,
     threshold: float = 0.04,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens stay when the largest are dropped until $\hat M_2$ is small.
+    r"""True for the tokens left after the largest are dropped until $\hat M_2$ is small.
 
     $$ \hat M_2 = \frac{1}{|K|} \sum_{t \in K} (\log r_t)^2 < \tau $$
 

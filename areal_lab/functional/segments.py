@@ -156,7 +156,7 @@ def segment_reduce(
 def value_of_segment(
     values: Shaped[Tensor, " segments"], ids: Int[Tensor, "*shape"]
 ) -> Shaped[Tensor, "*shape"]:
-    """Value of each token's segment. The gradient is a sum over tokens, so it is one in float64.
+    """Value of each token's segment. The gradient, a sum over tokens, is added up in float64.
 
     Raises:
         ValueError: an id is negative, or as large as the number of segments or larger.
@@ -166,7 +166,7 @@ def value_of_segment(
 
 
 def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
-    """Sums of the values of each id; of floating values in float64."""
+    """Sum of the values of each id, in float64 for floating values."""
     if values.is_floating_point():
         values = values.double()
     start = torch.zeros(segments, dtype=values.dtype, device=values.device)

@@ -1,4 +1,4 @@
-r"""Trust regions without an edge per token: a gate, a geometric mean, a kernel.
+r"""Trust regions without a hard clip per token: a gate, a geometric mean, a kernel.
 
     SAPO     gradient falls off smoothly on both sides of r = 1      per token
     GMPO     log ratios are clipped, then averaged                   per sequence

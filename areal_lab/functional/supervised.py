@@ -1,4 +1,4 @@
-r"""Supervised losses: log-likelihood of given tokens, and the value function's regression.
+r"""Supervised losses: log-likelihood of given tokens, and regression of the value function.
 
 Padded `[N, T]` or packed `[T]` tensors alike; how tokens are averaged is an aggregate, as for
 policy losses. Masked values (NaN too) reach neither value nor gradient.

@@ -1,7 +1,7 @@
 r"""Divergences of two distributions over the vocabulary: exact, one number per position.
 
 A divergence maps `(student, teacher)`, log-probabilities `[*shape, V]`, to `[*shape]`. A token that
-cannot be sampled has -infinity. Gradients go to both; detach what shall have none.
+cannot be sampled has -infinity. Gradients go to both; detach those that should have none.
 
     forward_kl       KL(teacher || student)   covers all that the teacher does
     reverse_kl       KL(student || teacher)   avoids what the teacher does not do
@@ -30,7 +30,7 @@ _NEVER = -1e4
 def forward_kl(
     student: Float[Tensor, "*shape V"], teacher: Float[Tensor, "*shape V"]
 ) -> Float[Tensor, "*shape"]:
-    r"""$\mathrm{KL}(p_T \| p_S) = \sum_v p_T (\log p_T - \log p_S)$, what supervised learning has.
+    r"""$\mathrm{KL}(p_T \| p_S) = \sum_v p_T (\log p_T - \log p_S)$, as in supervised learning.
 
     Infinite when the student cannot sample what the teacher can.
 

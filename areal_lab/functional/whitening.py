@@ -1,4 +1,4 @@
-r"""Give numbers mean 0 and variance 1 over the unmasked tokens of a batch, also of a split one.
+r"""Whiten over the unmasked tokens of a batch, which may be split over ranks.
 
     tokens of rank 0 --moments--+
                                 +--add_moments (an all-reduce)--> whiten(..., moments=sum)
@@ -24,7 +24,7 @@ from areal_lab.functional.segments import Segments, sequences_or_rows, value_of_
 
 
 class Moments(NamedTuple):
-    """Sums over some numbers, each a float64 scalar: `torch.stack(moments)` can be all-reduced."""
+    """Sums as float64 scalars: `torch.stack(moments)` can be all-reduced."""
 
     size: Tensor
     """How many."""
