@@ -193,6 +193,7 @@ from areal_lab.functional.advantages.kl_rewards import (
 # --- advantages of samples
 from areal_lab.functional.advantages.group import (
     GroupedRewards,
+    grouped_rewards,
     Baseline,
     Scale,
     group_advantages,
@@ -261,6 +262,7 @@ from areal_lab.functional.advantages.gae import (
 )
 from areal_lab.functional.advantages.v_trace import (
     vtrace,
+    leaky_vtrace,
 )
 from areal_lab.functional.advantages.token_baseline import (
     optimal_token_baseline,
@@ -331,6 +333,8 @@ from areal_lab.functional.logprobs.token_logprobs import (
     LogprobsAndEntropy,
     logprobs_and_entropy,
     logprobs_and_entropy_from_logits,
+    squared_probs,
+    squared_probs_from_logits,
 )
 from areal_lab.functional.logprobs.cutoff import (
     Cutoff,
@@ -542,6 +546,7 @@ __all__ = [
     "adaptive_kl_coefficient",
     # advantages of samples
     "GroupedRewards",
+    "grouped_rewards",
     "Baseline",
     "Scale",
     "group_advantages",
@@ -593,6 +598,7 @@ __all__ = [
     "lambda_returns",
     "length_adaptive_lambda",
     "vtrace",
+    "leaky_vtrace",
     "optimal_token_baseline",
     # rewards before, and filters after
     "shape_rewards",
@@ -644,6 +650,8 @@ __all__ = [
     "LogprobsAndEntropy",
     "logprobs_and_entropy",
     "logprobs_and_entropy_from_logits",
+    "squared_probs",
+    "squared_probs_from_logits",
     "Cutoff",
     "top_k",
     "top_p",

@@ -24,6 +24,7 @@ WITHOUT_A_ROW = {
     "packed_sequence_ids": "makes the packed layout of every row",
     "packed_sequences": "makes the packed layout of every row",
     "carry_over_holes": "returns None: the rows of gae go through it",
+    "grouped_rewards": "the rows of group_advantages go through it; its minimum has no gradient",
     "half_squared_error": "the default of value_loss",
     "logistic_objective": "dpo_loss is the mean of it",
     "squared_objective": "ipo_loss is the mean of it",

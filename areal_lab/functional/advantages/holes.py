@@ -1,6 +1,6 @@
-"""Tokens that the policy did not choose, between those that it did: what a return does there.
+"""How returns treat holes: masked tokens between those that the policy chose.
 
-mask                 1 1 0 0 1 1 1 . .      0: a tool's answer; .: padding
+mask                 1 1 0 0 1 1 1 . .      0: a tool's output; .: padding
 carry_over_holes     |<----------|          the hole is not there
 restart_at_holes     |<| . . |<--|          each run of chosen tokens by itself
 last_unmasked        - - - - - - 1 - -      where a reward for the sequence belongs

@@ -196,6 +196,15 @@ def test_long_float32_sequences_keep_their_digits():
     torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("factors", [1.0, torch.ones(300, dtype=torch.bfloat16)])
+def test_bfloat16_is_added_up_in_float32(factors):
+    """Beyond 256 a bfloat16 cannot count."""
+    ones = torch.ones(300, dtype=torch.bfloat16)
+    ours = linear_recurrence(factors, ones, reverse=False)
+    assert ours.dtype == torch.float32
+    assert ours.tolist() == list(range(1, 301))
+
+
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
 def test_nothing_gives_nothing(shape):
     empty = torch.zeros(shape, requires_grad=True)

@@ -19,7 +19,7 @@ from areal_lab.functional.advantages.returns import (
     turn_returns,
 )
 from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
-from areal_lab.functional.advantages.v_trace import vtrace
+from areal_lab.functional.advantages.v_trace import leaky_vtrace, vtrace
 from areal_lab.functional.segments import Segments
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
@@ -99,6 +99,13 @@ def off_policy(rewards, values, log_ratio, bootstrap, mask, sequences=None):  # 
     return vtrace(
         rewards, values, log_ratio, mask, gamma=0.9, lambda_=0.8, rho_cap=1.3, trace_cap=1.1,
         bootstrap_values=bootstrap, sequences=sequences,
+    )  # fmt: skip
+
+
+def leaky(rewards, values, log_ratio, bootstrap, mask, sequences=None):  # noqa: PLR0917
+    return leaky_vtrace(
+        rewards, values, log_ratio, mask, alpha=0.7, gamma=0.9, lambda_=0.8, rho_cap=1.3,
+        trace_cap=1.1, bootstrap_values=bootstrap, sequences=sequences,
     )  # fmt: skip
 
 
@@ -193,6 +200,7 @@ CASES = [
         ("gae (gamma, lambda per token)", gae_with_tensors, (0, 1, 2), (0, 1, 2), 3),
         ("lambda_returns", mixed, (0, 1, 3), (0, 1, 2), 2),
         ("vtrace", off_policy, (0, 1, 2, 3), (0, 1, 3), 3),
+        ("leaky_vtrace", leaky, (0, 1, 2, 3), (0, 1, 3), 3),
         ("discounted_returns", discounted, (0, 3), (0, 1), 1),
         ("reinforce_plus_plus_returns", reinforce_plus_plus, (0, 3), (0, 1), 1),
         ("terminal_rewards", placed, (3,), (0,), 0),
