@@ -122,8 +122,8 @@ def balanced_parts(
     no more, so parts balance less well. The purpose is that of verl's partitions of equal size,
     which come from the Karmarkar-Karp differencing of rounds of sequences of neighboring lengths.
     Largest part over mean, for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl's
-    1.19), 8 parts of 16 1.10 (1.28). For uniform lengths verl's is up to 3 % better where parts have
-    few sequences (8 parts of 4: 1.01 against 1.04).
+    1.19), 8 parts of 16 1.10 (1.28). For uniform lengths verl's is up to 3 % better where
+    parts have few sequences (8 parts of 4: 1.01 against 1.04).
 
     Raises:
         ValueError: if there are fewer sequences than parts, with `equal_size` if their number is

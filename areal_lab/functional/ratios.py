@@ -26,7 +26,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.advantages.holes import unmasked_runs
 from areal_lab.functional.checks import check_token_inputs, wide
 from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import (
@@ -34,6 +33,7 @@ from areal_lab.functional.segments import (
     Segments,
     segment_reduce,
     sequences_or_rows,
+    unmasked_runs,
     value_of_segment,
 )
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from areal_lab.functional.checks import (
     check_integer,
@@ -245,3 +246,54 @@ def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
     is_new = torch.cat([is_new[:1] * 0, (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
     numbers = torch.cumsum(is_new, 0)
     return torch.zeros_like(numbers).scatter(0, order, numbers)
+
+
+def sequence_edges(
+    tokens: Shaped[Tensor, "*shape"], sequences: Segments | None = None, *, last: bool
+) -> Bool[Tensor, "*shape"]:
+    """True at the last (or the first) position of each sequence; without sequences, of each row.
+
+    Args:
+        tokens: any tensor of one entry per token, such as the mask; only its shape matters.
+        sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
+        last: the last position, or the first.
+
+    Source: definition.
+
+    Raises:
+        ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or
+            not integers.
+    """
+    if tokens.dim() == 0:
+        raise ValueError("tokens have shape (), but need an axis; pass tokens[None]")
+    width = tokens.shape[-1]
+    if sequences is None:
+        positions = torch.arange(width, device=tokens.device)
+        return (positions == (width - 1 if last else 0)).expand(tokens.shape)
+    check_segments("sequences", sequences, "tokens", tokens)
+    if width == 0:
+        return torch.zeros_like(sequences.ids, dtype=torch.bool)
+    changes = sequences.ids[..., 1:] != sequences.ids[..., :-1]
+    return pad(changes, (0, 1) if last else (1, 0), value=True)
+
+
+def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
+    """Number the runs of neighboring unmasked tokens, which are turns where nothing says more.
+
+    Masked tokens get the number of the run before them. The count is an upper bound, so that it
+    does not depend on the data.
+
+    Source: definition; the segments of ROLL's `ratio_type=segment`.
+
+    Raises:
+        ValueError: as `sequences_or_rows`.
+    """
+    first = sequence_edges(mask, sequences, last=False)
+    before = pad(mask[..., :-1], (1, 0)) if mask.numel() else mask
+    return numbered(mask & (first | ~before))
+
+
+def numbered(starts: Bool[Tensor, "*shape"]) -> Segments:
+    """Segments that begin where `starts` is True."""
+    ids = torch.cumsum(starts.reshape(-1), 0).reshape(starts.shape)
+    return Segments(ids, starts.numel() + 1)

@@ -28,7 +28,7 @@ from areal_lab.functional.checks import (
     wide,
     wide_dtype,
 )
-from areal_lab.functional.segments import Segments, check_segments
+from areal_lab.functional.segments import Segments, sequence_edges
 
 _BLOCK = 64
 """Tokens of a block: from 16 to 128 a million tokens took 6 to 7 ms on one core, with 256 9 ms."""
@@ -123,35 +123,6 @@ def next_in_sequence(
         return torch.where(edges, 0.0, following)
     per_token = broadcast_to_tokens("beyond", beyond, values, sequences)
     return torch.where(edges, per_token.to(values.dtype), following)
-
-
-def sequence_edges(
-    tokens: Shaped[Tensor, "*shape"], sequences: Segments | None = None, *, last: bool
-) -> Bool[Tensor, "*shape"]:
-    """True at the last (or the first) position of each sequence; without sequences, of each row.
-
-    Args:
-        tokens: any tensor of one entry per token, such as the mask; only its shape matters.
-        sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
-        last: the last position, or the first.
-
-    Source: definition.
-
-    Raises:
-        ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or
-            not integers.
-    """
-    if tokens.dim() == 0:
-        raise ValueError("tokens have shape (), but need an axis; pass tokens[None]")
-    width = tokens.shape[-1]
-    if sequences is None:
-        positions = torch.arange(width, device=tokens.device)
-        return (positions == (width - 1 if last else 0)).expand(tokens.shape)
-    check_segments("sequences", sequences, "tokens", tokens)
-    if width == 0:
-        return torch.zeros_like(sequences.ids, dtype=torch.bool)
-    changes = sequences.ids[..., 1:] != sequences.ids[..., :-1]
-    return pad(changes, (0, 1) if last else (1, 0), value=True)
 
 
 def broadcast_to_tokens(

@@ -19,18 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.advantages.holes import (
-    Holes,
-    carry_over_holes,
-    last_unmasked,
-    numbered,
-    unmasked_runs,
-)
-from areal_lab.functional.advantages.recurrence import (
-    broadcast_to_tokens,
-    linear_recurrence,
-    sequence_edges,
-)
+from areal_lab.functional.advantages.holes import Holes, carry_over_holes, last_unmasked
+from areal_lab.functional.advantages.recurrence import broadcast_to_tokens, linear_recurrence
 from areal_lab.functional.checks import (
     check_finite,
     check_floating,
@@ -39,7 +29,7 @@ from areal_lab.functional.checks import (
     count_known,
     wide,
 )
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.segments import Segments, numbered, sequence_edges, unmasked_runs
 
 Discount: TypeAlias = float | Tensor
 """A number in 0 .. 1 for all tokens, or one per token."""

@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.advantages import recurrence
-from areal_lab.functional.advantages.recurrence import (
-    linear_recurrence,
-    next_in_sequence,
-    sequence_edges,
-)
-from areal_lab.functional.segments import Segments, packed_sequences
+from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
+from areal_lab.functional.segments import Segments, packed_sequences, sequence_edges
 from tests.reference import returns as reference
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

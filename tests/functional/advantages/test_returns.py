@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
-from areal_lab.functional.advantages.holes import (
-    carry_over_holes,
-    last_unmasked,
-    restart_at_holes,
-    unmasked_runs,
-)
+from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
     reinforce_plus_plus_returns,
@@ -25,7 +20,7 @@ from areal_lab.functional.advantages.returns import (
 )
 from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
 from areal_lab.functional.advantages.v_trace import leaky_vtrace, vtrace
-from areal_lab.functional.segments import Segments, packed_sequences
+from areal_lab.functional.segments import Segments, packed_sequences, unmasked_runs
 from tests.reference import returns as reference
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
-from areal_lab.functional.advantages.holes import (
-    carry_over_holes,
-    last_unmasked,
-    restart_at_holes,
-    unmasked_runs,
-)
+from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
     reinforce_plus_plus_returns,
@@ -20,7 +15,7 @@ from areal_lab.functional.advantages.returns import (
 )
 from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
 from areal_lab.functional.advantages.v_trace import leaky_vtrace, vtrace
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.segments import Segments, unmasked_runs
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 GROUPS = torch.tensor([0, 0, 1, 0])
