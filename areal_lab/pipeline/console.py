@@ -44,7 +44,7 @@ def run_to_end(config: TrainConfig) -> int:
         with terminal_display(lambda: state.waiting_for, lambda: state.counts) as display:
             result = asyncio.run(until_done(display))
     except asyncio.CancelledError:
-        saved = state.live.last_checkpoint if state.live is not None else None
+        saved = state.performer.last_checkpoint if state.performer is not None else None
         what = "nothing was saved" if saved is None else f"version {saved} is saved"
         Console(stderr=True).print(f"stopped at once, as asked; {what}", style="red")
         return INTERRUPTED

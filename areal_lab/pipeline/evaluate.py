@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from areal_lab.data.problems import Problem
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout import RolledOut, Rollout
+from areal_lab.pipeline.rollout import Rollout, ScoredGroup
 
-_SAID_TIMES = 4
+_PROGRESS_MESSAGES = 4
 """How often an evaluation says how far it is."""
 
 
@@ -19,7 +19,7 @@ class HeldOutReward:
 
     problem_means: tuple[float, ...]
     """Mean reward of each problem's samples, over those that were judged."""
-    unjudged: int
+    unscored: int
     """Samples whose reward function failed or timed out: counted, not scored."""
 
 
@@ -40,22 +40,22 @@ async def measure(
         when: as in "before training", for the display.
     """
     total, done = len(problems), 0
-    every = max(1, total // _SAID_TIMES)
+    every = max(1, total // _PROGRESS_MESSAGES)
     display.phase(f"held-out problems {when}: 0 of {total}, {samples} samples each")
 
-    def one_more() -> None:
+    def count_problem() -> None:
         nonlocal done
         done += 1
         if done % every == 0 and done < total:
             display.phase(f"held-out problems {when}: {done} of {total}")
 
-    rolled = await rollout.held_out(problems, samples=samples, done=one_more)
-    judged = [_judged(answers) for answers in rolled]
+    groups = await rollout.held_out(problems, samples=samples, done=count_problem)
+    rewards = [_rewards(group) for group in groups]
     return HeldOutReward(
-        problem_means=tuple(sum(r) / len(r) for r in judged if r),
-        unjudged=total * samples - sum(len(rewards) for rewards in judged),
+        problem_means=tuple(sum(values) / len(values) for values in rewards if values),
+        unscored=total * samples - sum(len(values) for values in rewards),
     )
 
 
-def _judged(answers: RolledOut) -> list[float]:
-    return [outcome.reward for outcome in answers.outcomes if outcome.status == "ok"]
+def _rewards(group: ScoredGroup) -> list[float]:
+    return [outcome.reward for outcome in group.outcomes if outcome.status == "ok"]

@@ -56,7 +56,7 @@ class Fleet:
         self.watch(trainer.child)
         return trainer
 
-    def note_engine(self, engine: EngineProcess | EngineClient) -> None:
+    def add_engine(self, engine: EngineProcess | EngineClient) -> None:
         """An engine is there; whoever keeps the servers watches and stops it."""
         if isinstance(engine, EngineProcess):
             self.children.append(engine.child)

@@ -24,10 +24,10 @@ from areal_lab.control.events import (
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
-from areal_lab.engines.client.resubmit import NOTHING, Partial
+from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
-from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
+from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import Weights
 from areal_lab.pipeline.servers.server import Server
 from areal_lab.pipeline.step_report import StepReport
@@ -49,7 +49,7 @@ class Tally:
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveRun:
+class RunPerformer:
     """Performs actions with real processes."""
 
     folder: RunFolder
@@ -57,7 +57,7 @@ class LiveRun:
     rollout: Rollout
     source: PromptSource
     trainer: TrainerProcess
-    servers: Servers
+    servers: ServerPool
     samples: int
     """Samples per group."""
     total_steps: int
@@ -66,7 +66,7 @@ class LiveRun:
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
-    _kept: dict[GroupId, tuple[RolledOut, tuple[Trajectory, ...]]] = field(default_factory=dict)
+    _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
@@ -84,15 +84,15 @@ class LiveRun:
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
         """Draw and judge one group; keep it if it can be trained on."""
-        start, rolled = await self._roll_out(start)
+        start, scored = await self._generate_and_score(start)
         self.tally.generated_tokens += sum(
-            len(part.tokens) for sample in rolled.generated for part in sample.segments
+            len(part.tokens) for sample in scored.generated for part in sample.segments
         )
-        self._log_group(start, rolled)
-        if (reason := rolled.failure) is not None:
+        self._log_group(start, scored)
+        if (reason := scored.failure) is not None:
             return GroupFiltered(start.group, reason)
-        trajectories = rolled.trajectories(start.group)
-        self._kept[start.group] = (rolled, trajectories)
+        trajectories = scored.trajectories(start.group)
+        self._kept[start.group] = (scored, trajectories)
         return GroupFinished(
             start.group,
             head_version=min(t.head_version for t in trajectories),
@@ -104,10 +104,10 @@ class LiveRun:
         if (moves := self._moves.get(start.group)) is not None:
             moves.put_nowait(start)
 
-    async def _roll_out(self, start: StartGroup) -> tuple[StartGroup, RolledOut]:
+    async def _generate_and_score(self, start: StartGroup) -> tuple[StartGroup, ScoredGroup]:
         """The group, from as many engines as it takes; and where it ended."""
         moves = self._moves[start.group] = asyncio.Queue()
-        partial: Partial = NOTHING
+        partial: PartialSamples = NO_SAMPLES
         try:
             while True:
                 try:
@@ -124,7 +124,7 @@ class LiveRun:
         """One optimizer batch in the trainer's process."""
         kept = [self._kept.pop(group) for group in train.groups]
         trajectories = tuple(t for _, of_group in kept for t in of_group)
-        texts = [(rolled.problem.prompt, text) for rolled, _ in kept for text in rolled.completions]
+        texts = [(scored.problem.prompt, text) for scored, _ in kept for text in scored.completions]
         await asyncio.to_thread(
             self.folder.write_trajectories, train.version + 1, trajectories, texts
         )
@@ -155,7 +155,7 @@ class LiveRun:
 
     def _may_be_needed(self, version: Version) -> bool:
         """Whether an engine may come back that is to have what the others hold."""
-        return self.servers.returns_possible and version >= self.servers.weights.version
+        return self.servers.restarts_possible and version >= self.servers.weights.version
 
     async def _remove(self, version: Version) -> None:
         weights = self.weights.pop(version)
@@ -236,20 +236,20 @@ class LiveRun:
                 self._logged_counts[name] = value
                 self.log.metric(PIPELINE, name, value)
 
-    def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
+    def _log_group(self, start: StartGroup, scored: ScoredGroup) -> None:
         self.log.group(
             group=start.group,
             engine=start.engine,
-            start_s=rolled.started_s,
-            end_s=rolled.judged_s,
-            generated_s=rolled.generated_s,
+            start_s=scored.started_s,
+            end_s=scored.scored_s,
+            generated_s=scored.generated_s,
             samples=[
                 {
                     "segments": [[part.version, len(part.tokens)] for part in sample.segments],
                     "reward": outcome.reward,
                     "finish_reason": sample.finish_reason,
                 }
-                for sample, outcome in zip(rolled.generated, rolled.outcomes, strict=True)
+                for sample, outcome in zip(scored.generated, scored.outcomes, strict=True)
             ],
         )
 

@@ -25,7 +25,7 @@ _BAR_WIDTH = 32
 _REMIND_S = 10.0
 """Of silence until the first reminder of what is waited for; the next one comes after twice as
 long."""
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 
 
 class Display(Protocol):
@@ -77,15 +77,15 @@ class Lines:
     def phase(self, text: str) -> None:
         """Print the phase with the seconds since the start."""
         self._phase = text
-        self._news(text)
+        self._report(text)
 
     def step(self, report: StepReport) -> None:
         """Print the step."""
-        self._news(describe(report))
+        self._report(describe(report))
 
     def note(self, text: str) -> None:
         """Print the note."""
-        self._news(text)
+        self._report(text)
 
     def remind(self) -> None:
         """Say what is waited for, if nothing was said for long; to be called again and again."""
@@ -96,7 +96,7 @@ class Lines:
             what = f"still waiting for {waiting}" if waiting else f"still: {self._phase}"
             self._print(f"{what} ({silent_s:.0f} s)")
 
-    def _news(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._line_s, self._remind_s = self.clock(), _REMIND_S
         self._print(text)
 
@@ -186,7 +186,7 @@ def _reminders(lines: Lines) -> Iterator[None]:
     over = threading.Event()
 
     def remind() -> None:
-        while not over.wait(_LOOK_S):
+        while not over.wait(_CHECK_S):
             lines.remind()
 
     thread = threading.Thread(target=remind, name="reminders", daemon=True)

@@ -22,9 +22,9 @@ from areal_lab.runlog.read_run import RecordedRun, read_run
 from areal_lab.runlog.replay import check_replay
 from areal_lab.runlog.summary import lag_summary, run_status
 
-_MOST_STEPS = 40
+_MAX_STEPS = 40
 """Lines of the table of steps; of longer runs, evenly spaced ones are shown."""
-_LEAST_SHARE = 0.0005
+_MIN_SHARE = 0.0005
 """Of a process's time: what would be listed with 0.0 % is left out."""
 _COLUMNS = (  # title, key in metrics.jsonl, format
     ("step", "step", "{:.0f}"),
@@ -54,9 +54,9 @@ def write_report(run_dir: Path) -> list[Path]:
 def export_trace(run_dir: Path, out: Path) -> Path:
     """Write the run's Chrome trace to `out`; open it at ui.perfetto.dev or chrome://tracing."""
     trace = chrome_trace(read_run(run_dir).log)
-    aside = out.with_name(f".{out.name}.tmp")
-    aside.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
-    os.replace(aside, out)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
+    os.replace(temporary, out)
     return out
 
 
@@ -107,7 +107,7 @@ def _overview(run: RecordedRun) -> list[str]:
 def _steps(run: RecordedRun) -> list[str]:
     if not run.metrics:
         return ["  no training step was finished"]
-    every = -(-len(run.metrics) // _MOST_STEPS)
+    every = -(-len(run.metrics) // _MAX_STEPS)
     last = len(run.metrics) - 1
     shown = [line for i, line in enumerate(run.metrics) if i % every == 0 or i == last]
     columns = [column for column in _COLUMNS if any(column[1] in line for line in shown)]
@@ -128,7 +128,7 @@ def _processes(run: RecordedRun) -> list[str]:
             lines.extend(
                 f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{what}"
                 for what, seconds in seconds_of.items()
-                if seconds >= _LEAST_SHARE * use.total_s
+                if seconds >= _MIN_SHARE * use.total_s
             )
     return lines or ["  training did not begin"]
 

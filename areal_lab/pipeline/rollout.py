@@ -21,12 +21,12 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineUnreachable
 from areal_lab.engines.client.resubmit import (
-    NOTHING,
-    Partial,
-    joined,
+    NO_SAMPLES,
+    PartialSamples,
+    merged_samples,
     recomputed_tokens,
-    to_go_on,
-    tokens_of,
+    remaining_requests,
+    token_count,
 )
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.rewards.service import RewardOutcome, RewardService
@@ -42,7 +42,7 @@ def sample_seed(run_seed: int, stream: str, group: GroupId, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
-class Generates(Protocol):
+class GeneratingEngine(Protocol):
     """An engine, as far as a group needs it."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
@@ -50,14 +50,14 @@ class Generates(Protocol):
         ...
 
 
-class Engines(Protocol):
+class EnginePool(Protocol):
     """The engines that are alive."""
 
-    def engine(self, number: EngineId) -> Generates:
+    def engine(self, number: EngineId) -> GeneratingEngine:
         """The engine of this number; raises `EngineUnreachable` if it is lost."""
         ...
 
-    async def in_turn(self, turn: int) -> EngineId:
+    async def round_robin(self, turn: int) -> EngineId:
         """One of them, in turn."""
         ...
 
@@ -65,13 +65,13 @@ class Engines(Protocol):
 class Unfinished(Exception):
     """The engine was lost before the group ended; here is what there is of its samples."""
 
-    def __init__(self, samples: Partial, cause: Exception) -> None:
+    def __init__(self, samples: PartialSamples, cause: Exception) -> None:
         super().__init__(str(cause))
         self.samples = samples
 
 
 @dataclass(slots=True)
-class Recomputed:
+class RecomputeCounts:
     """What interruptions and lost engines cost; counted by whoever rolls out."""
 
     tokens: int = 0
@@ -86,7 +86,7 @@ class Recomputed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
+class ScoredGroup:
     """One group after generation and judgement."""
 
     problem: Problem
@@ -96,7 +96,7 @@ class RolledOut:
     prompt_tokens: tuple[int, ...]
     started_s: float
     generated_s: float
-    judged_s: float
+    scored_s: float
     """Seconds since the epoch."""
 
     def trajectories(self, group: GroupId) -> tuple[Trajectory, ...]:
@@ -131,19 +131,19 @@ class RolledOut:
 class Rollout:
     """What a group needs on its way; shared by training and evaluation."""
 
-    engines: Engines
+    engines: EnginePool
     codec: TextCodec
     rewards: RewardService
     sampling: SamplingParams
     run_seed: int
     running_samples: int
     """Samples that one engine runs at once."""
-    answer_tokens: Callable[[GroupId, int], int] | None = None
+    response_tokens: Callable[[GroupId, int], int] | None = None
     """Exact length of sample i of a group, for studies of long tails: answers then end nowhere
     else. None lets the model end its answers."""
     interruptions_recompute: bool = True
     """Whether an interrupted sample is computed again under the new weights (not `in_place`)."""
-    recomputed: Recomputed = field(default_factory=Recomputed)
+    recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
 
     async def group(
         self,
@@ -153,8 +153,8 @@ class Rollout:
         stream: str,
         group: GroupId,
         samples: int,
-        partial: Partial = NOTHING,
-    ) -> RolledOut:
+        partial: PartialSamples = NO_SAMPLES,
+    ) -> ScoredGroup:
         """Draw `samples` answers to one problem and judge them.
 
         Args:
@@ -181,7 +181,7 @@ class Rollout:
             for sample in generated
         )
         outcomes = await self.rewards.score(completions, problem)
-        return RolledOut(
+        return ScoredGroup(
             problem=problem,
             generated=tuple(generated),
             completions=completions,
@@ -189,41 +189,45 @@ class Rollout:
             prompt_tokens=prompt_tokens,
             started_s=started_s,
             generated_s=generated_s,
-            judged_s=time.time(),
+            scored_s=time.time(),
         )
 
     async def _generate(
-        self, engine: EngineId, requests: Sequence[GenerateRequest], partial: Partial
-    ) -> Partial:
+        self, engine: EngineId, requests: Sequence[GenerateRequest], partial: PartialSamples
+    ) -> PartialSamples:
         """All samples: those that there are, and the rest of the others."""
-        left = to_go_on(requests, partial)
+        left = remaining_requests(requests, partial)
         again = [request for request in left if request.request_id in partial]
         try:
             rest = await self.engines.engine(engine).generate(left) if left else []
         except EngineUnreachable as error:
-            samples = joined(requests, partial, error.partial)
-            self.recomputed.resubmitted_samples += len(to_go_on(requests, samples))
+            samples = merged_samples(requests, partial, error.partial)
+            self.recomputed.resubmitted_samples += len(remaining_requests(requests, samples))
             self.recomputed.discarded_tokens += error.discarded_tokens
             raise Unfinished(samples, error) from error
-        self.recomputed.kept_tokens += sum(tokens_of(partial[r.request_id]) for r in again)
+        self.recomputed.kept_tokens += sum(token_count(partial[r.request_id]) for r in again)
         self.recomputed.tokens += sum(len(request.prompt_tokens) for request in again)
         if self.interruptions_recompute:
             self.recomputed.tokens += sum(
                 recomputed_tokens(sample, len(request.prompt_tokens))
                 for request, sample in zip(left, rest, strict=True)
             )
-        return joined(requests, partial, {sample.request_id: sample for sample in rest})
+        return merged_samples(requests, partial, {sample.request_id: sample for sample in rest})
 
     def _sampling(self, stream: str, group: GroupId, sample: int) -> SamplingParams:
         sampling = replace(self.sampling, seed=sample_seed(self.run_seed, stream, group, sample))
-        if self.answer_tokens is None:
+        if self.response_tokens is None:
             return sampling
-        tokens = self.answer_tokens(group, sample)
+        tokens = self.response_tokens(group, sample)
         return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=())
 
     async def training_group(
-        self, start: StartGroup, source: PromptSource, samples: int, partial: Partial = NOTHING
-    ) -> RolledOut:
+        self,
+        start: StartGroup,
+        source: PromptSource,
+        samples: int,
+        partial: PartialSamples = NO_SAMPLES,
+    ) -> ScoredGroup:
         """The group that the coordinator started: prompt number `start.group` of the source."""
         return await self.group(
             source[start.group],
@@ -240,7 +244,7 @@ class Rollout:
         *,
         samples: int,
         done: Callable[[], None] = lambda: None,
-    ) -> list[RolledOut]:
+    ) -> list[ScoredGroup]:
         """Answers to held-out problems, on all engines at once.
 
         The seeds are the same at every call, so that before and after a run the same draws meet
@@ -251,13 +255,13 @@ class Rollout:
         at_once = max(1, self.running_samples // samples)
         places: dict[EngineId, asyncio.Semaphore] = {}
 
-        async def one(index: int, problem: Problem) -> RolledOut:
-            partial: Partial = NOTHING
+        async def one(index: int, problem: Problem) -> ScoredGroup:
+            partial: PartialSamples = NO_SAMPLES
             while True:
-                engine = await self.engines.in_turn(index)
+                engine = await self.engines.round_robin(index)
                 try:
                     async with places.setdefault(engine, asyncio.Semaphore(at_once)):
-                        rolled = await self.group(
+                        scored = await self.group(
                             problem,
                             engine=engine,
                             stream="held-out",
@@ -269,7 +273,7 @@ class Rollout:
                     partial = unfinished.samples
                 else:
                     done()
-                    return rolled
+                    return scored
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(i, problem)) for i, problem in enumerate(problems)]

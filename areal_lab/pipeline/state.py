@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import Child
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.performer import RunPerformer
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RunState:
     """The parts of a run that a display looks at; empty until they exist."""
 
     coordinator: Coordinator | None = None
-    live: LiveRun | None = None
+    performer: RunPerformer | None = None
     children: list[Child] = field(default_factory=list)
     """The trainer and the engines."""
 
@@ -52,7 +52,7 @@ class RunState:
     counts: str = ""
     """Versions, groups and tokens; empty before and after training."""
 
-    async def keep_fresh(self, every_s: float = 0.25) -> None:
+    async def refresh_until_cancelled(self, every_s: float = 0.25) -> None:
         """Write the two texts again and again, until cancelled.
 
         A display draws on a thread of its own; the coordinator belongs to the event loop's.
@@ -66,12 +66,12 @@ class RunState:
             self.waiting_for = self.counts = ""
 
     def _counts(self) -> str:
-        if self.coordinator is None or self.live is None:
+        if self.coordinator is None or self.performer is None:
             return ""
-        counts, tally = self.coordinator.counts, self.live.tally
-        servers = self.live.servers
-        missing = len(servers.places) - len(servers.alive)
-        lost = f"{missing} of {len(servers.places)} engines lost; " if missing else ""
+        counts, tally = self.coordinator.counts, self.performer.tally
+        servers = self.performer.servers
+        missing = len(servers.sources) - len(servers.alive)
+        lost = f"{missing} of {len(servers.sources)} engines lost; " if missing else ""
         return (
             f"{lost}weights v{counts.trained_version} trained, v{counts.pushed_version} on "
             f"engines; groups: {counts.in_flight} in flight, {counts.finished} ready, "

@@ -37,7 +37,7 @@ class TrainerReady:
 
     weights: WeightsFolder
     """What engines are started with."""
-    brought: WeightsFolder | WeightsInMemory
+    exported: WeightsFolder | WeightsInMemory
     """The same, as it gets into engines that run already: what every later version comes as."""
     parameters: int
     trained_parameters: int

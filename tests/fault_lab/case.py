@@ -20,8 +20,8 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.pipeline.rollout import Recomputed
-from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.rollout import RecomputeCounts
+from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.runlog.file import EventLog, read_log_file
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.replay import check_replay
@@ -43,7 +43,7 @@ VICTIM: EngineId = 1
 MAX_GAP = 1e-4
 
 
-def answer_tokens(group: int, sample: int) -> int:
+def response_tokens(group: int, sample: int) -> int:
     """Half of every group runs for long."""
     return LONG if (group + sample) % 2 == 0 else SHORT
 
@@ -52,7 +52,7 @@ def answer_tokens(group: int, sample: int) -> int:
 class Case:
     """One run and what came of it."""
 
-    servers: Servers
+    servers: ServerPool
     trainer: StandInTrainer
     folder: RunFolder
     notes: list[str]
@@ -60,7 +60,7 @@ class Case:
     happened: list[tuple[float, Event | Action]] = field(default_factory=list)
     """With the seconds of the monotonic clock."""
     finish: Finish | None = None
-    recomputed: Recomputed = field(default_factory=Recomputed)
+    recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     on: Callable[[Event | Action], None] = lambda _: None
     """Called with all that happens, to make more happen."""
     before_load: Callable[[EngineClient, int], None] = lambda *_: None
@@ -127,7 +127,7 @@ class Case:
         assert {sample for _, sample in seen} == set(range(SAMPLES))
         for trajectory in self.trainer.trained:
             generated = sum(len(part.tokens) for part in trajectory.segments)
-            assert generated == answer_tokens(trajectory.group, trajectory.sample)
+            assert generated == response_tokens(trajectory.group, trajectory.sample)
         check_log(self.folder.events)
         gaps = [rescored_gap(self.trainer.versions, t) for t in self.trainer.trained]
         assert max(gaps) < MAX_GAP, gaps

@@ -26,11 +26,11 @@ from areal_lab.control.events import (
 from areal_lab.engines.client.engine_client import EngineClient, EngineError
 from areal_lab.engines.launch.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import read_log_file
-from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
+from tests.fault_lab.case import SAMPLES, VICTIM, Case, check_log, response_tokens
 from tests.fault_lab.lab import FaultLab
 from tests.fault_lab.stand_in import POLL_S
 from tests.pipeline.rewards import even_digits
@@ -50,7 +50,7 @@ class Fault:
     """From what to what the seconds count."""
     bound: str
     """In words, or in settings of the configuration."""
-    bound_s: Callable[[Health], float]
+    bound_s: Callable[[HealthLimits], float]
     """The same in seconds, for what a lab's servers are asked; a machine may be busy."""
 
 
@@ -322,8 +322,8 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
     groups = config.dataset.batch_size
 
     async def hang() -> None:
-        assert state.live is not None
-        client = state.live.servers.alive[VICTIM].client
+        assert state.performer is not None
+        client = state.performer.servers.alive[VICTIM].client
         await lab.stop_victim_in_mid_answer(lambda: client)
         moment.append(time.time())
 
@@ -333,7 +333,11 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
 
     try:
         result = do_run(
-            config, on_step=on_step, answer_tokens=answer_tokens, reward_fn=even_digits, state=state
+            config,
+            on_step=on_step,
+            response_tokens=response_tokens,
+            reward_fn=even_digits,
+            state=state,
         )
     finally:
         lab.signal_victim(signal.SIGCONT)

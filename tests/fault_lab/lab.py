@@ -33,12 +33,12 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.rollout import Rollout, request_id
 from areal_lab.pipeline.servers.attach import attach
-from areal_lab.pipeline.servers.health import Health
-from areal_lab.pipeline.servers.pool import Place, Servers
-from areal_lab.pipeline.servers.push import Bring, Weights, courier_from
+from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
+from areal_lab.pipeline.servers.push import PushTo, Weights, prepare_push_from
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import RunHeader
@@ -52,7 +52,7 @@ from tests.fault_lab.case import (
     STEPS,
     VICTIM,
     Case,
-    answer_tokens,
+    response_tokens,
 )
 from tests.fault_lab.stand_in import POLL_S, EvenDigits, StandInTrainer, load_model
 
@@ -71,15 +71,15 @@ Fault = Callable[[Case], None]
 class Patience:
     """How long things take in a lab."""
 
-    health: Health
+    health: HealthLimits
     hangs_s: float
     """A server that is stopped goes on after so long."""
 
 
-QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
+QUICK = Patience(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
 """For an engine that computes little else and answers at once."""
 AS_SHIPPED = Patience(
-    health=Health(
+    health=HealthLimits(
         interval_s=RolloutConfig.health_interval_s,
         timeout_s=RolloutConfig.health_timeout_s,
         stall_s=20.0,
@@ -148,11 +148,11 @@ class FaultLab:
         assert self.victim is not None, "it was borrowed and is gone"
         return self.victim.base_url
 
-    def attached(self) -> Place:
+    def attached(self) -> EngineSource:
         """The victim as a server that somebody else runs."""
         return self._attacher(self.victim_address)
 
-    def borrowed(self) -> tuple[Place, int]:
+    def borrowed(self) -> tuple[EngineSource, int]:
         """The victim as if the run had started it, on a fixed port, and that port.
 
         A second start is a real one. The lab has no victim from then on, until it opens again.
@@ -166,7 +166,7 @@ class FaultLab:
         async def start() -> EngineProcess:
             return there.pop() if there else await self.launch(VICTIM, self.backend, port)
 
-        return Place(open=start), port
+        return EngineSource(open=start), port
 
     def signal_victim(self, number: signal.Signals) -> None:
         """Send a signal to the victim's processes, borrowed or not."""
@@ -231,17 +231,17 @@ class FaultLab:
             request_timeout_s=BOUND_S,
         )
 
-    def _attacher(self, address: str) -> Place:
+    def _attacher(self, address: str) -> EngineSource:
         async def wait() -> EngineClient:
             return await attach(
                 address, self.model_path, request_timeout_s=BOUND_S, ready_timeout_s=BOUND_S
             )
 
-        return Place(open=wait)
+        return EngineSource(open=wait)
 
     # --- a run ---
 
-    def case(self, victim: Place, fault: Fault, *, max_restarts: int = 0) -> Case:
+    def case(self, victim: EngineSource, fault: Fault, *, max_restarts: int = 0) -> Case:
         """Run one case.
 
         Raises:
@@ -249,14 +249,14 @@ class FaultLab:
         """
         return self.runner.run(self._bounded(victim, fault, max_restarts))
 
-    async def _bounded(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+    async def _bounded(self, victim: EngineSource, fault: Fault, max_restarts: int) -> Case:
         try:
             async with asyncio.timeout(BOUND_S):
                 return await self._case(victim, fault, max_restarts)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 
-    async def _case(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+    async def _case(self, victim: EngineSource, fault: Fault, max_restarts: int) -> Case:
         self.cases += 1
         root = self.root / f"case-{self.cases}"
         for name in ("trajectories", "checkpoints"):
@@ -264,24 +264,26 @@ class FaultLab:
         trainer = StandInTrainer(load_model(self.model_path), root / "weights")
         weights = trainer.write()
         notes: list[str] = []
-        carry = courier_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
+        carry = prepare_push_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
 
-        def courier(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> Bring:
-            bring = carry(weights, clients, mode)
+        def prepare_push(
+            weights: Weights, clients: Sequence[EngineClient], mode: PauseMode
+        ) -> PushTo:
+            push_to = carry(weights, clients, mode)
 
             async def tell_and_bring(client: EngineClient) -> object:
                 case.before_load(client, weights.version)
-                return await bring(client)
+                return await push_to(client)
 
             return tell_and_bring
 
-        servers = Servers(
-            places={0: self._attacher(self.survivor_address), VICTIM: victim},
+        servers = ServerPool(
+            sources={0: self._attacher(self.survivor_address), VICTIM: victim},
             health=self.patience.health,
             max_restarts=max_restarts,
             pause_mode=PauseMode.RETRACT,
             weights=weights,
-            courier=courier,
+            prepare_push=prepare_push,
             note=notes.append,
         )
         case = Case(servers=servers, trainer=trainer, folder=RunFolder(root), notes=notes)
@@ -307,7 +309,7 @@ class FaultLab:
         )
         with EventLog(case.folder.events, header, clock=time.time) as log:
             case.log = log
-            live = LiveRun(
+            performer = RunPerformer(
                 folder=case.folder,
                 log=log,
                 rollout=Rollout(
@@ -317,7 +319,7 @@ class FaultLab:
                     sampling=SamplingParams(max_new_tokens=LONG),
                     run_seed=1,
                     running_samples=16,
-                    answer_tokens=answer_tokens,
+                    response_tokens=response_tokens,
                     recomputed=case.recomputed,
                 ),
                 source=PromptSource(PROBLEMS, seed=1),
@@ -328,21 +330,23 @@ class FaultLab:
                 on_step=lambda _: None,
                 weights={0: weights},
             )
-            live.begin()
+            performer.begin()
             events: asyncio.Queue[Event] = asyncio.Queue()
             started = RunStarted(await case.servers.begin(events.put_nowait))
-            driving = asyncio.create_task(drive(Coordinator(LIMITS), live, started, events, case))
-            losing = asyncio.create_task(case.servers.given_up.wait())
+            drive_task = asyncio.create_task(
+                drive(Coordinator(LIMITS), performer, started, events, case)
+            )
+            loss_task = asyncio.create_task(case.servers.given_up.wait())
             try:
-                await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
-                if losing.done():
-                    assert case.servers.last_words is not None
-                    raise case.servers.last_words
-                case.finish = driving.result()
+                await asyncio.wait({drive_task, loss_task}, return_when=asyncio.FIRST_COMPLETED)
+                if loss_task.done():
+                    assert case.servers.last_error is not None
+                    raise case.servers.last_error
+                case.finish = drive_task.result()
             finally:
-                live.log_counts()
-                driving.cancel()
-                losing.cancel()
+                performer.log_counts()
+                drive_task.cancel()
+                loss_task.cancel()
 
 
 @contextmanager

@@ -199,7 +199,7 @@ class FakeRun:
         running = [g for g in self.groups.values() if g.start.engine == engine]
         if all(math.isfinite(g.generated_s) for g in running):
             self._decoded(engine)
-        judged_s = self.now_s + self.chance.uniform(0.05, 0.35)
+        scored_s = self.now_s + self.chance.uniform(0.05, 0.35)
         segments = [
             [[v, min(b, length) - a] for v, a, b in group.stretches if min(b, length) > a]
             for length in group.lengths
@@ -209,7 +209,7 @@ class FakeRun:
             engine=engine,
             start_s=group.begun_s,
             generated_s=self.now_s,
-            end_s=judged_s,
+            end_s=scored_s,
             samples=[
                 {"segments": s, "reward": float(self._is_right()), "finish_reason": "stop"}
                 for s in segments
@@ -217,7 +217,7 @@ class FakeRun:
         )
         head = min(s[0][0] for s in segments)
         tail = max(s[-1][0] for s in segments)
-        self._later(judged_s - self.now_s, GroupFinished(group.start.group, head, tail))
+        self._later(scored_s - self.now_s, GroupFinished(group.start.group, head, tail))
         del self.groups[group.start.group]
 
     def _is_right(self) -> bool:

@@ -51,7 +51,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
         "save_every_steps=1",
         "rollout.max_concurrent_rollouts=8",
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     return result.folder, result.summary
 
 
@@ -131,7 +131,7 @@ def test_adapters_are_merged_for_engines_and_checkpoints(tmp_path: Path) -> None
         "actor.lora_rank=4",
         "actor.optimizer.lr=5e-3",
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     assert result.summary["status"] == "complete"
     assert result.summary["version_mismatches"] == 0
     models = checkpoints(result.folder)
@@ -175,9 +175,9 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
 
     def kill(report: StepReport) -> None:
         del report
-        assert state.live is not None
+        assert state.performer is not None
         # The step that runs when an engine is lost still ends, and another may be getting ready.
-        engines = [server.child for server in state.live.servers.alive.values()]
+        engines = [server.child for server in state.performer.servers.alive.values()]
         children = engines if victim == "engine 0" else state.children[:1]
         for child in children:
             assert child is not None
@@ -231,7 +231,7 @@ def test_an_error_of_the_run_is_not_hidden_by_that_of_its_summary(
             raise OSError("no space left")
         write(folder, name, value)
 
-    monkeypatch.setattr("areal_lab.pipeline.run.bring_up", fail)
+    monkeypatch.setattr("areal_lab.pipeline.run.start_run", fail)
     config = tiny_config(tmp_path)
     with pytest.raises(OSError, match="no engine starts here"):
         do_run(config)

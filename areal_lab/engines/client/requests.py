@@ -22,7 +22,7 @@ from areal_lab.control.events import Version
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
 from areal_lab.engines.client.held_weights import HeldWeights
-from areal_lab.engines.client.resubmit import continuation, ended, merge, tokens_of
+from areal_lab.engines.client.resubmit import completed_sample, continuation, merge, token_count
 from areal_lab.engines.client.stream import Arriving
 from areal_lab.engines.client.timeouts import Patience
 from areal_lab.engines.errors import EngineError, EngineUnreachable
@@ -75,7 +75,7 @@ class Drawing:
     def sure_tokens(self, request_id: str) -> int:
         """Of these, those that are kept if the engine is lost now."""
         arriving = self._arriving.get(request_id)
-        return 0 if arriving is None else tokens_of(arriving.generated())
+        return 0 if arriving is None else token_count(arriving.generated())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these; their `generate` returns what they have."""
@@ -155,7 +155,7 @@ class Drawing:
         for index, result in enumerate(results):
             if result.finish_reason != "abort" or result.request_id in self._aborted:
                 continue
-            whole = ended(requests[index], result, self.end_tokens)
+            whole = completed_sample(requests[index], result, self.end_tokens)
             if whole is None:
                 again.append(index)
             else:
@@ -241,7 +241,7 @@ class Drawing:
             if error is None:
                 raise
             samples = [one.generated() for one in arriving]
-            discarded = sum(map(len, arriving)) - sum(map(tokens_of, samples))
+            discarded = sum(map(len, arriving)) - sum(map(token_count, samples))
             partial = {one.request_id: one for one in samples if one.segments}
             raise EngineUnreachable(str(error), partial, discarded_tokens=discarded) from error
         finally:

@@ -4,7 +4,7 @@
     continuation:   prompt a b              --> c d
     merged:         tokens a b c d, one segment per version
 
-    requests, partial --to_go_on--> requests for what is missing --(another engine)--> rest
+    requests, partial --remaining_requests--> requests for what is missing --(another engine)--> rest
     requests, partial, rest --joined--> the samples, as one engine would have given them
 
 The tokens so far become part of the prompt: they are computed again but not sampled again. Random
@@ -22,12 +22,12 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
 
-def tokens_of(sample: Generated) -> int:
+def token_count(sample: Generated) -> int:
     """Tokens of a sample."""
     return sum(len(segment.tokens) for segment in sample.segments)
 
 
-def ended(
+def completed_sample(
     request: GenerateRequest, sample: Generated, end_tokens: Set[int] = frozenset()
 ) -> Generated | None:
     """The sample, if it needs no further token.
@@ -44,7 +44,7 @@ def ended(
     its_own = not request.sampling.ignore_eos and last in end_tokens
     if its_own or last in request.sampling.stop_token_ids:
         return replace(sample, finish_reason="stop")
-    if tokens_of(sample) >= request.sampling.max_new_tokens:
+    if token_count(sample) >= request.sampling.max_new_tokens:
         return replace(sample, finish_reason="length")
     return None
 
@@ -85,29 +85,31 @@ def merge(aborted: Generated, rest: Generated) -> Generated:
     )
 
 
-Partial: TypeAlias = Mapping[str, Generated]
+PartialSamples: TypeAlias = Mapping[str, Generated]
 """Tokens so far, by request id; `abort` is the finish reason of what has not ended."""
 
 
-NOTHING: Partial = MappingProxyType({})
+NO_SAMPLES: PartialSamples = MappingProxyType({})
 
 
-def to_go_on(requests: Sequence[GenerateRequest], partial: Partial) -> list[GenerateRequest]:
+def remaining_requests(
+    requests: Sequence[GenerateRequest], partial: PartialSamples
+) -> list[GenerateRequest]:
     """The requests that are left, each with the tokens it has."""
     left = []
     for request in requests:
         sample = partial.get(request.request_id)
         if sample is None:
             left.append(request)
-        elif ended(request, sample) is None:
+        elif completed_sample(request, sample) is None:
             left.append(continuation(request, sample))
     return left
 
 
-def joined(
-    requests: Sequence[GenerateRequest], partial: Partial, rest: Partial
+def merged_samples(
+    requests: Sequence[GenerateRequest], partial: PartialSamples, rest: PartialSamples
 ) -> dict[str, Generated]:
-    """What there is of each request now; `rest` came of `to_go_on(requests, partial)`."""
+    """What there is of each request now; `rest` came of `remaining_requests(requests, partial)`."""
     samples = {}
     for request in requests:
         name = request.request_id
@@ -116,7 +118,7 @@ def joined(
             if after is not None:
                 samples[name] = after
         elif after is None:
-            samples[name] = ended(request, before) or before
+            samples[name] = completed_sample(request, before) or before
         else:
             samples[name] = merge(before, after)
     return samples

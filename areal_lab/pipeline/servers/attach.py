@@ -59,7 +59,7 @@ async def attach(
     """
     try:
         async with asyncio.timeout(ready_timeout_s):
-            client, told = await _when_ready(address, request_timeout_s)
+            client, info = await _when_ready(address, request_timeout_s)
     except TimeoutError as error:
         raise CannotAttach(
             f"the server at {address} was not ready within {ready_timeout_s:g} s "
@@ -67,7 +67,7 @@ async def attach(
         ) from error
     except EngineError as error:
         raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
-    if (difference := model_difference(told, model_path)) is not None:
+    if (difference := model_difference(info, model_path)) is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} serves another model: {difference}")
     backend = BACKENDS[client.api.name]
@@ -94,7 +94,7 @@ async def _adapters_refusal(client: EngineClient, lora: LoraShape) -> str | None
     )
 
 
-async def give_base(client: EngineClient, model_path: Path) -> None:
+async def load_base_model(client: EngineClient, model_path: Path) -> None:
     """Give a server the model that adapters are to: whoever had it before may have left another.
 
     Raises:
@@ -113,7 +113,7 @@ async def _when_ready(
     address: str, request_timeout_s: float
 ) -> tuple[EngineClient, dict[str, Any]]:
     """A client that speaks as the server does, and what the server says about its weights."""
-    api = await _dialect_when_it_answers(address)
+    api = await _dialect_when_reachable(address)
     client = EngineClient(address, api=api, request_timeout_s=request_timeout_s)
     try:
         while not await client.ready():
@@ -128,7 +128,7 @@ async def _when_ready(
         raise
 
 
-async def _dialect_when_it_answers(address: str) -> Dialect:
+async def _dialect_when_reachable(address: str) -> Dialect:
     while True:
         try:
             return await dialect_at(address)
@@ -136,7 +136,7 @@ async def _dialect_when_it_answers(address: str) -> Dialect:
             await asyncio.sleep(POLL_S)
 
 
-def model_difference(told: Mapping[str, Any], model_path: Path) -> str | None:
+def model_difference(info: Mapping[str, Any], model_path: Path) -> str | None:
     """How the model that a server serves differs from ours, as far as the server tells.
 
     A server tells its sizes itself (the embedded engine), or the folder of its model, which can be
@@ -144,9 +144,9 @@ def model_difference(told: Mapping[str, Any], model_path: Path) -> str | None:
     """
     ours = _config(model_path)
     theirs: dict[str, Any] = {}
-    if isinstance(folder := told.get("model_path"), str):
+    if isinstance(folder := info.get("model_path"), str):
         theirs |= _config(Path(folder))
-    theirs |= {name: value for name, value in told.items() if value is not None}
+    theirs |= {name: value for name, value in info.items() if value is not None}
     for name in _SHAPE:
         if name in ours and name in theirs and ours[name] != theirs[name]:
             return f"its {name} is {theirs[name]}, ours is {ours[name]} (actor.path {model_path})"

@@ -26,14 +26,14 @@ from typing import Any
 
 from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.host.processes import ChildDied
-from areal_lab.pipeline.servers.server import DEATH_NOTICE_S, Server
+from areal_lab.pipeline.servers.server import EXIT_NOTICE_S, Server
 
 RETRY_S = 0.1
 """Between two questions to a server that refuses to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class HealthLimits:
     """How often a server is asked, and how long it may be silent."""
 
     interval_s: float
@@ -52,22 +52,22 @@ class Health:
 
 
 async def watch(
-    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+    server: Server, health: HealthLimits, check_weights: Callable[[Server], Awaitable[None]]
 ) -> None:
     """Return when the server is lost: found out here, or by somebody else.
 
     Args:
         check_weights: compares what the server holds with what it was given, and reports it.
     """
-    looks = (
-        _until_dead(server),
-        _until_lost_to_silence(server, health),
-        _until_stalled(server, health),
-        _until_other_weights(server, health, check_weights),
+    checks = (
+        _report_exit(server),
+        _report_silence(server, health),
+        _report_stall(server, health),
+        _compare_weights(server, health, check_weights),
     )
     try:
         async with asyncio.TaskGroup() as watching:
-            tasks = [watching.create_task(look) for look in looks]
+            tasks = [watching.create_task(look) for look in checks]
             await server.lost.wait()
             for task in tasks:
                 task.cancel()
@@ -76,14 +76,16 @@ async def watch(
             raise  # else it is of a connection that was cut off
 
 
-async def while_it_answers(server: Server, health: Health, work: Coroutine[Any, Any, None]) -> None:
+async def while_responsive(
+    server: Server, health: HealthLimits, work: Coroutine[Any, Any, None]
+) -> None:
     """`work` with a server that is not watched yet.
 
     Raises:
         EngineUnreachable: if it falls silent meanwhile.
     """
     working = asyncio.create_task(work)
-    listening = asyncio.create_task(_until_silent(server, health))
+    listening = asyncio.create_task(_wait_for_silence(server, health))
     try:
         await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -95,26 +97,26 @@ async def while_it_answers(server: Server, health: Health, work: Coroutine[Any, 
         await asyncio.gather(working, listening, return_exceptions=True)
 
 
-async def cause(server: Server, error: Exception) -> Exception:
+async def loss_cause(server: Server, error: Exception) -> Exception:
     """Why a server is lost: a connection breaks before its process is reaped, whose end says more
     than the connection's."""
     if server.child is None or isinstance(error, ChildDied | VersionMismatch):
         return error
     with suppress(TimeoutError):
-        return await asyncio.wait_for(server.child.died(), DEATH_NOTICE_S)
+        return await asyncio.wait_for(server.child.died(), EXIT_NOTICE_S)
     return error
 
 
-async def _until_dead(server: Server) -> None:
+async def _report_exit(server: Server) -> None:
     if server.child is not None:
         server.report_loss(server, await server.child.died())
 
 
-async def _until_lost_to_silence(server: Server, health: Health) -> None:
-    server.report_loss(server, await _until_silent(server, health))
+async def _report_silence(server: Server, health: HealthLimits) -> None:
+    server.report_loss(server, await _wait_for_silence(server, health))
 
 
-async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
+async def _wait_for_silence(server: Server, health: HealthLimits) -> EngineUnreachable:
     """Ask again and again; return what is wrong once the server does not answer any more."""
     while True:
         await asyncio.sleep(health.interval_s)
@@ -129,7 +131,7 @@ async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
             )
 
 
-async def _until_stalled(server: Server, health: Health) -> None:
+async def _report_stall(server: Server, health: HealthLimits) -> None:
     while True:
         await asyncio.sleep(health.interval_s)
         if server.paused:
@@ -148,8 +150,8 @@ async def _until_stalled(server: Server, health: Health) -> None:
             pass  # how it answers, and whether it does, is what others look at
 
 
-async def _until_other_weights(
-    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+async def _compare_weights(
+    server: Server, health: HealthLimits, check_weights: Callable[[Server], Awaitable[None]]
 ) -> None:
     """A server that was restarted behind our back has forgotten its weights."""
     while True:

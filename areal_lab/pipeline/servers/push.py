@@ -27,16 +27,16 @@ from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, PushRequest
 
 Weights: TypeAlias = WeightsFolder | WeightsInMemory
-Bring: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
-Courier: TypeAlias = Callable[[Weights, Sequence[EngineClient], PauseMode], Bring]
+PushTo: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
+PreparePush: TypeAlias = Callable[[Weights, Sequence[EngineClient], PauseMode], PushTo]
 
 
-def courier_from(
+def prepare_push_from(
     trainer: TrainerProcess,
     *,
     ranks: int = 1,
     pushed: Callable[[Pushed], None] = lambda _: None,
-) -> Courier:
+) -> PreparePush:
     """A courier for the weights of this trainer.
 
     Args:
@@ -44,13 +44,13 @@ def courier_from(
         pushed: told of each push from the trainer's memory.
     """
 
-    def courier(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> Bring:
+    def prepare_push(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> PushTo:
         if isinstance(weights, WeightsFolder):
             return lambda client: client.load_weights(weights, mode)
         push = _Push(trainer, weights, clients, mode, ranks, pushed)
-        return push.bring
+        return push.push_to
 
-    return courier
+    return prepare_push
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Push:
     pushed: Callable[[Pushed], None]
     work: asyncio.Task[dict[str, EngineFailure]] | None = None
 
-    async def bring(self, client: EngineClient) -> None:
+    async def push_to(self, client: EngineClient) -> None:
         """Wait for this engine's part.
 
         Raises:

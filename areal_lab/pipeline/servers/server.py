@@ -22,7 +22,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
-from areal_lab.engines.client.resubmit import tokens_of
+from areal_lab.engines.client.resubmit import token_count
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
@@ -30,7 +30,7 @@ from areal_lab.host.processes import Child
 
 Result = TypeVar("Result")
 
-DEATH_NOTICE_S = 2.0
+EXIT_NOTICE_S = 2.0
 """How long after a broken connection the process behind it may take to be seen dead, and a call to
 a server that was cut off may take to hand over its tokens."""
 
@@ -48,7 +48,7 @@ class Server:
     """Oldest and newest version that its tokens may have now."""
     paused: bool = False
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    last_words: Exception | None = None
+    last_error: Exception | None = None
     """Why it is lost."""
 
     @property
@@ -74,21 +74,21 @@ class Server:
         try:
             generated = await self._call(self.client.generate(requests))
         except EngineUnreachable as error:
-            if isinstance(self.last_words, VersionMismatch):
+            if isinstance(self.last_error, VersionMismatch):
                 # Which weights drew the tokens so far is not known, whatever they are named.
-                discarded = error.discarded_tokens + sum(map(tokens_of, error.partial.values()))
+                discarded = error.discarded_tokens + sum(map(token_count, error.partial.values()))
                 raise EngineUnreachable(str(error), discarded_tokens=discarded) from error
             raise
         _, newest = self.versions()
         for sample in generated:
             for segment in sample.segments:
                 if not oldest <= segment.version <= newest:
-                    raise self._broken(
+                    raise self._wrong_weights(
                         VersionMismatch(
                             f"{self.name} generated with version {segment.version}, but was given "
                             f"{oldest}" + (f" to {newest}" if newest > oldest else "")
                         ),
-                        discarded_tokens=sum(map(tokens_of, generated)),
+                        discarded_tokens=sum(map(token_count, generated)),
                     )
         return generated
 
@@ -110,7 +110,7 @@ class Server:
         """End these requests."""
         await self._call(self.client.abort(request_ids))
 
-    async def take_weights(self, bringing: Coroutine[Any, Any, object]) -> None:
+    async def take_weights(self, push: Coroutine[Any, Any, object]) -> None:
         """Load weights that a courier brings; version and checksum that it then reports were
         compared.
 
@@ -118,13 +118,13 @@ class Server:
             EngineUnreachable: if the server is lost, or reports something else.
             EngineError: if it refuses; it keeps the old weights.
         """
-        await self._call(bringing)
+        await self._call(push)
 
     async def check_version(self, expected: Version) -> None:
         """Report the loss of a server that holds another version."""
         found = await self._call(self.client.version())
         if found != expected:
-            raise self._broken(
+            raise self._wrong_weights(
                 VersionMismatch(f"{self.name} holds version {found}, but was given {expected}")
             )
 
@@ -140,12 +140,12 @@ class Server:
             return [], since
         return await self._call(self.client.spans(since))
 
-    def lose(self, error: Exception) -> None:
+    def mark_lost(self, error: Exception) -> None:
         """From now on it is lost; only whoever keeps the list of servers calls this."""
-        self.last_words = error
+        self.last_error = error
         self.lost.set()
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         """Cut off every call: each ends, and says what it had."""
         with suppress(Exception):  # of a connection that is broken anyway
             await self.client.close()
@@ -154,7 +154,7 @@ class Server:
         """End the connection, and the process if it is ours. Idempotent."""
         self.lost.set()
         if self.process is not None:
-            await self.process.stop(at_once=self.last_words is not None)
+            await self.process.stop(at_once=self.last_error is not None)
         else:
             await self.client.close()
 
@@ -169,7 +169,7 @@ class Server:
             await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 # Its connection is closed by now: it ends by itself, and says what it had.
-                await asyncio.wait({working}, timeout=DEATH_NOTICE_S)
+                await asyncio.wait({working}, timeout=EXIT_NOTICE_S)
             if not working.done():
                 raise EngineUnreachable(f"{self.name} is lost")
             return working.result()
@@ -177,7 +177,7 @@ class Server:
             self.report_loss(self, error)
             raise
         except VersionMismatch as error:
-            raise self._broken(error) from error
+            raise self._wrong_weights(error) from error
         except EngineError as error:
             if self.lost.is_set() or await self._is_dying():
                 self.report_loss(self, error)
@@ -189,7 +189,9 @@ class Server:
             with suppress(asyncio.CancelledError, Exception):  # it was raised above
                 await working
 
-    def _broken(self, error: VersionMismatch, *, discarded_tokens: int = 0) -> EngineUnreachable:
+    def _wrong_weights(
+        self, error: VersionMismatch, *, discarded_tokens: int = 0
+    ) -> EngineUnreachable:
         self.report_loss(self, error)
         return EngineUnreachable(str(error), discarded_tokens=discarded_tokens)
 
@@ -198,7 +200,7 @@ class Server:
         if self.child is None:
             return False
         try:
-            await asyncio.wait_for(self.child.died(), DEATH_NOTICE_S)
+            await asyncio.wait_for(self.child.died(), EXIT_NOTICE_S)
         except TimeoutError:
             return False
         return True

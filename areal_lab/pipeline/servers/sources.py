@@ -20,8 +20,8 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
-from areal_lab.pipeline.servers.attach import attach, give_base
-from areal_lab.pipeline.servers.pool import Place
+from areal_lab.pipeline.servers.attach import attach, load_base_model
+from areal_lab.pipeline.servers.pool import EngineSource
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of, version_bytes
 from areal_lab.runlog.folder import RunFolder
@@ -32,9 +32,9 @@ def count_engines(config: TrainConfig) -> int:
     return len(config.rollout.addresses) or engine_plan(config).servers
 
 
-def engine_places(
+def engine_sources(
     config: TrainConfig, folder: RunFolder, weights: WeightsFolder, model_path: Path, threads: int
-) -> dict[EngineId, Place]:
+) -> dict[EngineId, EngineSource]:
     """The engines of the run, none of them started yet.
 
     Args:
@@ -43,15 +43,15 @@ def engine_places(
     """
     if addresses := config.rollout.addresses:
         return {
-            index: Place(open=_attached(address, config, model_path))
+            index: EngineSource(open=_attached(address, config, model_path))
             for index, address in enumerate(addresses)
         }
 
-    def launched(index: EngineId) -> Place:
+    def launched(index: EngineId) -> EngineSource:
         start = _launched(
             index, config, folder, weights=weights, model_path=model_path, threads=threads
         )
-        return Place(open=start)
+        return EngineSource(open=start)
 
     return {index: launched(index) for index in range(count_engines(config))}
 
@@ -89,7 +89,7 @@ def _attached(
     async def open_() -> EngineClient:
         client = await attach_to(address, config, model_path)
         if config.rollout.transfer == Transfer.ADAPTER:
-            await give_base(client, model_path)
+            await load_base_model(client, model_path)
         return client
 
     return open_

@@ -86,10 +86,10 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
     pusher = make_pusher(settings)
     if pusher is not None and push_pipe is not None:
         start_pushing(push_pipe, pusher)
-    brought = export(learner, version, pusher)
+    exported = export(learner, version, pusher)
     ready = TrainerReady(
-        weights=first_weights(learner, version, brought),
-        brought=brought,
+        weights=first_weights(learner, version, exported),
+        exported=exported,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
@@ -154,19 +154,19 @@ def export(
 
 
 def first_weights(
-    learner: Learner, version: Version, brought: WeightsFolder | WeightsInMemory
+    learner: Learner, version: Version, exported: WeightsFolder | WeightsInMemory
 ) -> WeightsFolder:
     """What engines are started with: a model folder of the first version.
 
     Args:
         brought: the same as it gets into engines that run already.
     """
-    if isinstance(brought, WeightsInMemory):
+    if isinstance(exported, WeightsInMemory):
         return _model_folder(learner, version)
-    if brought.adapter is not None:
+    if exported.adapter is not None:
         # A new adapter is zero: with and without it the model is the same.
-        return replace(brought, path=Path(learner.settings.model_path))
-    return brought
+        return replace(exported, path=Path(learner.settings.model_path))
+    return exported
 
 
 def _model_folder(learner: Learner, version: Version) -> WeightsFolder:

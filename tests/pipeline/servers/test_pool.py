@@ -21,18 +21,18 @@ from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline.servers import attach
-from areal_lab.pipeline.servers.health import Health
-from areal_lab.pipeline.servers.pool import Place, Servers
+from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
 
 def servers(
     answer: Callable[[], Awaitable[httpx.Response]],
-    bring: Callable[[], Awaitable[object]],
+    push_to: Callable[[], Awaitable[object]],
     silent_s: float = 20.0,
     stalled: Callable[[], bool] = lambda: False,
-) -> Servers:
+) -> ServerPool:
     """One attached server, whose answers to every request and loading of weights are given.
 
     Args:
@@ -46,15 +46,15 @@ def servers(
         return EngineClient("http://engine", transport=httpx.MockTransport(handle))
 
     async def load(_: EngineClient) -> Any:
-        return await bring()
+        return await push_to()
 
-    return Servers(
-        places={0: Place(open=attached)},
-        health=Health(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
+    return ServerPool(
+        sources={0: EngineSource(open=attached)},
+        health=HealthLimits(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
         max_restarts=0,
         pause_mode=PauseMode.RETRACT,
         weights=WEIGHTS,
-        courier=lambda *_: load,
+        prepare_push=lambda *_: load,
         note=print,
     )
 
@@ -123,7 +123,7 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
         await one.resume()
         async with asyncio.timeout(BOUND_S):
             await server.lost.wait()
-        assert str(server.last_words) == (
+        assert str(server.last_error) == (
             "engine 0 (http://engine) answers, but what computes behind it did not for 0.05 s "
             "(rollout.stall_timeout_s)"
         )
@@ -148,7 +148,7 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start of a run, and when it comes back: the broken connection is only a symptom."""
-    monkeypatch.setattr("areal_lab.pipeline.servers.pool.MEND_PAUSE_S", 0.0)
+    monkeypatch.setattr("areal_lab.pipeline.servers.pool.RESTART_PAUSE_S", 0.0)
     dies = False
 
     async def answer(_: httpx.Request) -> httpx.Response:
@@ -169,14 +169,14 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     async def scenario() -> None:
         nonlocal dies
         one = servers(never, never, silent_s=20.0)
-        one.places, one.max_restarts = {0: Place(open=start)}, 1
-        one.courier = lambda *_: EngineClient.version
+        one.sources, one.max_restarts = {0: EngineSource(open=start)}, 1
+        one.prepare_push = lambda *_: EngineClient.version
         await one.start()
         dies = True
-        one.lose(one.alive[0], EngineUnreachable("somebody says so"))
+        one.mark_lost(one.alive[0], EngineUnreachable("somebody says so"))
         await one.given_up.wait()
         assert len(opened) == 2
-        assert isinstance(one.last_words, ChildDied)
+        assert isinstance(one.last_error, ChildDied)
         await one.close()
 
         with pytest.raises(ExceptionGroup) as raised:
