@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
 from areal_lab.host.processes import Child, start_child
-from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
 """`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
@@ -185,7 +185,7 @@ class RewardService:
                     worker = await self._start()
                 left = [i for i in range(len(completions)) if i not in outcomes]
                 together = worker.is_async and not one_by_one
-                broken = await self._judge(
+                broken = await self._score(
                     worker, left, completions, example, outcomes, together=together
                 )
                 if broken is None:
@@ -210,7 +210,7 @@ class RewardService:
         self._count(result)
         return result
 
-    async def _judge(
+    async def _score(
         self,
         worker: _Worker,
         left: Sequence[int],
@@ -222,23 +222,23 @@ class RewardService:
     ) -> RewardOutcome | None:
         """Judge what is left, into `outcomes`; returns what befell the worker, if something did."""
         chosen = tuple(completions[index] for index in left)
-        worker.send(Judge(chosen, example, together, self._timeout_s))
+        worker.send(ScoreRequest(chosen, example, together, self._timeout_s))
         # Told apart from the function's own limit, which an async one meets inside the worker.
         allowance_s = self._timeout_s + (_SOFT_TIMEOUT_GRACE_S if worker.is_async else 0.0)
         started_s = time.monotonic()
         for _ in left:
             try:
                 async with asyncio.timeout(allowance_s):
-                    judged: Judged = await worker.receive()
+                    scored: Scored = await worker.receive()
             except TimeoutError:
                 waited_s = time.monotonic() - started_s
                 return RewardOutcome(
                     "timeout", math.nan, detail=f"no reward after {waited_s:.3g} s; it was stopped"
                 )
             except (asyncio.IncompleteReadError, ConnectionError):
-                return RewardOutcome("error", math.nan, detail=await _how_it_ended(worker))
-            outcomes[left[judged.index]] = RewardOutcome(
-                judged.status, judged.reward, judged.rewards, judged.detail
+                return RewardOutcome("error", math.nan, detail=await _exit_reason(worker))
+            outcomes[left[scored.index]] = RewardOutcome(
+                scored.status, scored.reward, scored.rewards, scored.detail
             )
             started_s = time.monotonic()
         return None
@@ -266,24 +266,24 @@ class RewardService:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 worker.send((sys.path, *self._portable_function()))
-                answer = await worker.receive()
+                reply = await worker.receive()
         except TimeoutError:
             await self._discard(worker)
             raise RewardError(
                 f"the reward function was not loaded within {START_TIMEOUT_S:g} s"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            ended = await _how_it_ended(worker)
+            ended = await _exit_reason(worker)
             await self._discard(worker)
             raise RewardError(f"the reward function could not be loaded: {ended}") from None
         except BaseException:
             await self._discard(worker)
             raise
-        if isinstance(answer, Failed):
+        if isinstance(reply, Failed):
             await self._discard(worker)
-            raise RewardError(f"the reward function could not be loaded:\n{answer.traceback}")
-        assert isinstance(answer, Ready)
-        worker.is_async = answer.is_async
+            raise RewardError(f"the reward function could not be loaded:\n{reply.traceback}")
+        assert isinstance(reply, Ready)
+        worker.is_async = reply.is_async
         return worker
 
     def _portable_function(self) -> tuple[bool, str | bytes]:
@@ -317,7 +317,7 @@ class RewardService:
             )
 
 
-async def _how_it_ended(worker: _Worker) -> str:
+async def _exit_reason(worker: _Worker) -> str:
     """How the process ended, whose socket just closed."""
     try:
         async with asyncio.timeout(_EXIT_GRACE_S):

@@ -33,7 +33,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ScoreRequest:
     """Judge these completions of one problem."""
 
     completions: tuple[str, ...]
@@ -44,7 +44,7 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Scored:
     """What became of one completion."""
 
     index: int

@@ -21,7 +21,7 @@ from typing import Any
 
 from areal_lab.config.functions import load_function
 from areal_lab.host.processes import on_parent_death, watch_parent
-from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
 
 
 def main(arguments: list[str]) -> int:
@@ -44,12 +44,12 @@ def main(arguments: list[str]) -> int:
         is_async = _is_async(function)
         _send(connection, Ready(is_async))
         for message in messages:
-            job: Judge = pickle.loads(message)
+            request: ScoreRequest = pickle.loads(message)
             if is_async:
-                asyncio.run(_judge_async(function, job, connection))
+                asyncio.run(_score_async(function, request, connection))
             else:
-                for index, completion in enumerate(job.completions):
-                    _send(connection, _judge_one(function, index, completion, job.example))
+                for index, completion in enumerate(request.completions):
+                    _send(connection, _score_one(function, index, completion, request.example))
     if watcher is not None:  # either the service is gone, or its SIGTERM is on the way
         watcher.join()
     return 0
@@ -97,35 +97,37 @@ def _is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _judge_one(
+def _score_one(
     function: Callable[..., Any], index: int, completion: str, example: Mapping[str, Any]
-) -> Judged:
+) -> Scored:
     try:
         reward, parts = reward_of(function(completion, dict(example)))
     except Exception:
-        return Judged(index, "error", detail=traceback.format_exc())
-    return Judged(index, "ok", reward, parts)
+        return Scored(index, "error", detail=traceback.format_exc())
+    return Scored(index, "ok", reward, parts)
 
 
-async def _judge_async(function: Callable[..., Any], job: Judge, connection: socket.socket) -> None:
+async def _score_async(
+    function: Callable[..., Any], request: ScoreRequest, connection: socket.socket
+) -> None:
     async def one(index: int, completion: str) -> None:
-        limit = asyncio.timeout(job.timeout_s)
+        limit = asyncio.timeout(request.timeout_s)
         try:
             async with limit:
-                reward, parts = reward_of(await function(completion, dict(job.example)))
-            judged = Judged(index, "ok", reward, parts)
+                reward, parts = reward_of(await function(completion, dict(request.example)))
+            scored = Scored(index, "ok", reward, parts)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and limit.expired()
             status: Status = "timeout" if timed_out else "error"
-            judged = Judged(index, status, detail=traceback.format_exc())
-        _send(connection, judged)
+            scored = Scored(index, status, detail=traceback.format_exc())
+        _send(connection, scored)
 
-    if job.together:
+    if request.together:
         async with asyncio.TaskGroup() as group:
-            for index, completion in enumerate(job.completions):
+            for index, completion in enumerate(request.completions):
                 group.create_task(one(index, completion))
     else:
-        for index, completion in enumerate(job.completions):
+        for index, completion in enumerate(request.completions):
             await one(index, completion)
 
 

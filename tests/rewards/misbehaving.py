@@ -61,7 +61,7 @@ async def score_async(completion: str, example: Mapping[str, Any]) -> Any:
 _waiting = asyncio.Event()
 
 
-class Judge:
+class ScoreObject:
     """An object that can be called and awaited."""
 
     async def __call__(self, completion: str, example: Mapping[str, Any]) -> float:
@@ -69,4 +69,4 @@ class Judge:
         return float(completion == example["answer"])
 
 
-judge = Judge()
+score_object = ScoreObject()
