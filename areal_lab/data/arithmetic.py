@@ -32,10 +32,10 @@ OPERATIONS = {
 }
 """By their names in `dataset.operations`. Differences are never negative."""
 
-MOST_PROBLEMS = 20_000
+MAX_PROBLEMS = 20_000
 """Operand pairs are enumerated up to here, and drawn without replacement beyond."""
 
-_MOST_DIGITS = 18  # a 64-bit integer holds every operand
+_MAX_DIGITS = 18  # a 64-bit integer holds every operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ def _check(operations: Sequence[str], digits: Sequence[int], few_shot: int) -> N
             raise ValueError(f"operations has {name!r}, but knows {', '.join(OPERATIONS)}")
     if len(set(operations)) < len(operations):
         raise ValueError(f"operations is {list(operations)}, but must name each one once")
-    if len(digits) != 2 or not all(1 <= count <= _MOST_DIGITS for count in digits):
+    if len(digits) != 2 or not all(1 <= count <= _MAX_DIGITS for count in digits):
         raise ValueError(
-            f"digits is {list(digits)}, but must be two numbers from 1 to {_MOST_DIGITS} "
+            f"digits is {list(digits)}, but must be two numbers from 1 to {_MAX_DIGITS} "
             "(left and right operand)"
         )
     if few_shot < 0:
@@ -137,7 +137,7 @@ def _check(operations: Sequence[str], digits: Sequence[int], few_shot: int) -> N
 
 def _lines(operations: Sequence[str], digits: Sequence[int], rng: random.Random) -> Iterator[_Line]:
     """All operand pairs if they are few, else distinct ones drawn at random; in no useful order."""
-    per_operation = MOST_PROBLEMS // len(operations)
+    per_operation = MAX_PROBLEMS // len(operations)
     for name in operations:
         left_end, right_end = 10 ** digits[0], 10 ** digits[1]
         if name == "subtract":  # a longer right operand would only make differences negative

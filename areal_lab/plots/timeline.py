@@ -29,7 +29,7 @@ from areal_lab.runlog.activity import (
     NOT_JOINED,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
-    NOTHING_TO_JUDGE,
+    NOTHING_TO_SCORE,
     ON_ITS_WAY,
     PAUSED,
     PAUSED_FOR_TRAINING,
@@ -77,13 +77,13 @@ _IDLE_LOOKS = {  # face, pattern
     NOT_JOINED: ("#F2F2F2", ""),
 }
 _OTHER_IDLE = ("#FFFFFF", "++")
-_BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_JUDGE, WAIT_EVENTS})
+_BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_SCORE, WAIT_EVENTS})
 """Idleness that is no loss: nothing is drawn."""
 _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499")
 """Tol's muted scheme: other colors than those of what processes do."""
-_MOST_SLOTS = 64
+_MAX_SLOTS = 64
 _LEGEND_COLUMNS = 5
-_LEAST_SHARE = 0.001
+_MIN_SHARE = 0.001
 """Of the run: what took less is drawn, but not explained in the legend."""
 
 
@@ -99,10 +99,10 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     zoom = _zoom_window(*training_window(log), zoom_s)
     slots = _slots([g for g in log.groups if g.t_s < zoom[1] and g.generated_s > zoom[0]])
     rows = 0.5 * max(1, len(activities)) + 0.45
-    shown = min(len(slots), _MOST_SLOTS)
-    heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MOST_SLOTS / 2 else 0.09) * shown)]
+    shown = min(len(slots), _MAX_SLOTS)
+    heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MAX_SLOTS / 2 else 0.09) * shown)]
     looks = _Looks(activities)
-    handles, labels = looks.legend(least_s=_LEAST_SHARE * window[1])
+    handles, labels = looks.legend(min_s=_MIN_SHARE * window[1])
     legend_rows = -(-len(labels) // _LEGEND_COLUMNS)
     figure = new_figure(12, sum(heights) + 2.4 + 0.2 * legend_rows)
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
@@ -111,7 +111,7 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     if pushes:  # an empty line without clipping upsets the layout
         whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
     whole.set_title("the whole run; triangles: the engines have new weights", pad=11)
-    _name_what_is_outside(whole, log)
+    _label_time_outside_training(whole, log)
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
     _draw_rows(part, activities, looks, zoom)
     _mark(part, [t_s for t_s in pushes if zoom[0] <= t_s <= zoom[1]])
@@ -149,11 +149,11 @@ class _Looks:
             look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
             self.of[(False, name)] = look
 
-    def legend(self, *, least_s: float) -> tuple[list[Any], list[str]]:
+    def legend(self, *, min_s: float) -> tuple[list[Any], list[str]]:
         """Handles and labels, what was done before what was waited for; none of specks."""
         from matplotlib.patches import Patch
 
-        shown = [key for key in self.of if self.seconds[key] >= least_s]
+        shown = [key for key in self.of if self.seconds[key] >= min_s]
         labels = [name if busy else f"idle: {name}" for busy, name in shown]
         return [Patch(**self.of[key]) for key in shown], labels
 
@@ -194,7 +194,7 @@ def _pauses(log: Log) -> list[tuple[float, float]]:
     return pauses if begun_s is None else [*pauses, (begun_s, log.end_s)]
 
 
-def _name_what_is_outside(axes: Axes, log: Log) -> None:
+def _label_time_outside_training(axes: Axes, log: Log) -> None:
     start_s, end_s = training_window(log)
     for begin_s, stop_s, text in (
         (0.0, start_s, "before\ntraining"),
@@ -225,7 +225,7 @@ def _draw_groups(
     window: tuple[float, float],
 ) -> None:
     """A bar for each group; its color changes with the weights it is generated with."""
-    shown = slots[:_MOST_SLOTS]
+    shown = slots[:_MAX_SLOTS]
     pushes = [(r.t_s, r.event.version) for r in log.events if isinstance(r.event, WeightsPushed)]
     for row, group in ((row, group) for row, slot in enumerate(shown) for group in slot):
         cuts = [(t_s, v) for t_s, v in pushes if group.t_s < t_s < group.generated_s]
@@ -244,7 +244,7 @@ def _draw_groups(
     for t_s, version in pushes:
         if window[0] <= t_s < window[1] - 0.02 * (window[1] - window[0]):
             axes.text(t_s, -0.62, f"v{version}", fontsize=7.5, ha="left", va="bottom")
-    left_out = f" (the first {_MOST_SLOTS} of {len(slots)} at once)" if shown != slots else ""
+    left_out = f" (the first {_MAX_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(
         f"groups being generated{left_out}; a new color is a new version of the weights; "
         "pale from a dashed line on: interrupted",

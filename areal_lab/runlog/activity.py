@@ -76,7 +76,7 @@ TRAIN_ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
 NOT_JOINED = "not yet joined"
-NOTHING_TO_JUDGE = "nothing to judge"
+NOTHING_TO_SCORE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
 AFTER = "after training"
@@ -229,8 +229,8 @@ class _Background:
         self._end_s = log.end_s
         self._changes: dict[str, list[tuple[float, str, bool]]] = {}
         self._generating: dict[int, set[GroupId]] = {}
-        self._judging: dict[int, set[GroupId]] = {}
-        self._judged_now = 0
+        self._scoring: dict[int, set[GroupId]] = {}
+        self._scored_now = 0
         self._lost: set[int] = set()
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
@@ -285,7 +285,7 @@ class _Background:
         match event:
             case RunStarted():
                 for engine in event.engines:
-                    self._generating[engine], self._judging[engine] = set(), set()
+                    self._generating[engine], self._scoring[engine] = set(), set()
             case GroupFinished() | GroupFiltered():
                 return self._forget(event.group)
             case TrainStepDone():
@@ -301,7 +301,7 @@ class _Background:
             case EngineJoined():
                 self._lost.discard(event.engine)
                 self._generating.setdefault(event.engine, set())
-                self._judging.setdefault(event.engine, set())
+                self._scoring.setdefault(event.engine, set())
             case _:
                 pass
         return self._generating
@@ -335,8 +335,8 @@ class _Background:
         if engine is None or group not in self._generating[engine]:
             return ()
         self._generating[engine].remove(group)
-        self._judging[engine].add(group)
-        self._judged_now += 1
+        self._scoring[engine].add(group)
+        self._scored_now += 1
         return (engine,)
 
     def _forget(self, group: GroupId) -> Iterable[int]:
@@ -344,16 +344,16 @@ class _Background:
         if engine is None:
             return ()
         self._generating[engine].discard(group)
-        if group in self._judging[engine]:
-            self._judging[engine].remove(group)
-            self._judged_now -= 1
+        if group in self._scoring[engine]:
+            self._scoring[engine].remove(group)
+            self._scored_now -= 1
         return (engine,)
 
     def _note(self, t_s: float, engines: Iterable[int]) -> None:
         self._change(TRAINER, t_s, *self._trainer(t_s))
         self._change(PIPELINE, t_s, WAIT_EVENTS, False)
-        judging = self._judged_now > 0 and REWARDS not in self._recorded
-        self._change(REWARDS, t_s, "judge" if judging else NOTHING_TO_JUDGE, judging)
+        scoring = self._scored_now > 0 and REWARDS not in self._recorded
+        self._change(REWARDS, t_s, "judge" if scoring else NOTHING_TO_SCORE, scoring)
         for engine in engines:
             self._change(engine_process(engine), t_s, *self._engine(engine, t_s))
 
@@ -383,7 +383,7 @@ class _Background:
             return (PAUSED if self._behind else PAUSED_FOR_TRAINING, False)
         if self._generating[engine]:
             return (ON_ITS_WAY, False) if recorded else ("generate", True)
-        if self._judging[engine]:
+        if self._scoring[engine]:
             cause = WAIT_REWARDS
         elif t_s >= self._last_start_s:
             cause = NOTHING_LEFT

@@ -63,9 +63,9 @@ class RunFolder:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file aside and rename it, so that a reader never sees half of it."""
-        aside = self.path / f".{name}.tmp"
-        aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
-        os.replace(aside, self.path / name)
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        os.replace(temporary, self.path / name)
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl."""
@@ -87,10 +87,10 @@ class RunFolder:
     def point_model_to(self, checkpoint: Path) -> None:
         """Make `model` name this checkpoint."""
         link = self.path / "model"
-        aside = self.path / ".model.tmp"
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
-        os.replace(aside, link)
+        temporary = self.path / ".model.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
+        os.replace(temporary, link)
 
 
 def _fresh_folder(parent: Path, stem: str) -> Path:

@@ -44,14 +44,14 @@ def incidents(log: Log) -> Incidents:
     for record in log.records:
         if isinstance(record, MetricRecord) and (record.process, record.name) in _METRICS:
             counts[record.name] = int(record.value)
-    losses, returns = _told(log)
+    losses, returns = _count_logged_losses(log)
     # Metrics also count what happened while nobody was told, before and after training.
     counts["engine_losses"] = max(counts["engine_losses"], losses)
     counts["engine_restarts"] = max(counts["engine_restarts"], returns)
     return Incidents(**counts)
 
 
-def _told(log: Log) -> tuple[int, int]:
+def _count_logged_losses(log: Log) -> tuple[int, int]:
     losses = returns = 0
     lost: set[EngineId] = set()
     for record in log.events:

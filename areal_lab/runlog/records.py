@@ -299,7 +299,7 @@ _JSON_TYPE: Final = {
     }
     for cls in _TYPES.values()
 }
-_MAY_LACK: Final = {
+_OPTIONAL_FIELDS: Final = {
     # Fields that older logs do not have.
     cls: {f.name for f in fields(cls) if f.type == "bool" and f.default is False}
     for cls in _TYPES.values()
@@ -345,7 +345,7 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
     if cls is None or (name in _EVENT_NAMES) is not event:
         raise ValueError(f"unknown {'event' if event else 'action'} type {name!r}")
     for field_name, json_type in _JSON_TYPE[cls].items():
-        if field_name in _MAY_LACK[cls] and field_name not in value:
+        if field_name in _OPTIONAL_FIELDS[cls] and field_name not in value:
             continue
         inner = value[field_name]
         if type(inner) is not json_type:

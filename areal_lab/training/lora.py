@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
-from areal_lab.engines.weights.folder import tied_once, write_folder, write_tensors
+from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -113,10 +113,10 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's state with its adapters added to the weights, each tensor once.
 
     Names, shapes and types are those of the model without adapters; without adapters this is
-    `tied_once`.
+    `deduplicated_state`.
     """
     merged = {}
-    for name, tensor in tied_once(model).items():
+    for name, tensor in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:
             continue
         owner, _, rest = name.rpartition(".base_layer.")

@@ -86,17 +86,17 @@ class ChosenLoss:
         Shares add up. A function that asks for none of the counts is taken to return a mean over
         its tokens, which is weighted by their share of the minibatch.
         """
-        wanted = wanted_facts(self.function)
+        requested = requested_facts(self.function)
         # The protocol names `token_count`; which others a function has is known here only.
         call = cast(Callable[..., HasLoss], self.function)
-        result = call(*tokens, **{name: getattr(facts, name) for name in wanted})
+        result = call(*tokens, **{name: getattr(facts, name) for name in requested})
         loss = result.loss
-        if not _COUNTS.intersection(wanted):
+        if not _COUNTS.intersection(requested):
             loss = loss * (tokens.mask.sum() / facts.token_count)
         return loss, result
 
 
-def wanted_facts(function: Callable[..., Any]) -> list[str]:
+def requested_facts(function: Callable[..., Any]) -> list[str]:
     """Which fields of `BatchFacts` are parameters of the function and not bound already."""
     # A partial shows what it has bound as a parameter still.
     inner = inspect.unwrap(function)
@@ -116,9 +116,9 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
         ValueError: if an own loss cannot be imported, or cannot be called as a policy loss.
     """
     if settings.loss_file:
-        return _own_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
+        return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
     if settings.loss_fn:
-        return _own_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
+        return _custom_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
     if not settings.decoupled:
         return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=settings.clip_epsilon), True)
     return ChosenLoss(
@@ -151,7 +151,7 @@ def check_loss(function: Callable[..., Any], name: str) -> None:
     known = [field.name for field in fields(BatchFacts)]
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-        signature.bind(*[None] * 5, **dict.fromkeys(wanted_facts(function)))
+        signature.bind(*[None] * 5, **dict.fromkeys(requested_facts(function)))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} cannot be called as a policy loss: {error}. It takes logprobs, "
@@ -160,7 +160,7 @@ def check_loss(function: Callable[..., Any], name: str) -> None:
         ) from error
 
 
-def _own_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
+def _custom_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
     check_loss(function, name)
     return ChosenLoss(cast(PolicyLoss, function), vanishes_without_advantage=False)
 

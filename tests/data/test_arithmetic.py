@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.data.arithmetic import MOST_PROBLEMS, OPERATIONS, arithmetic_problems
+from areal_lab.data.arithmetic import MAX_PROBLEMS, OPERATIONS, arithmetic_problems
 from areal_lab.data.problems import Problem
 
 COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -100,7 +100,7 @@ def test_many_problems_are_drawn_without_replacement() -> None:
     split = arithmetic_problems(digits=(9, 9), seed=1)
     asked = [question(problem) for problem in (*split.train, *split.held_out)]
     assert len(set(asked)) == len(asked)
-    assert MOST_PROBLEMS - 10 < len(asked) <= MOST_PROBLEMS
+    assert MAX_PROBLEMS - 10 < len(asked) <= MAX_PROBLEMS
     assert len(split.held_out) in (256, 257)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.protocol import LoraShape
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.verify_folder import adapter_parameters, check_folder, linear_layers
 from areal_lab.training.lora import (
     add_lora,
@@ -105,7 +105,7 @@ def layers(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
 def test_a_new_adapter_changes_nothing_and_a_step_moves_nothing_but_adapters(
     folder: Path,
 ) -> None:
-    base = {name: value.clone() for name, value in tied_once(load_policy(folder)).items()}
+    base = {name: value.clone() for name, value in deduplicated_state(load_policy(folder)).items()}
     model = adapted(folder, moved=False)
     assert has_lora(model)
     assert not has_lora(load_policy(folder))

@@ -31,7 +31,7 @@ from areal_lab.functional import (
     token_mean,
 )
 from areal_lab.training import step as step_module
-from areal_lab.training.loss import choose_advantages, wanted_facts
+from areal_lab.training.loss import choose_advantages, requested_facts
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import (
@@ -425,14 +425,14 @@ def test_named_losses_train_by_their_import_path(folder: Path, name: str) -> Non
 
 
 def test_bound_keywords_are_the_callers() -> None:
-    assert wanted_facts(of_sequences) == [
+    assert requested_facts(of_sequences) == [
         "sequences", "sequence_count", "groups", "group_count", "versions", "trainer_version",
     ]  # fmt: skip
-    assert wanted_facts(partial(decoupled_ppo, token_count=7)) == ["sequences"]
-    assert wanted_facts(decoupled_ppo) == ["token_count", "sequences"]
-    assert wanted_facts(five_lines) == []
-    assert wanted_facts(anchored_at_behavior(ppo, clip_epsilon=0.1)) == ["token_count"]
-    assert wanted_facts(anchored_at_behavior(ppo, token_count=3)) == []
+    assert requested_facts(partial(decoupled_ppo, token_count=7)) == ["sequences"]
+    assert requested_facts(decoupled_ppo) == ["token_count", "sequences"]
+    assert requested_facts(five_lines) == []
+    assert requested_facts(anchored_at_behavior(ppo, clip_epsilon=0.1)) == ["token_count"]
+    assert requested_facts(anchored_at_behavior(ppo, token_count=3)) == []
 
 
 def of_four(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Plain:

@@ -183,7 +183,7 @@ class FakeClient:
         self.base_url = base_url
         self.told: list[object] = []
 
-    async def took_weights(self, version: int, mode: PauseMode) -> None:
+    async def confirm_push(self, version: int, mode: PauseMode) -> None:
         self.told.append((version, mode))
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> None:
@@ -243,9 +243,9 @@ def test_the_client_compares_the_version_itself() -> None:
 
     async def run() -> None:
         client = EngineClient("http://a", transport=httpx.MockTransport(handler))
-        await client.took_weights(3, PauseMode.RETRACT)
+        await client.confirm_push(3, PauseMode.RETRACT)
         with pytest.raises(VersionMismatch, match="was sent version 4 but holds 3"):
-            await client.took_weights(4, PauseMode.RETRACT)
+            await client.confirm_push(4, PauseMode.RETRACT)
         await client.close()
 
     asyncio.run(run())

@@ -40,7 +40,7 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
+Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
 
 
 class TrainingError(RuntimeError):
@@ -61,9 +61,9 @@ class TrainerProcess:
     """What the trainer said when its model was loaded."""
     _pipe: Connection
     _push_pipe: Connection
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _push_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _works: bool = False
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _push_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reply_pending: bool = False
     """Whether an answer is due; also after whoever waited for it was cancelled."""
 
     @staticmethod
@@ -96,7 +96,7 @@ class TrainerProcess:
             theirs.close()
             push_theirs.close()
             try:
-                ready = await _answer(child, pipe, TrainerReady)
+                ready = await _receive(child, pipe, TrainerReady)
             except BaseException:
                 await child.stop()
                 raise
@@ -110,14 +110,14 @@ class TrainerProcess:
             TrainingError: the step failed; the process has ended.
             ChildDied: the process ended without a word.
         """
-        return await self._ask(request, TrainStepResult)
+        return await self._request(request, TrainStepResult)
 
     async def export(self) -> Exported:
         """Write the trainer's weights for the engines, or keep them in its memory.
 
         Raises as `train` does.
         """
-        return await self._ask(ExportRequest(), Exported)
+        return await self._request(ExportRequest(), Exported)
 
     async def push(self, request: PushRequest) -> Pushed:
         """Send the weights exported last from the trainer's memory into engines; steps go on.
@@ -125,16 +125,16 @@ class TrainerProcess:
         What goes wrong with an engine is part of the answer. Raises as `train` does, but the
         process goes on.
         """
-        async with self._push_turn:
+        async with self._push_lock:
             try:
                 await asyncio.to_thread(self._push_pipe.send, request)
             except OSError:
                 pass  # reading the answer says how it ended
-            return await _answer(self.child, self._push_pipe, Pushed)
+            return await _receive(self.child, self._push_pipe, Pushed)
 
     async def save(self, request: SaveRequest) -> Saved:
         """Write a Hugging Face folder. Raises as `train` does."""
-        return await self._ask(request, Saved)
+        return await self._request(request, Saved)
 
     async def died(self) -> ChildDied:
         """Wait for the end of the process, to be raised when nobody asked for it."""
@@ -143,7 +143,7 @@ class TrainerProcess:
     async def stop(self) -> None:
         """End the process: ask, then insist. Idempotent."""
         # While it works it would read the request only after the step.
-        if not (self._works or self._pipe.closed):
+        if not (self._reply_pending or self._pipe.closed):
             try:
                 self._pipe.send(None)
                 await asyncio.wait_for(self.child.process.wait(), STOP_GRACE_S)
@@ -153,21 +153,21 @@ class TrainerProcess:
         self._pipe.close()
         self._push_pipe.close()
 
-    async def _ask(
-        self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Answer]
-    ) -> Answer:
-        async with self._turn:
-            self._works = True
+    async def _request(
+        self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Reply]
+    ) -> Reply:
+        async with self._lock:
+            self._reply_pending = True
             try:
                 await asyncio.to_thread(self._pipe.send, request)
             except OSError:
                 pass  # reading the answer says how it ended
-            answer = await _answer(self.child, self._pipe, kind)
-            self._works = False
-            return answer
+            reply = await _receive(self.child, self._pipe, kind)
+            self._reply_pending = False
+            return reply
 
 
-async def _answer(child: Child, pipe: Connection, kind: type[Answer]) -> Answer:
+async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
     """Wait for a message in a thread of its own.
 
     If the waiting task is cancelled the thread waits on, until the process is stopped.

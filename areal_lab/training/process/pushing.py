@@ -22,7 +22,7 @@ from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.training.protocol import Pushed, PushRequest, Span, TrainerFailed
 from areal_lab.training.settings import TrainerSettings
 
-ANSWER_MARGIN_S = 5.0
+REPLY_MARGIN_S = 5.0
 """An engine whose process group broke says so this much later than the trainer sees it, at most."""
 
 
@@ -37,27 +37,27 @@ def make_pusher(settings: TrainerSettings) -> Pusher | None:
         case Transfer.DISTRIBUTED:
             backend = "nccl" if torch.device(settings.device).type == "cuda" else "gloo"
             sender = BroadcastSender(timeout_s=timeout_s, backend=backend)
-            timeout_s += ANSWER_MARGIN_S
+            timeout_s += REPLY_MARGIN_S
             return Pusher(sender, timeout_s=timeout_s, kept_versions=kept)
 
 
 def start_pushing(pipe: Connection, pusher: Pusher) -> None:
     """Answer requests on this pipe until its end, in a thread that ends with the process."""
-    threading.Thread(target=_answer_all, args=(pipe, pusher), name="push", daemon=True).start()
+    threading.Thread(target=_serve_requests, args=(pipe, pusher), name="push", daemon=True).start()
 
 
-def _answer_all(pipe: Connection, pusher: Pusher) -> None:
+def _serve_requests(pipe: Connection, pusher: Pusher) -> None:
     while True:
         try:
             request = pipe.recv()
         except (EOFError, OSError):
             return  # the pipeline is gone, and this process ends with it
         try:
-            answer: Pushed | TrainerFailed = push(request, pusher)
+            reply: Pushed | TrainerFailed = push(request, pusher)
         except Exception as error:  # as in `worker`: whatever it is, the pipeline shall hear of it
             traceback.print_exc()
-            answer = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
-        pipe.send(answer)
+            reply = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        pipe.send(reply)
 
 
 def push(request: PushRequest, pusher: Pusher) -> Pushed:

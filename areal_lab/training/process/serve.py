@@ -195,21 +195,21 @@ def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
         path: folder to make; an older one of that name is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
     try:
-        model.save_pretrained(aside, state_dict=merged_tensors(model))
+        model.save_pretrained(temporary, state_dict=merged_tensors(model))
         if has_lora(model):
-            adapter = aside / ADAPTER_FOLDER
+            adapter = temporary / ADAPTER_FOLDER
             adapter.mkdir()
             write_adapter(model, adapter_tensors(model, dtype=torch.float32), adapter)
         for file in _tokenizer_files(source):
-            shutil.copy(file, aside)
-        aside.chmod(0o755)
+            shutil.copy(file, temporary)
+        temporary.chmod(0o755)
         if path.exists():
             shutil.rmtree(path)
-        aside.rename(path)
+        temporary.rename(path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _tokenizer_files(source: Path) -> list[Path]:
