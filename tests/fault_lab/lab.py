@@ -195,7 +195,7 @@ class FaultLab:
         def in_the_middle() -> bool:
             asked = client()
             return asked is not None and any(
-                SHORT <= asked.sure_tokens(name) < LONG for name in names
+                SHORT <= asked.confirmed_tokens(name) < LONG for name in names
             )
 
         while True:

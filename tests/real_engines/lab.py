@@ -129,7 +129,9 @@ class Lab:
         """Requests on their way, each seen to have some tokens."""
         task = asyncio.create_task(self.client.generate(requests))
         try:
-            while not all(self.client.arrived_tokens(one.request_id) >= tokens for one in requests):
+            while not all(
+                self.client.received_tokens(one.request_id) >= tokens for one in requests
+            ):
                 assert not task.done(), f"it ended too early: {task.exception() or task.result()}"
                 await self.client.ready()  # paces the loop
             yield task

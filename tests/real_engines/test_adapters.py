@@ -133,7 +133,7 @@ def test_running_answers_go_on_under_the_next_adapter(lab: Lab) -> None:
                 await lab.load(version, PauseMode.ABORT)
                 assert not drawing.done()
                 await lab.client.resume()
-                while not all(lab.client.arrived_tokens(one.request_id) > 5 for one in requests):
+                while not all(lab.client.received_tokens(one.request_id) > 5 for one in requests):
                     await lab.client.ready()
         for result in await drawing:
             assert versions_of(result) == [1, 2, 3]
@@ -186,7 +186,7 @@ def test_adapters_of_some_layers_are_served(lab: Lab, targets: tuple[str, ...]) 
 
 
 def test_a_server_says_that_it_takes_adapters(lab: Lab) -> None:
-    assert lab.run(lab.client.takes_adapters())
+    assert lab.run(lab.client.supports_adapters())
 
 
 def test_old_adapters_go(lab: Lab) -> None:

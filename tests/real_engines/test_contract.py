@@ -331,7 +331,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
     async def scenario(mode: PauseMode) -> list[Generated]:
         requests = [request(f"{mode}-{i}", [i + 2, 5], 400, seed=i) for i in range(12)]
         task = asyncio.create_task(lab.client.generate(requests))
-        while not lab.client.arrived_tokens(requests[0].request_id):
+        while not lab.client.received_tokens(requests[0].request_id):
             await lab.client.ready()
         await lab.client.pause(mode)
         await lab.load(1, mode)
@@ -356,7 +356,7 @@ def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
         for round_ in range(3):
             requests = [request(f"{round_}-{i}", [5, 6], 900) for i in range(8)]
             task = asyncio.create_task(client.generate(requests))
-            while not all(client.arrived_tokens(one.request_id) for one in requests):
+            while not all(client.received_tokens(one.request_id) for one in requests):
                 await client.ready()
             task.cancel()
             await asyncio.wait({task})
@@ -372,7 +372,7 @@ def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
 
 def test_a_server_that_was_not_started_for_adapters_says_so(lab: Lab) -> None:
     if lab.facts.name != "embedded":  # never is
-        assert not lab.run(lab.client.takes_adapters())
+        assert not lab.run(lab.client.supports_adapters())
 
 
 def test_versions_and_digests_follow_the_weights(lab: Lab) -> None:

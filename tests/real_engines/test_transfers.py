@@ -25,18 +25,18 @@ from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.link import EngineLink
-from areal_lab.engines.weights.push import Outcome, Pusher, Sending
+from areal_lab.engines.weights.push import ActivePush, Outcome, Pusher
 from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.preflight.check import ConfigError, check_transfer
-from areal_lab.training.process.pushing import ANSWER_MARGIN_S
+from areal_lab.training.process.pushing import REPLY_MARGIN_S
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 
 GROUP_TIMEOUT_S = 3.0
-ANSWER_S = GROUP_TIMEOUT_S + ANSWER_MARGIN_S
+ANSWER_S = GROUP_TIMEOUT_S + REPLY_MARGIN_S
 """Longest wait for one answer of an engine."""
 PROMPT = list(range(2, 40))
 TAKES_PUSHES = [n for n, backend in BACKENDS.items() if Transfer.DISTRIBUTED in backend.transfers]
@@ -89,7 +89,7 @@ async def push(
     pusher: Pusher, lab: Lab, version: int, *others: EngineProcess, flush_cache: bool = True
 ) -> Outcome:
     """Send the weights of a version to the server, and to others."""
-    pusher.hold(tied_once(lab.models[version]), version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
     targets = [EngineTarget(one.base_url) for one in (lab.engine, *others)]
     return await asyncio.to_thread(pusher.push, version, targets, flush_cache=flush_cache)
 
@@ -115,7 +115,7 @@ def test_a_server_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
         assert digests[1] != digests[2]
         for version in (1, 2, 1):
             assert (await push(pusher, lab, version)).failures == ()
-            await lab.client.took_weights(version, PauseMode.RETRACT)
+            await lab.client.confirm_push(version, PauseMode.RETRACT)
             assert await lab.client.digest() == digests[version]
             await assert_holds(lab, version)
         await lab.load(2)
@@ -136,7 +136,7 @@ def test_running_answers_go_on_under_what_was_sent(
         async with lab.running([request("r", PROMPT, LONG)]) as answers:
             await lab.client.pause(mode)
             assert (await push(pusher, lab, 1, flush_cache=not in_place)).failures == ()
-            await lab.client.took_weights(1, mode)
+            await lab.client.confirm_push(1, mode)
             await lab.client.resume()
         return answers.result()
 
@@ -293,7 +293,7 @@ async def disturbed(
     await assert_holds(lab, 1)
     broadcast = sender._broadcast
 
-    def disturbed_broadcast(sending: Sending) -> dict[EngineLink, TransferFailed]:
+    def disturbed_broadcast(sending: ActivePush) -> dict[EngineLink, TransferFailed]:
         sender._broadcast = broadcast  # type: ignore[method-assign]
         what()
         return broadcast(sending)

@@ -45,7 +45,7 @@ import torch
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
 from areal_lab.engines.weights.serialize import encode
@@ -261,10 +261,10 @@ def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(lab: Lab) -> Non
         assert (await bare(lab, "/begin_weight_update", {})).is_success
         assert (await bare(lab, "/begin_weight_update", {})).is_error
         await push(lab, 1)
-        await lab.client.took_weights(1, PauseMode.RETRACT)
+        await lab.client.confirm_push(1, PauseMode.RETRACT)
         await lab.client.resume()
         await assert_draws(lab, 1)
-        encoded = encode(list(tied_once(lab.models[2]).items())[:1]).decode()
+        encoded = encode(list(deduplicated_state(lab.models[2]).items())[:1]).decode()
         sessionless = {"serialized_named_tensors": [encoded], "flush_cache": False}
         assert (await bare(lab, "/update_weights_from_tensor", sessionless)).is_error
         await assert_draws(lab, 1)
@@ -281,7 +281,7 @@ def test_tensors_by_value_leave_the_server_alive(lab: Lab) -> None:
         async with lab.running([request("r", PROMPT, LONG)]) as answers:
             await lab.client.pause(PauseMode.RETRACT)
             await push(lab, 1)
-            await lab.client.took_weights(1, PauseMode.RETRACT)
+            await lab.client.confirm_push(1, PauseMode.RETRACT)
             await lab.client.resume()
         assert versions_of(answers.result()[0]) == [0, 1]
         await assert_draws(lab, 1)
@@ -293,7 +293,7 @@ def test_tensors_by_value_leave_the_server_alive(lab: Lab) -> None:
 async def push(lab: Lab, version: int) -> None:
     """Send a version from this process's memory, as the trainer does."""
     pusher = Pusher(TensorSender(), timeout_s=ANSWERS_S)
-    pusher.hold(tied_once(lab.models[version]), version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
     target = EngineTarget(lab.engine.base_url)
     outcome = await asyncio.to_thread(pusher.push, version, [target], flush_cache=True)
     pusher.close()

@@ -23,13 +23,13 @@ def check_addresses(addresses: Sequence[str]) -> None:
     Raises:
         CannotAttach: for the first one.
     """
-    places = [_place(address) for address in addresses]
+    targets = [_host_and_port(address) for address in addresses]
     for index, address in enumerate(addresses):
         if address.rstrip("/") in [other.rstrip("/") for other in addresses[:index]]:
             raise CannotAttach(f"rollout.addresses has {address} twice; each server once")
-    for address, place in zip(addresses, places, strict=True):
+    for address, target in zip(addresses, targets, strict=True):
         try:
-            socket.create_connection(place, timeout=CONNECT_S).close()
+            socket.create_connection(target, timeout=CONNECT_S).close()
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CannotAttach(
@@ -38,7 +38,7 @@ def check_addresses(addresses: Sequence[str]) -> None:
             ) from error
 
 
-def _place(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Host and port of an address.
 
     Raises:
@@ -47,8 +47,8 @@ def _place(address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
-        if wrong := _wrong(parts, host, port):
-            raise ValueError(wrong)
+        if fault := _fault(parts, host, port):
+            raise ValueError(fault)
     except ValueError as error:
         raise CannotAttach(
             f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
@@ -58,7 +58,7 @@ def _place(address: str) -> tuple[str, int]:
     return host, port
 
 
-def _wrong(parts: SplitResult, host: str, port: int | None) -> str:
+def _fault(parts: SplitResult, host: str, port: int | None) -> str:
     """What is wrong with the parts of an address; empty if nothing is."""
     if parts.scheme != "http":
         return "it does not begin with http://"

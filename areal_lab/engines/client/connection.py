@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from areal_lab.engines.client.dialect import Answer, Call
+from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 
 _CONNECT_S = 10.0
@@ -49,7 +49,7 @@ class Connection:
             transport=transport,
         )
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call) -> Reply:
         """Send a request; its answer, or `{}` if that is no JSON.
 
         Raises:
@@ -58,17 +58,17 @@ class Connection:
         """
         self._check_open(call)
         try:
-            answer = await self._http.request(
+            reply = await self._http.request(
                 call.method, call.path, json=call.body, timeout=self._timeout
             )
         except httpx.TransportError as error:
-            raise self.unreachable(call, _what(error)) from error
-        if answer.is_error:
-            raise self._refused(call, answer)
-        is_json = answer.headers.get("content-type", "").startswith("application/json")
-        return answer.json() if is_json else {}
+            raise self.unreachable(call, _describe(error)) from error
+        if reply.is_error:
+            raise self._refused(call, reply)
+        is_json = reply.headers.get("content-type", "").startswith("application/json")
+        return reply.json() if is_json else {}
 
-    async def messages(self, call: Call) -> AsyncGenerator[Answer, None]:
+    async def messages(self, call: Call) -> AsyncGenerator[Reply, None]:
         """Send a request and hand on the messages of its answer; patience is the caller's business.
 
         Raises:
@@ -80,27 +80,27 @@ class Connection:
         try:
             async with self._http.stream(
                 call.method, call.path, json=call.body, timeout=timeout
-            ) as answer:
-                if answer.is_error:
-                    await answer.aread()
-                    refused = self._refused(call, answer)
+            ) as reply:
+                if reply.is_error:
+                    await reply.aread()
+                    refused = self._refused(call, reply)
                     # Of a request that it will not serve a server says 400.
-                    broken = answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+                    broken = reply.status_code == httpx.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
-                async for message in _messages(answer):
+                async for message in _messages(reply):
                     yield message
         except httpx.TransportError as error:
-            raise self.unreachable(call, _what(error)) from error
+            raise self.unreachable(call, _describe(error)) from error
 
     async def status(self, call: Call) -> int | None:
         """The status of the answer if there is one, soon; never raises for a silent server."""
         if self._http.is_closed:
             return None
         try:
-            answer = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
+            reply = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
         except httpx.TransportError:
             return None
-        return answer.status_code
+        return reply.status_code
 
     async def close(self) -> None:
         """Release the connections."""
@@ -125,22 +125,22 @@ class Connection:
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
-    def _refused(self, call: Call, answer: httpx.Response) -> EngineError:
+    def _refused(self, call: Call, reply: httpx.Response) -> EngineError:
         return EngineError(
             f"engine {self.base_url} refused {call.method} {call.path} "
-            f"({answer.status_code}): {_reason(answer)}"
+            f"({reply.status_code}): {_reason(reply)}"
         )
 
 
-async def _messages(answer: httpx.Response) -> AsyncIterator[Any]:
+async def _messages(reply: httpx.Response) -> AsyncIterator[Any]:
     """Events of a stream, or the one or several parts of a whole answer."""
-    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        whole = json.loads(await answer.aread())
+    if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+        whole = json.loads(await reply.aread())
         for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
             yield {**one, "index": index} if isinstance(one, dict) else one
         return
     rest = b""
-    async for part in answer.aiter_bytes():
+    async for part in reply.aiter_bytes():
         *events, rest = (rest + part).split(b"\n\n")
         for event in events:
             data = event.removeprefix(_EVENT)
@@ -148,15 +148,15 @@ async def _messages(answer: httpx.Response) -> AsyncIterator[Any]:
                 yield json.loads(data)
 
 
-def _what(error: httpx.TransportError) -> str:
+def _describe(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(reply: httpx.Response) -> str:
     try:
-        body = answer.json()
+        body = reply.json()
     except ValueError:
-        return " ".join(answer.text.split())[:_LONGEST_REASON]
+        return " ".join(reply.text.split())[:_LONGEST_REASON]
     candidates: Iterable[object] = (
         (body.get("error"), body.get("message"), body.get("detail"), body.get("error_message"))
         if isinstance(body, dict)

@@ -16,7 +16,7 @@ from areal_lab.data.trajectory import FinishReason
 from areal_lab.engines.errors import EngineError, VersionMismatch
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
 
-Answer: TypeAlias = Any
+Reply: TypeAlias = Any
 """A decoded JSON answer."""
 
 
@@ -83,7 +83,7 @@ class Dialect:
     """Whether one HTTP request carries all samples of a `generate` call."""
     generate: Callable[[Sequence[GenerateRequest], GenerateOptions], Call]
     """All requests if `together`, else exactly one."""
-    read: Callable[[Answer], Chunk]
+    read: Callable[[Reply], Chunk]
     """One message, streamed or not."""
     pause: Callable[[PauseMode], Call]
     resume: Call
@@ -94,14 +94,14 @@ class Dialect:
     the place of another."""
     load: Callable[[WeightsFolder, PauseMode], Sequence[Call]]
     """Load a folder into a paused engine, drop what was computed with other weights."""
-    refusal: Callable[[Answer], str | None]
+    refusal: Callable[[Reply], str | None]
     """What a successful answer to a call of `load` has against it."""
     adapters: Call
     """Ask which LoRA adapters the engine has."""
-    held_adapters: Callable[[Answer], Sequence[str]]
+    held_adapters: Callable[[Reply], Sequence[str]]
     """Their names."""
     adapter_support: Call
-    takes_adapters: Callable[[Answer], bool]
+    supports_adapters: Callable[[Reply], bool]
     """Whether it was started for adapters, from the answer to `adapter_support`."""
     load_adapter: Callable[[str, WeightsFolder], Call]
     """Give it one more, by a name that no other has."""
@@ -111,21 +111,21 @@ class Dialect:
     """Have it report this version, whatever its weights."""
     held: Call
     """Ask which version the engine has."""
-    held_version: Callable[[Answer], Version]
+    held_version: Callable[[Reply], Version]
     digest: Call
     """Ask for a digest of the weights."""
-    read_digest: Callable[[Answer], Digest | None]
+    read_digest: Callable[[Reply], Digest | None]
     info: Call
-    engine_name: Callable[[Answer], str]
+    engine_name: Callable[[Reply], str]
     """Which of `backends.BACKENDS` the server is, from the answer to `info`."""
-    engine_version: Callable[[Answer], str]
+    engine_version: Callable[[Reply], str]
     """Version of its package, from the same answer."""
     tells_interruptions: bool
     """Whether every message says which version it is from and how often the sample lost its
     cache."""
     ready: Call
     """Answered with 200 by a server that generates; while it is paused, with anything."""
-    computes: Call
+    ping_compute: Call
     """Answered by what computes, between two of its steps; `ready` may be answered by a process
     before it, whatever became of it."""
 
@@ -143,13 +143,13 @@ class GenerateOptions:
     """The LoRA adapter that draws; empty is the weights alone."""
 
 
-def parse_adapters(answer: Answer) -> tuple[str, ...]:
+def parse_adapters(reply: Reply) -> tuple[str, ...]:
     """Names of the adapters among the models that a server lists, as OpenAI's API has them."""
     try:
-        models = answer["data"]
+        models = reply["data"]
         return tuple(str(one["id"]) for one in models if one.get("parent") is not None)
     except (KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"its list of models is {answer!r:.200}") from error
+        raise EngineError(f"its list of models is {reply!r:.200}") from error
 
 
 def parse_version(value: object) -> Version:

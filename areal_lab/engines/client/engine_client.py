@@ -22,9 +22,9 @@ from areal_lab.control.events import Version
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Dialect, Digest, get
 from areal_lab.engines.client.held_weights import HeldAdapter, HeldWeights
-from areal_lab.engines.client.requests import Drawing
+from areal_lab.engines.client.requests import RunningRequests
 from areal_lab.engines.client.sglang import SGLANG
-from areal_lab.engines.client.timeouts import Patience
+from areal_lab.engines.client.timeouts import RequestTimeouts
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.verify_folder import check_fit, check_folder, folder_shapes
@@ -72,12 +72,12 @@ class EngineClient:
         timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
         self._connection = Connection(base_url, timeout_s=timeout_s, transport=transport)
         self._held = HeldWeights()
-        self._patience = Patience(request_timeout_s)
-        self._drawing = Drawing(
+        self._timeouts = RequestTimeouts(request_timeout_s)
+        self._requests = RunningRequests(
             connection=self._connection,
             api=api,
             held=self._held,
-            patience=self._patience,
+            timeouts=self._timeouts,
             stream=stream,
             stream_interval=stream_interval,
         )
@@ -100,20 +100,20 @@ class EngineClient:
                 no longer has the adapter that draws; with what had arrived.
             EngineError: if the server refuses, or its answer contradicts itself.
         """
-        return await self._drawing.generate(requests)
+        return await self._requests.generate(requests)
 
-    def arrived_tokens(self, request_id: str) -> int:
+    def received_tokens(self, request_id: str) -> int:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
-        return self._drawing.arrived_tokens(request_id)
+        return self._requests.received_tokens(request_id)
 
-    def sure_tokens(self, request_id: str) -> int:
+    def confirmed_tokens(self, request_id: str) -> int:
         """Of these, those that are kept if the engine is lost now: new weights that came just
         before leave it open which weights drew the others."""
-        return self._drawing.sure_tokens(request_id)
+        return self._requests.confirmed_tokens(request_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; their `generate` returns what they have."""
-        await self._drawing.abort(request_ids)
+        await self._requests.abort(request_ids)
 
     # --- pauses and weights ---
 
@@ -128,26 +128,26 @@ class EngineClient:
         if by_adapter:
             self._check_adapter_mode(mode)
         if mode is PauseMode.ABORT:
-            await self._drawing.hold_back()
+            await self._requests.hold_requests()
         if not by_adapter:
             try:
                 await self._connection.call(self.api.pause(mode))
             except BaseException:
-                self._drawing.may_send.set()
+                self._requests.may_send.set()
                 raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
             # From here on: what is held until after the update shares nothing older either.
-            self._held.cache_left()
-        self._patience.hold()
+            self._held.retire_cache()
+        self._timeouts.pause()
 
     async def resume(self) -> None:
         """Go on, with the held requests too."""
         if self._held.adapter is None:
             await self._connection.call(self.api.resume)
-        self._drawing.may_send.set()
+        self._requests.may_send.set()
         self._paused = None
-        self._patience.go_on()
+        self._timeouts.resume()
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
         """Load a folder and compare what the engine then holds with it.
@@ -186,18 +186,18 @@ class EngineClient:
             self._held.shapes = await asyncio.to_thread(folder_shapes, weights.path)
         return version
 
-    def serves(self, folder: Path) -> None:
+    def note_model(self, folder: Path) -> None:
         """Note which model the server has: weights of other shapes are refused, and its end tokens
         end a sample that an `abort` pause cut off just then."""
         self._held.shapes = folder_shapes(folder)
-        self._drawing.end_tokens = end_token_ids(folder)
+        self._requests.end_tokens = end_token_ids(folder)
 
-    async def takes_adapters(self) -> bool:
+    async def supports_adapters(self) -> bool:
         """Whether the server was started for LoRA adapters."""
-        answer = await self._connection.call(self.api.adapter_support)
-        return self.api.takes_adapters(answer)
+        reply = await self._connection.call(self.api.adapter_support)
+        return self.api.supports_adapters(reply)
 
-    def draws_by_adapter(self, version: Version) -> None:
+    def use_adapters(self, version: Version) -> None:
         """Note that versions will be adapters, to the weights that the server has now.
 
         Args:
@@ -205,14 +205,14 @@ class EngineClient:
         """
         self._held.adapter = HeldAdapter("", version)
 
-    async def took_weights(self, version: Version, mode: PauseMode) -> None:
+    async def confirm_push(self, version: Version, mode: PauseMode) -> None:
         """Note weights that the trainer sent to the engine itself, and compared.
 
         Raises:
             VersionMismatch: if the engine holds another version.
         """
         if mode is PauseMode.IN_PLACE and self._paused is None:
-            self._held.cache_left()
+            self._held.retire_cache()
         self._held.digest = None  # of weights that it no longer has
         found = await self.version()
         if found != version:
@@ -222,9 +222,9 @@ class EngineClient:
 
     async def version(self) -> Version:
         """Version the engine reports now."""
-        answer = await self._connection.call(self.api.held)
+        reply = await self._connection.call(self.api.held)
         with self._connection.named():
-            self._held.version = self.api.held_version(answer)
+            self._held.version = self.api.held_version(reply)
         return self._held.version
 
     async def digest(self) -> Digest | None:
@@ -240,13 +240,13 @@ class EngineClient:
         # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
         return status == httpx.codes.OK or (status is not None and self._paused is not None)
 
-    async def computes(self) -> None:
+    async def ping_compute(self) -> None:
         """Return when what computes behind the server has answered.
 
         Raises:
             EngineUnreachable: if there is no answer in time.
         """
-        await self._connection.call(self.api.computes)
+        await self._connection.call(self.api.ping_compute)
 
     async def engine_name(self) -> str:
         """Which of `backends.BACKENDS` the server is."""
@@ -269,15 +269,15 @@ class EngineClient:
 
         The first span of an answer replaces the last one of the answer before: it may have grown.
         """
-        answer = await self._connection.call(get(f"/spans?since={since}"))
-        return answer["spans"], answer["next"]
+        reply = await self._connection.call(get(f"/spans?since={since}"))
+        return reply["spans"], reply["next"]
 
     async def close(self) -> None:
         """Release the connections; the server is stopped by whoever started it."""
         try:
             await self._connection.close()
         finally:
-            self._drawing.may_send.set()  # whoever waits to send finds out
+            self._requests.may_send.set()  # whoever waits to send finds out
 
     # --- below the surface ---
 
@@ -311,7 +311,7 @@ class EngineClient:
             await self._check_unchanged(f"{what}: {error}")
             raise EngineError(f"{what}: {error}") from error
         if mode is PauseMode.RETRACT and not self.api.tells_interruptions:
-            self._drawing.caches_lost()
+            self._requests.count_lost_caches()
         version = await self.version()
         if version != weights.version:
             raise VersionMismatch(
@@ -341,7 +341,7 @@ class EngineClient:
         kept = {name, "" if self._held.adapter is None else self._held.adapter.name}
         try:
             await self._connection.call(self.api.load_adapter(name, weights))
-            for old in await self._drawing.adapters():
+            for old in await self._requests.adapters():
                 if old.startswith(_ADAPTER) and old not in kept:
                     await self._connection.call(self.api.unload_adapter(old))
             await self._connection.call(self.api.name_version(weights.version))
@@ -352,7 +352,7 @@ class EngineClient:
                 f"engine {self.base_url} did not load the adapter of version {weights.version}: "
                 f"{error}; a server is started for adapters by areal-lab engine serve --lora-rank"
             ) from error
-        version, there = await self.version(), await self._drawing.adapters()
+        version, there = await self.version(), await self._requests.adapters()
         if version != weights.version or name not in there:
             raise VersionMismatch(
                 f"engine {self.base_url} was sent the adapter {name} but holds version {version} "

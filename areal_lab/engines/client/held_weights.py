@@ -35,17 +35,17 @@ class HeldWeights:
     """Of the tensors that the engine has, by name."""
     _digest_of: dict[str, Digest] = field(default_factory=dict)
     """By our checksum."""
-    _caches_left: int = 0
+    _retired_caches: int = 0
 
     @property
     def cache_name(self) -> str:
         """Changes whenever keys and values stay in the cache whose weights go, so that later
         requests share none of them."""
-        return f"after-{self._caches_left}-in-place" if self._caches_left else ""
+        return f"after-{self._retired_caches}-in-place" if self._retired_caches else ""
 
-    def cache_left(self) -> None:
+    def retire_cache(self) -> None:
         """What is in the cache now is not for requests that are sent from now on."""
-        self._caches_left += 1
+        self._retired_caches += 1
 
     def compare(self, checksum: str, digest: Digest | None) -> str | None:
         """What speaks against the engine holding the weights of this checksum, or None.

@@ -1,4 +1,4 @@
-"""The samples that one server is drawing: sent, arriving, and sent again if a pause ended them.
+"""The samples that one server is drawing: sent, streams, and sent again if a pause ended them.
 
 requests --may_send?--Dialect.generate--> server --messages--> Arriving --> Generated
     ^                                                               |
@@ -23,8 +23,8 @@ from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
 from areal_lab.engines.client.held_weights import HeldWeights
 from areal_lab.engines.client.resubmit import completed_sample, continuation, merge, token_count
-from areal_lab.engines.client.stream import Arriving
-from areal_lab.engines.client.timeouts import Patience
+from areal_lab.engines.client.stream import SampleStream
+from areal_lab.engines.client.timeouts import RequestTimeouts
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
@@ -33,22 +33,22 @@ _POLLS = 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Drawing:
+class RunningRequests:
     """All samples on their way from one server."""
 
     connection: Connection
     api: Dialect
     held: HeldWeights
-    patience: Patience
+    timeouts: RequestTimeouts
     stream: bool
     stream_interval: int
     end_tokens: Set[int] = frozenset()
     """The model's own, if they are known."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared while an `abort` pause lasts."""
-    _held_back: set[str] = field(default_factory=set)
+    _waiting: set[str] = field(default_factory=set)
     """Requests that wait for it."""
-    _arriving: dict[str, Arriving] = field(default_factory=dict)
+    _streams: dict[str, SampleStream] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
     """Those that the user has ended; they are not sent again."""
     _abort_pauses: int = 0
@@ -67,28 +67,25 @@ class Drawing:
         finally:
             self._aborted -= ids
 
-    def arrived_tokens(self, request_id: str) -> int:
+    def received_tokens(self, request_id: str) -> int:
         """Tokens of a running sample that have arrived since it was sent, or sent again."""
-        arriving = self._arriving.get(request_id)
-        return 0 if arriving is None else len(arriving)
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else len(stream)
 
-    def sure_tokens(self, request_id: str) -> int:
+    def confirmed_tokens(self, request_id: str) -> int:
         """Of these, those that are kept if the engine is lost now."""
-        arriving = self._arriving.get(request_id)
-        return 0 if arriving is None else token_count(arriving.generated())
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else token_count(stream.generated())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these; their `generate` returns what they have."""
-        running = self._arriving.keys() & set(request_ids)
-        self._aborted |= running | (self._held_back & set(request_ids))
+        running = self._streams.keys() & set(request_ids)
+        self._aborted |= running | (self._waiting & set(request_ids))
         await asyncio.gather(
-            *(
-                self.connection.call(self.api.abort(self._arriving[name].sent_as))
-                for name in running
-            )
+            *(self.connection.call(self.api.abort(self._streams[name].sent_as)) for name in running)
         )
 
-    async def hold_back(self) -> None:
+    async def hold_requests(self) -> None:
         """Send nothing from now on, and end what runs; it is sent again when it may be.
 
         A server knows nothing yet of a request that is on its way to it, and forgets that it was to
@@ -104,7 +101,7 @@ class Drawing:
             if not isinstance(error, TimeoutError):
                 raise
             raise EngineUnreachable(
-                f"engine {self.connection.base_url} has not ended {len(self._arriving)} requests "
+                f"engine {self.connection.base_url} has not ended {len(self._streams)} requests "
                 f"within {self.connection.timeout_s:g} s"
             ) from error
 
@@ -118,9 +115,9 @@ class Drawing:
         finally:
             self._abort_pauses += 1
 
-    def caches_lost(self) -> None:
+    def count_lost_caches(self) -> None:
         """Every running sample has lost its cache, and the server does not say so."""
-        for one in self._arriving.values():
+        for one in self._streams.values():
             one.lost_caches += len(one) > 0
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
@@ -135,12 +132,12 @@ class Drawing:
             return await self._generate_later(requests)
         pauses = self._abort_pauses
         sent_to = self.held.version if self.held.adapter is None else None
-        arriving = [
-            Arriving(request.request_id, self._unused_name(request), sent_to)
+        streams = [
+            SampleStream(request.request_id, self._fresh_id(request), sent_to)
             for request in requests
         ]
         try:
-            await self._receive(requests, arriving)
+            await self._receive(requests, streams)
             broken = False
         except EngineUnreachable:
             broken = self._pausing_since(pauses) or any(
@@ -148,7 +145,7 @@ class Drawing:
             )
             if not broken:
                 raise
-        results = [one.generated() for one in arriving]
+        results = [one.generated() for one in streams]
         if not broken and not self._pausing_since(pauses):
             return results
         again = []
@@ -176,14 +173,14 @@ class Drawing:
 
     async def adapters(self) -> Sequence[str]:
         """Names of the LoRA adapters that the server has."""
-        answer = await self.connection.call(self.api.adapters)
+        reply = await self.connection.call(self.api.adapters)
         with self.connection.named():
-            return self.api.held_adapters(answer)
+            return self.api.held_adapters(reply)
 
     async def _end_all(self) -> None:
-        while self._arriving:
-            count = len(self._arriving)
-            left = [one.sent_as for one in self._arriving.values() if one.finish_reason is None]
+        while self._streams:
+            count = len(self._streams)
+            left = [one.sent_as for one in self._streams.values() if one.finish_reason is None]
             if left:
                 await self.connection.call(self.api.abort_all(left))
             await self._until_fewer(count)
@@ -191,25 +188,25 @@ class Drawing:
     async def _until_fewer(self, count: int) -> None:
         """Until one of so many samples has ended, or for a moment."""
         for _ in range(_POLLS):
-            if len(self._arriving) < count:
+            if len(self._streams) < count:
                 return
             await asyncio.sleep(_POLL_S)
 
     async def _generate_later(self, requests: list[GenerateRequest]) -> list[Generated]:
         """The same, when requests may be sent; of one that is ended before there is nothing."""
         ids = {request.request_id for request in requests}
-        self._held_back |= ids
+        self._waiting |= ids
         try:
             await self.may_send.wait()
         finally:
-            self._held_back -= ids
+            self._waiting -= ids
         left = [request for request in requests if request.request_id not in self._aborted]
-        drawn = {one.request_id: one for one in await self._generate(left)} if left else {}
-        nothing = {name: Arriving(name).generated() for name in ids}
-        return [(nothing | drawn)[request.request_id] for request in requests]
+        generated = {one.request_id: one for one in await self._generate(left)} if left else {}
+        nothing = {name: SampleStream(name).generated() for name in ids}
+        return [(nothing | generated)[request.request_id] for request in requests]
 
     async def _receive(
-        self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
+        self, requests: Sequence[GenerateRequest], streams: Sequence[SampleStream]
     ) -> None:
         """Send the requests and take in what comes, until all samples have ended."""
         if self.held.version is None and not self.api.tells_interruptions:
@@ -222,33 +219,33 @@ class Drawing:
             cache_name=self.held.cache_name,
             adapter="" if adapter is None else adapter.name,
         )
-        drawn_by = None if adapter is None else adapter.version
-        self._arriving.update((one.request_id, one) for one in arriving)
+        adapter_version = None if adapter is None else adapter.version
+        self._streams.update((one.request_id, one) for one in streams)
         try:
             sent = [
                 replace(request, request_id=one.sent_as)
-                for request, one in zip(requests, arriving, strict=True)
+                for request, one in zip(requests, streams, strict=True)
             ]
             if self.api.together:
-                await self._exchange(self.api.generate(sent, options), arriving, drawn_by)
+                await self._exchange(self.api.generate(sent, options), streams, adapter_version)
             else:
                 await _all_or_none(
-                    self._exchange(self.api.generate([request], options), [one], drawn_by)
-                    for request, one in zip(sent, arriving, strict=True)
+                    self._exchange(self.api.generate([request], options), [one], adapter_version)
+                    for request, one in zip(sent, streams, strict=True)
                 )
         except EngineError as refused:
-            error = await self._loss_behind(refused, options.adapter)
+            error = await self._as_loss(refused, options.adapter)
             if error is None:
                 raise
-            samples = [one.generated() for one in arriving]
-            discarded = sum(map(len, arriving)) - sum(map(token_count, samples))
+            samples = [one.generated() for one in streams]
+            discarded = sum(map(len, streams)) - sum(map(token_count, samples))
             partial = {one.request_id: one for one in samples if one.segments}
             raise EngineUnreachable(str(error), partial, discarded_tokens=discarded) from error
         finally:
-            for one in arriving:
-                del self._arriving[one.request_id]
+            for one in streams:
+                del self._streams[one.request_id]
 
-    async def _loss_behind(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
+    async def _as_loss(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
         """The loss of the server, if that is what its error is: it was started again behind its
         address, for one, and has nothing any more of what it was given."""
         if isinstance(error, EngineUnreachable):
@@ -267,35 +264,35 @@ class Drawing:
         """Whether a pause ends samples, or has since there were so many."""
         return self._abort_pauses != pauses or pauses % 2 == 1
 
-    def _unused_name(self, request: GenerateRequest) -> str:
+    def _fresh_id(self, request: GenerateRequest) -> str:
         """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
         also what was sent again meanwhile, so no id is used twice."""
         return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
     async def _exchange(
-        self, call: Call, arriving: Sequence[Arriving], drawn_by: Version | None
+        self, call: Call, streams: Sequence[SampleStream], adapter_version: Version | None
     ) -> None:
         """One HTTP request and its answer, whole or in messages.
 
         Args:
-            drawn_by: version of the adapter that it names; None believes the server.
+            adapter_version: version of the adapter that it names; None believes the server.
         """
-        silent_s = self.patience.limit_s
+        silent_s = self.timeouts.limit_s
         try:
             async with (
-                self.patience.wait() as watch,
+                self.timeouts.request() as timeout,
                 aclosing(self.connection.messages(call)) as messages,
             ):
                 async for message in messages:
-                    watch.heard()
+                    timeout.restart()
                     with self.connection.named():
                         chunk = self.api.read(message)
-                        if drawn_by is not None:
-                            chunk = replace(chunk, spans=None, version=drawn_by)
-                        arriving[chunk.index].add(chunk, self.held.version or 0)
+                        if adapter_version is not None:
+                            chunk = replace(chunk, spans=None, version=adapter_version)
+                        streams[chunk.index].add(chunk, self.held.version or 0)
         except TimeoutError as error:
             raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error
-        if any(one.finish_reason is None for one in arriving):
+        if any(one.finish_reason is None for one in streams):
             raise self.connection.unreachable(call, "the answer ended early")
 
 

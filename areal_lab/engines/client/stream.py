@@ -21,7 +21,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import Generated
 
 
-class Arriving:
+class SampleStream:
     """What has arrived of one sample."""
 
     def __init__(self, request_id: str, sent_as: str = "", sent_to: Version | None = None) -> None:

@@ -24,12 +24,12 @@ import httpx
 
 from areal_lab.control.events import Version
 from areal_lab.engines.client.dialect import (
-    Answer,
     Call,
     Chunk,
     Dialect,
     Digest,
     GenerateOptions,
+    Reply,
     get,
     parse_adapters,
     parse_finish_reason,
@@ -83,11 +83,11 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     return post("/inference/v1/generate", body)
 
 
-def read(answer: Answer) -> Chunk:
+def read(reply: Reply) -> Chunk:
     """One message about one sample: the tokens since the message before."""
-    if not isinstance(answer, Mapping) or not answer.get("choices"):
-        raise _error(answer)
-    choice = answer["choices"][0]
+    if not isinstance(reply, Mapping) or not reply.get("choices"):
+        raise _error(reply)
+    choice = reply["choices"][0]
     tokens = tuple(int(token) for token in choice["token_ids"])
     content = (choice.get("logprobs") or {}).get("content") or []
     if [int(entry["token_id"]) for entry in content] != list(tokens):
@@ -104,12 +104,12 @@ def read(answer: Answer) -> Chunk:
     )
 
 
-def _error(answer: Answer) -> EngineError:
+def _error(reply: Reply) -> EngineError:
     """What the answer is instead of a message: the end of what computes, or a refusal."""
-    error = answer.get("error") if isinstance(answer, Mapping) else None
+    error = reply.get("error") if isinstance(reply, Mapping) else None
     if isinstance(error, Mapping) and error.get("code") == httpx.codes.INTERNAL_SERVER_ERROR:
         return EngineUnreachable(f"it is broken: {error.get('message')!s:.200}")
-    return EngineError(f"the answer is {answer!r:.200}")
+    return EngineError(f"the answer is {reply!r:.200}")
 
 
 def load(
@@ -137,14 +137,14 @@ def _name_version(version: Version) -> Call:
     return post("/update_weight_version", {"new_version": str(version)})
 
 
-def _refusal(answer: Answer) -> str | None:
-    if isinstance(answer, Mapping) and answer.get("success") is False:
+def _refusal(reply: Reply) -> str | None:
+    if isinstance(reply, Mapping) and reply.get("success") is False:
         return "its cache could not be emptied"
     return None
 
 
-def _read_digest(answer: Answer) -> Digest | None:
-    sums = answer.get("checksums")
+def _read_digest(reply: Reply) -> Digest | None:
+    sums = reply.get("checksums")
     if not sums:
         return None
     value = " ".join(f"{name}={sums[name]}" for name in sorted(sums))
@@ -165,22 +165,22 @@ VLLM: Final = Dialect(
     adapters=get("/v1/models"),
     held_adapters=parse_adapters,
     adapter_support=get("/openapi.json"),
-    takes_adapters=lambda answer: "/v1/load_lora_adapter" in answer.get("paths", {}),
+    supports_adapters=lambda reply: "/v1/load_lora_adapter" in reply.get("paths", {}),
     load_adapter=lambda name, weights: post(
         "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
     ),
     unload_adapter=lambda name: post("/v1/unload_lora_adapter", {"lora_name": name}),
     name_version=_name_version,
     held=get("/weight_info"),
-    held_version=lambda answer: parse_version(answer.get("weight_version")),
+    held_version=lambda reply: parse_version(reply.get("weight_version")),
     digest=post("/weight_checker", {"action": "checksum"}),
     read_digest=_read_digest,
     info=get("/version"),
     engine_name=lambda _: "vllm",
-    engine_version=lambda answer: str(answer.get("version", "")),
+    engine_version=lambda reply: str(reply.get("version", "")),
     tells_interruptions=False,
     ready=get("/health"),
-    computes=get("/is_paused"),
+    ping_compute=get("/is_paused"),
 )
 VLLM_ON_CPU: Final = replace(VLLM, load=partial(load, method="reload_all_weights"))
 """The same on a CPU, with the worker extension."""
@@ -192,7 +192,7 @@ NO_EXTENSION: Final = (
 )
 
 
-def on_cpu(answer: Answer) -> bool:
+def on_cpu(reply: Reply) -> bool:
     """Whether weights are packed for a CPU, from the answer to `digest`."""
-    digest = _read_digest(answer)
+    digest = _read_digest(reply)
     return digest is not None and not digest.whole

@@ -41,7 +41,7 @@ class ActivitySpan:
     counts: dict[str, float] = field(default_factory=dict)
     """What was done, by the names above."""
 
-    def takes(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
+    def extends_with(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
         """Whether it grows by an activity, instead of a span beginning: batches of 32 to 63
         sequences are one size, those of 16 to 31 another."""
         return name == self.name and _batch_size(counts) == _batch_size(self.counts)
@@ -67,7 +67,7 @@ class ActivityLog:
         with self._lock:
             last = self._spans[-1] if self._spans else None
             near = last is not None and start_s - last.end_s < JOIN_GAP_S
-            if last is not None and near and last.takes(name, counts):
+            if last is not None and near and last.extends_with(name, counts):
                 last.end_s = end_s
                 for what, count in counts.items():
                     last.counts[what] += count

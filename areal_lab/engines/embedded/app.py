@@ -32,7 +32,7 @@ from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest
-from areal_lab.engines.weights.folder import CorruptWeights, checksum, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, checksum, deduplicated_state
 
 
 def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
@@ -46,14 +46,14 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        arrived_s = time.monotonic()
+        received_s = time.monotonic()
         body = await _json_body(request)
         requests, batch = wire.parse_generate(body)
         interval = wire.parse_stream(body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
-        samples = await _until_done_or_gone(scheduler, requests, request)
-        latency_s = time.monotonic() - arrived_s
+        samples = await _generate_until_disconnect(scheduler, requests, request)
+        latency_s = time.monotonic() - received_s
         version = scheduler.version
         replies = [wire.reply(sample, version, latency_s) for sample in samples]
         return JSONResponse(replies if batch else replies[0])
@@ -109,7 +109,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         if action != "checksum":
             raise Refused(f"weights_checker action {action!r} is not known: checksum")
         value = await asyncio.wrap_future(
-            scheduler.call(lambda batcher: checksum(tied_once(batcher.model)))
+            scheduler.call(lambda batcher: checksum(deduplicated_state(batcher.model)))
         )
         return JSONResponse({"success": True, "message": "", "checksum": value})
 
@@ -176,7 +176,7 @@ async def _json_body(request: Request) -> dict[str, Any]:
     return body
 
 
-async def _until_done_or_gone(
+async def _generate_until_disconnect(
     scheduler: Scheduler, requests: list[GenerateRequest], connection: Request
 ) -> list[Sample]:
     """Wait for the samples; if the client hangs up first, abort them."""

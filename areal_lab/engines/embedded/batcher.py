@@ -30,7 +30,7 @@ from areal_lab.engines.embedded.attention import (
 )
 from areal_lab.engines.embedded.cache import KVCache
 from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
-from areal_lab.engines.embedded.sampler import draw
+from areal_lab.engines.embedded.sampler import sample_tokens
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
 
 PREFILL_TOKENS = 4096
@@ -144,16 +144,16 @@ class Batcher:
         Raises:
             Refused: if so.
         """
-        prompt, wanted = request.prompt_tokens, request.sampling.max_new_tokens
+        prompt, new_tokens = request.prompt_tokens, request.sampling.max_new_tokens
         worst = max(prompt) if min(prompt) >= 0 else min(prompt)
         if not 0 <= worst < self.vocabulary:
             raise Refused(
                 f"request {request.request_id} has token {worst}, "
                 f"but the vocabulary is 0 .. {self.vocabulary - 1}"
             )
-        if len(prompt) + wanted > self.context_length:
+        if len(prompt) + new_tokens > self.context_length:
             raise Refused(
-                f"request {request.request_id} needs {len(prompt)} + {wanted} tokens (prompt and "
+                f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens (prompt and "
                 f"max_new_tokens), but the context is {self.context_length}"
             )
 
@@ -165,11 +165,11 @@ class Batcher:
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[Sample]:
         """End these requests (all if `None`) with what they have; returns them."""
-        wanted = None if request_ids is None else set(request_ids)
+        selected = None if request_ids is None else set(request_ids)
         ended = [
             sample
             for sample in (*self.running, *self.waiting)
-            if wanted is None or sample.request.request_id in wanted
+            if selected is None or sample.request.request_id in selected
         ]
         for sample in ended:
             sample.finish_reason = "abort"
@@ -245,12 +245,12 @@ class Batcher:
         for sample in self.running[:decoding]:
             sample.length += 1
         self.context_tokens += sum(sample.length for sample in self.running)
-        drawn = draw(
+        sampled = sample_tokens(
             logits,
             [sample.request.sampling for sample in self.running],
             [sample.length for sample in self.running],
         )
-        pairs = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)
+        pairs = zip(sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True)
         for sample, (token, logprob) in zip(self.running, pairs, strict=True):
             sample.record(token, logprob, self.version)
             sample.finish_reason = self._finish_reason(sample)

@@ -10,7 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
-from areal_lab.engines.weights.folder import CorruptWeights, read_manifest, read_weights, tied_once
+from areal_lab.engines.weights.folder import (
+    CorruptWeights,
+    deduplicated_state,
+    read_manifest,
+    read_weights,
+)
 
 _CHANGING_ROPE = {"dynamic", "longrope"}
 
@@ -69,7 +74,7 @@ def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) ->
     Raises:
         CorruptWeights: if one is missing, unknown or of another shape; nothing is changed then.
     """
-    targets = tied_once(model)
+    targets = deduplicated_state(model)
     known = model.state_dict().keys()
     missing = sorted(targets.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - known)

@@ -31,7 +31,7 @@ leaving makes this engine give up."""
 
 
 @dataclass(slots=True)
-class Reception:
+class OpenUpdate:
     """The update that is open, and the groups this engine is in."""
 
     open: bool = False
@@ -48,25 +48,25 @@ def add_transfer_routes(
     Args:
         read: the JSON object of a request.
     """
-    reception = Reception()
+    update = OpenUpdate()
 
     @app.post("/begin_weight_update")
     async def begin_weight_update() -> Response:
-        if reception.open:
+        if update.open:
             raise Refused("an update is open already; end it first")
-        reception.open = True
+        update.open = True
         return _done("the update is open")
 
     @app.post("/end_weight_update")
     async def end_weight_update() -> Response:
-        _require_open(reception)
-        reception.open = False
-        return await _load(scheduler, reception, None) if reception.kept else _done("no weights")
+        _require_open(update)
+        update.open = False
+        return await _load(scheduler, update, None) if update.kept else _done("no weights")
 
     @app.post("/update_weights_from_tensor")
     async def update_weights_from_tensor(request: Request) -> Response:
         body = await read(request)
-        _require_open(reception)
+        _require_open(update)
         payloads = body.get("serialized_named_tensors")
         if not isinstance(payloads, list) or len(payloads) != 1:
             raise Refused(
@@ -76,16 +76,16 @@ def add_transfer_routes(
             tensors = await asyncio.to_thread(decode, str(payloads[0]))
         except UnsafePayload as error:
             raise Refused(str(error)) from error
-        return await _take(scheduler, reception, tensors, body)
+        return await _receive_tensors(scheduler, update, tensors, body)
 
     @app.post("/init_weights_update_group")
     async def init_weights_update_group(request: Request) -> Response:
         body = await read(request)
         name = str(body["group_name"])
-        if name in reception.groups:
+        if name in update.groups:
             raise Refused(f"this engine is in a group {name!r} already")
         try:
-            reception.groups[name] = await asyncio.to_thread(_join, name, body)
+            update.groups[name] = await asyncio.to_thread(_join, name, body)
         except RuntimeError as error:
             raise Refused(f"the group was not formed: {str(error).splitlines()[0]}") from error
         return _done("the group is formed")
@@ -93,38 +93,38 @@ def add_transfer_routes(
     @app.post("/destroy_weights_update_group")
     async def destroy_weights_update_group(request: Request) -> Response:
         name = str((await read(request)).get("group_name"))
-        process_group.leave(_group(reception.groups, name))
-        del reception.groups[name]
+        process_group.leave(_group(update.groups, name))
+        del update.groups[name]
         return _done("the group is left")
 
     @app.post("/update_weights_from_distributed")
     async def update_weights_from_distributed(request: Request) -> Response:
         body = await read(request)
-        _require_open(reception)
-        group = _group(reception.groups, str(body.get("group_name")))
+        _require_open(update)
+        group = _group(update.groups, str(body.get("group_name")))
         try:
             tensors = await asyncio.to_thread(_receive, body, group)
         except RuntimeError as error:
             raise Refused(f"the broadcast failed: {str(error).splitlines()[0]}") from error
-        return await _take(scheduler, reception, tensors, body)
+        return await _receive_tensors(scheduler, update, tensors, body)
 
 
-async def _take(
-    scheduler: Scheduler, reception: Reception, tensors: dict[str, Tensor], body: Mapping[str, Any]
+async def _receive_tensors(
+    scheduler: Scheduler, update: OpenUpdate, tensors: dict[str, Tensor], body: Mapping[str, Any]
 ) -> Response:
-    reception.kept.update(tensors)
-    reception.flush = bool(body.get("flush_cache", True))
+    update.kept.update(tensors)
+    update.flush = bool(body.get("flush_cache", True))
     version = body.get("weight_version")
     if version is None:
         return _done(f"{len(tensors)} tensors are here")
-    return await _load(scheduler, reception, str(version))
+    return await _load(scheduler, update, str(version))
 
 
-async def _load(scheduler: Scheduler, reception: Reception, version: str | None) -> Response:
-    tensors, reception.kept = reception.kept, {}
+async def _load(scheduler: Scheduler, update: OpenUpdate, version: str | None) -> Response:
+    tensors, update.kept = update.kept, {}
     try:
         message = await asyncio.wrap_future(
-            scheduler.load_tensors(tensors, version, flush=reception.flush)
+            scheduler.load_tensors(tensors, version, flush=update.flush)
         )
     except (Refused, CorruptWeights) as error:
         return JSONResponse({"success": False, "message": str(error)}, status_code=400)
@@ -160,8 +160,8 @@ def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGr
     return groups[name]
 
 
-def _require_open(reception: Reception) -> None:
-    if not reception.open:
+def _require_open(update: OpenUpdate) -> None:
+    if not update.open:
         raise Refused("no update is open: begin_weight_update comes first")
 
 

@@ -22,7 +22,7 @@ _UNIFORM_BITS = 23
 """So that u * total < total in float32, and the last token with probability 0 is never drawn."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """One token per row."""
 
     tokens: Int[Tensor, " N"]
@@ -30,9 +30,9 @@ class Drawn(NamedTuple):
     """Of softmax(logits / temperature) over the whole vocabulary, before top-k and top-p."""
 
 
-def draw(
+def sample_tokens(
     logits: Float[Tensor, "N V"], sampling: Sequence[SamplingParams], positions: Sequence[int]
-) -> Drawn:
+) -> SampledTokens:
     """Draw one token per row.
 
     At temperature 0 the likeliest token is taken, and log-probs are those of temperature 1, as in
@@ -69,13 +69,13 @@ def draw(
     elif plain:
         tokens[plain] = _invert(logprobs[plain].exp(), uniforms[plain])
     if truncated:
-        tokens[truncated] = _draw_truncated(
+        tokens[truncated] = _sample_truncated(
             logprobs[truncated].exp(), [sampling[i] for i in truncated], uniforms[truncated]
         )
     chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None]).squeeze(1)
     if not chosen.isfinite().all():
         raise FloatingPointError("log-probs of drawn tokens are not finite: are the weights?")
-    return Drawn(tokens, chosen)
+    return SampledTokens(tokens, chosen)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -107,7 +107,7 @@ def _invert(
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
-def _draw_truncated(
+def _sample_truncated(
     probabilities: Float[Tensor, "N V"],
     sampling: Sequence[SamplingParams],
     uniforms: Float[Tensor, " N"],

@@ -158,13 +158,13 @@ class Scheduler:
             self._batcher = self._load()
             self.ready.set()
             while True:
-                self._turn()
+                self._run_once()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         batcher = self._batcher
         while self._tasks:
             self._tasks.popleft()()
@@ -178,7 +178,7 @@ class Scheduler:
             before, decoding = _totals(batcher), len(batcher.running)
             ended = batcher.step(admit=not self._updates)
             self._finish(ended)
-            self._tell_streams()
+            self._notify_streams()
             counts = {what: total - before[what] for what, total in _totals(batcher).items()}
             counts["steps"] = 1
             if not counts["prompt_tokens"]:
@@ -228,7 +228,7 @@ class Scheduler:
             elif batch.unfinished == 0:
                 batch.future.set_result(batch.samples)
 
-    def _tell_streams(self) -> None:
+    def _notify_streams(self) -> None:
         for stream in self._streams:
             stream.steps += 1
             if stream.steps == 1 or stream.steps % stream.interval == 0:

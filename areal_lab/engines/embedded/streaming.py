@@ -30,10 +30,10 @@ async def streamed(
     loop = asyncio.get_running_loop()
     progress = asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         loop.call_soon_threadsafe(progress.set)
 
-    samples = await asyncio.wrap_future(scheduler.generate(requests, Stream(interval, tell)))
+    samples = await asyncio.wrap_future(scheduler.generate(requests, Stream(interval, notify)))
     return StreamingResponse(
         _events(scheduler, samples, connection, progress), media_type="text/event-stream"
     )
@@ -43,8 +43,8 @@ async def _events(
     scheduler: Scheduler, samples: list[Sample], connection: Request, progress: asyncio.Event
 ) -> AsyncIterator[bytes]:
     """Messages until all samples have ended; if the client hangs up first, abort them."""
-    arrived_s = time.monotonic()
-    told = [0] * len(samples)
+    received_s = time.monotonic()
+    sent = [0] * len(samples)
     running = set(range(len(samples)))
     gone = asyncio.ensure_future(disconnected(connection))
     try:
@@ -56,16 +56,16 @@ async def _events(
                 return
             progress.clear()
             for index in sorted(running):
-                latency_s = time.monotonic() - arrived_s
+                latency_s = time.monotonic() - received_s
                 message = wire.reply(
-                    samples[index], scheduler.version, latency_s, start=told[index], index=index
+                    samples[index], scheduler.version, latency_s, start=sent[index], index=index
                 )
                 meta = message["meta_info"]
                 if meta["finish_reason"] is not None:
                     running.discard(index)
-                elif meta["completion_tokens"] == told[index]:
+                elif meta["completion_tokens"] == sent[index]:
                     continue
-                told[index] = meta["completion_tokens"]
+                sent[index] = meta["completion_tokens"]
                 yield b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
     finally:

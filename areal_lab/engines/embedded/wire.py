@@ -117,7 +117,7 @@ def reply(
     ]
     count = spans[-1]["end"] if spans else 0
     tokens, logprobs = sample.tokens[start:count], sample.logprobs[start:count]
-    answer: dict[str, Any] = {
+    body: dict[str, Any] = {
         "output_ids": tokens,
         "meta_info": {
             "id": sample.request.request_id,
@@ -135,7 +135,7 @@ def reply(
             "e2e_latency": latency_s,
         },
     }
-    return answer if index is None else {"index": index, **answer}
+    return body if index is None else {"index": index, **body}
 
 
 def _finish_reason(sample: Sample) -> dict[str, Any] | None:

@@ -32,16 +32,16 @@ _VOCABULARY = {"embed_tokens", "lm_head"}
 
 def sglang_checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Checksum of each parameter, under SGLang's names, of an engine on one CPU rank."""
-    return {name: _sha256(tensor) for name, tensor in _as_sglang_has_them(tensors)}
+    return {name: _sha256(tensor) for name, tensor in _in_sglang_layout(tensors)}
 
 
-def difference(expected: Mapping[str, str], answer: Mapping[str, Any]) -> str | None:
+def difference(expected: Mapping[str, str], reply: Mapping[str, Any]) -> str | None:
     """What in a `/weights_checker` answer of SGLang contradicts `expected`; `None` if nothing.
 
     Parameters that SGLang arranges in a way not known here (the experts of a mixture) are not
     compared, but an answer without a single known name is a contradiction.
     """
-    ranks = answer.get("ranks") or []
+    ranks = reply.get("ranks") or []
     if len(ranks) != 1:
         return None  # each rank holds parts
     found = ranks[0]["checksums"]
@@ -58,7 +58,7 @@ def difference(expected: Mapping[str, str], answer: Mapping[str, Any]) -> str | 
     )
 
 
-def _as_sglang_has_them(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _in_sglang_layout(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors.items():
         *path, module, kind = name.split(".") if "." in name else ("", name, "")
         if module in _FUSED:

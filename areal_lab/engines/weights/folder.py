@@ -58,7 +58,7 @@ def write_weights(
     Raises:
         OSError: with one line that names the place, if there is no room.
     """
-    state = tied_once(model) if tensors is None else tensors
+    state = deduplicated_state(model) if tensors is None else tensors
     cast = {name: value.detach().to(dtype) for name, value in state.items()}
     return write_folder(
         root,
@@ -88,13 +88,13 @@ def write_folder(
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     root.mkdir(parents=True, exist_ok=True)
-    folder, aside = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
-    shutil.rmtree(aside, ignore_errors=True)
+    folder, temporary = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
+    shutil.rmtree(temporary, ignore_errors=True)
     _remove_oldest(root, keep=KEPT_FOLDERS - 1, spare=folder)
     _require_room(root, size_bytes)
-    aside.mkdir()
+    temporary.mkdir()
     try:
-        write(aside)
+        write(temporary)
         weights = WeightsFolder(
             path=folder, version=version, checksum=checksum(tensors), size_bytes=size_bytes
         )
@@ -104,17 +104,17 @@ def write_folder(
             "size_bytes": size_bytes,
             "dtype": _name(dtype),
         }
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if not in_memory(root):
-            for file in aside.iterdir():
+            for file in temporary.iterdir():
                 _sync(file)
-            _sync(aside)
+            _sync(temporary)
         shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        temporary.rename(folder)
         if not in_memory(root):
             _sync(root)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return weights
 
@@ -173,7 +173,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return f"xxh3_128:{digest.hexdigest()}"
 
 
-def tied_once(model: torch.nn.Module) -> dict[str, Tensor]:
+def deduplicated_state(model: torch.nn.Module) -> dict[str, Tensor]:
     """The model's state, without the second and later names of shared tensors."""
     seen: set[tuple[int, torch.Size]] = set()
     once = {}

@@ -19,7 +19,7 @@ from areal_lab.engines.weights.records import (
     Phase,
     Problem,
     TransferFailed,
-    failed,
+    transfer_failed,
 )
 
 _CONNECT_S = 5.0
@@ -83,15 +83,15 @@ class EngineLink:
 
     def open_update(self) -> None:
         """Begin an update; one that a failed transfer left open is ended first."""
-        self.version_before = self._version_told(Phase.OPEN)
+        self.version_before = self._reported_version(Phase.OPEN)
         # A server that somebody else runs may be divided in any way, and dies of a part too few.
-        told = self._object(Phase.OPEN, "GET", "/server_info", None)
-        self.ranks = int(told.get("tp_size") or self.ranks)
-        self._computes_on_a_cpu = told.get("device") == "cpu"
-        answer = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        reported = self._object(Phase.OPEN, "GET", "/server_info", None)
+        self.ranks = int(reported.get("tp_size") or self.ranks)
+        self._computes_on_a_cpu = reported.get("device") == "cpu"
+        reply = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
+        if reply.status_code == httpx.codes.NOT_FOUND:
             self._has_sessions = False  # SGLang before 0.5.21
-        elif answer.is_error:
+        elif reply.is_error:
             self.post(Phase.OPEN, "/end_weight_update", {})
             self.post(Phase.OPEN, "/begin_weight_update", {})
 
@@ -115,39 +115,39 @@ class EngineLink:
         Raises:
             TransferFailed: `mismatch` if it holds something else.
         """
-        told = self._version_told(Phase.VERIFY)
-        if told != str(expected.version):
-            raise self.failure(Phase.VERIFY, "mismatch", f"it holds version {told}")
-        answer = self.post(Phase.VERIFY, "/weights_checker", {"action": "checksum"})
+        reported = self._reported_version(Phase.VERIFY)
+        if reported != str(expected.version):
+            raise self.failure(Phase.VERIFY, "mismatch", f"it holds version {reported}")
+        reply = self.post(Phase.VERIFY, "/weights_checker", {"action": "checksum"})
         wrong = None
-        if "checksum" in answer:
-            if answer["checksum"] != expected.checksum:
-                wrong = f"sent checksum {expected.checksum}, it holds {answer['checksum']}"
+        if "checksum" in reply:
+            if reply["checksum"] != expected.checksum:
+                wrong = f"sent checksum {expected.checksum}, it holds {reply['checksum']}"
         elif self._computes_on_a_cpu:
-            wrong = difference(expected.sglang_checksums, answer)
+            wrong = difference(expected.sglang_checksums, reply)
         if wrong is not None:
             raise self.failure(Phase.VERIFY, "mismatch", wrong)
 
     def failure(self, phase: Phase, problem: Problem, what: str) -> TransferFailed:
         """An error about this engine."""
-        return failed(self.base_url, phase, problem, what, version=self._version)
+        return transfer_failed(self.base_url, phase, problem, what, version=self._version)
 
     # --- below the surface ---
 
-    def _version_told(self, phase: Phase) -> str:
+    def _reported_version(self, phase: Phase) -> str:
         return str(self._object(phase, "GET", "/model_info", None).get("weight_version"))
 
     def _object(
         self, phase: Phase, method: str, path: str, content: bytes | None
     ) -> dict[str, Any]:
-        answer = self._request(phase, method, path, content)
+        reply = self._request(phase, method, path, content)
         try:
-            body = answer.json()
+            body = reply.json()
         except ValueError:
             body = {}
         fields = body if isinstance(body, dict) else {}
-        if answer.is_error or fields.get("success") is False:
-            raise self.failure(phase, "refused", f"{path}: {_reason(answer, fields)}")
+        if reply.is_error or fields.get("success") is False:
+            raise self.failure(phase, "refused", f"{path}: {_reason(reply, fields)}")
         return fields
 
     def _request(
@@ -169,9 +169,9 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _reason(answer: httpx.Response, fields: Mapping[str, Any]) -> str:
-    said = fields.get("message") or fields.get("error")
-    if isinstance(said, dict):
-        said = said.get("message")
-    text = " ".join(str(said or answer.text).split())
-    return f"{answer.status_code}: {text[:300]}"
+def _reason(reply: httpx.Response, fields: Mapping[str, Any]) -> str:
+    message = fields.get("message") or fields.get("error")
+    if isinstance(message, dict):
+        message = message.get("message")
+    text = " ".join(str(message or reply.text).split())
+    return f"{reply.status_code}: {text[:300]}"

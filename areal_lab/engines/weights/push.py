@@ -35,7 +35,7 @@ from areal_lab.engines.weights.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PushOutcome:
     """What came of a push."""
 
     failures: tuple[EngineFailure, ...]
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Sending:
+class ActivePush:
     """One version on its way: the engines still in it, and those that failed, with the reason."""
 
     version: Version
@@ -53,18 +53,18 @@ class Sending:
     links: list[EngineLink]
     failures: list[EngineFailure] = field(default_factory=list)
 
-    def each(self, act: Callable[[EngineLink], object]) -> None:
+    def for_each(self, act: Callable[[EngineLink], object]) -> None:
         """Do something with every engine at the same time; who fails is out."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
             tasks = [(link, pool.submit(act, link)) for link in self.links]
         for link, task in tasks:
             error = task.exception()
             if isinstance(error, TransferFailed):
-                self.out(link, error)
+                self.drop(link, error)
             elif error is not None:
                 raise error
 
-    def out(self, link: EngineLink, error: TransferFailed) -> None:
+    def drop(self, link: EngineLink, error: TransferFailed) -> None:
         """This engine does not get the version."""
         self.links = [other for other in self.links if other is not link]
         self.failures.append(error.failure)
@@ -73,7 +73,7 @@ class Sending:
 class Sender(Protocol):
     """A way of sending tensors to engines whose update is open."""
 
-    def send(self, sending: Sending) -> None:
+    def send(self, active: ActivePush) -> None:
         """Send all tensors to all engines; who fails is out."""
         ...
 
@@ -96,14 +96,14 @@ class Pusher:
         self._sender = sender
         self._timeout_s = timeout_s
         self._kept_versions = kept_versions
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._held: dict[Version, Expected] = {}
 
     def hold(
         self, tensors: Mapping[str, Tensor], version: Version, *, dtype: torch.dtype
     ) -> WeightsInMemory:
         """Copy a version, cast to `dtype`; it replaces the oldest, in the same memory."""
-        with self._turn:
+        with self._lock:
             oldest: Mapping[str, Tensor] = {}
             while len(self._held) >= self._kept_versions:
                 oldest = self._held.pop(next(iter(self._held))).tensors
@@ -120,7 +120,7 @@ class Pusher:
 
     def push(
         self, version: Version, targets: Sequence[EngineTarget], *, flush_cache: bool
-    ) -> Outcome:
+    ) -> PushOutcome:
         """Bring a held version into these engines, and see that they hold it.
 
         Engines must be paused or idle. One that failed holds an unknown mixture if it failed while
@@ -133,7 +133,7 @@ class Pusher:
         Raises:
             ValueError: if it is not held.
         """
-        with self._turn, ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
             expected = self._held.get(version)
             if expected is None:
                 raise ValueError(f"asked to push version {version}, but held are {[*self._held]}")
@@ -141,18 +141,18 @@ class Pusher:
                 stack.enter_context(EngineLink(target, version, timeout_s=self._timeout_s))
                 for target in targets
             ]
-            sending = Sending(version, expected.tensors, flush_cache, links)
+            active = ActivePush(version, expected.tensors, flush_cache, links)
             seconds = _timed(
-                ("open", lambda: sending.each(EngineLink.open_update)),
-                ("send", lambda: self._sender.send(sending)),
-                ("close", lambda: sending.each(EngineLink.close_update)),
-                ("verify", lambda: sending.each(lambda link: link.verify(expected))),
+                ("open", lambda: active.for_each(EngineLink.open_update)),
+                ("send", lambda: self._sender.send(active)),
+                ("close", lambda: active.for_each(EngineLink.close_update)),
+                ("verify", lambda: active.for_each(lambda link: link.verify(expected))),
             )
-            return Outcome(tuple(sending.failures), seconds)
+            return PushOutcome(tuple(active.failures), seconds)
 
     def close(self) -> None:
         """Let go of everything."""
-        with self._turn:
+        with self._lock:
             self._sender.close()
             self._held.clear()
 

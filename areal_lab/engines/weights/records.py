@@ -85,7 +85,7 @@ class TransferFailed(RuntimeError):
         self.failure = failure
 
 
-def failed(
+def transfer_failed(
     engine: str, phase: Phase, problem: Problem, what: str, *, version: Version
 ) -> TransferFailed:
     """The error of one engine, worded alike for every transfer."""

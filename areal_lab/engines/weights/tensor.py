@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal_lab.engines.weights.link import EngineLink
-from areal_lab.engines.weights.push import Sending
+from areal_lab.engines.weights.push import ActivePush
 from areal_lab.engines.weights.records import Phase
 from areal_lab.engines.weights.serialize import CHUNK_BYTES, chunks, encode, update_body
 
@@ -14,9 +14,9 @@ class TensorSender:
     def __init__(self, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
 
-    def send(self, sending: Sending) -> None:
+    def send(self, active: ActivePush) -> None:
         """Send all tensors to all engines; who fails is out."""
-        pieces = list(chunks(sending.tensors, self._chunk_bytes))
+        pieces = list(chunks(active.tensors, self._chunk_bytes))
         for number, piece in enumerate(pieces, start=1):
             payload = encode(piece)
             last = number == len(pieces)
@@ -27,17 +27,17 @@ class TensorSender:
                     update_body(
                         payload,
                         ranks=ranks,
-                        version=str(sending.version) if last else None,
-                        flush_cache=sending.flush_cache and last,
+                        version=str(active.version) if last else None,
+                        flush_cache=active.flush_cache and last,
                     )
                 )
-                for ranks in {link.ranks for link in sending.links}
+                for ranks in {link.ranks for link in active.links}
             }
 
             def post(link: EngineLink, bodies: dict[int, bytes] = bodies) -> None:
                 link.post(Phase.SEND, "/update_weights_from_tensor", bodies[link.ranks])
 
-            sending.each(post)
+            active.for_each(post)
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -37,7 +37,7 @@ _TYPES: Final = {
 """safetensors' names of types, and torch's."""
 _HEADER_BYTES: Final = 8
 _IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
-_one_at_a_time = threading.Lock()
+_lock = threading.Lock()
 _checked: dict[Path, tuple[str, tuple[int, ...]]] = {}
 """Folders found right, so that the engines of a run do not each read them."""
 _KEPT: Final = 8
@@ -51,7 +51,7 @@ def check_folder(weights: WeightsFolder) -> None:
     """
     if not weights.checksum.startswith(_KIND):
         return
-    with _one_at_a_time:
+    with _lock:
         files = sorted(weights.path.glob("*.safetensors"))
         if not files:
             raise EngineError(f"{weights.path} has no *.safetensors file")

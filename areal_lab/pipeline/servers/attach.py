@@ -78,13 +78,13 @@ async def attach(
     if refusal is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
-    client.serves(model_path)
+    client.note_model(model_path)
     return client
 
 
 async def _adapters_refusal(client: EngineClient, lora: LoraShape) -> str | None:
     try:
-        if await client.takes_adapters():
+        if await client.supports_adapters():
             return None
     except EngineError as error:
         return str(error)
@@ -106,7 +106,7 @@ async def load_base_model(client: EngineClient, model_path: Path) -> None:
     except EngineError as error:
         await client.close()
         raise CannotAttach(f"the server at {client.base_url} cannot be used: {error}") from error
-    client.draws_by_adapter(base.version)
+    client.use_adapters(base.version)
 
 
 async def _when_ready(

@@ -138,7 +138,7 @@ async def _report_stall(server: Server, health: HealthLimits) -> None:
             continue
         try:
             async with asyncio.timeout(health.stall_s):
-                await server.client.computes()
+                await server.client.ping_compute()
         except TimeoutError:
             if not server.paused:  # as it may be since it was asked
                 error = EngineUnreachable(

@@ -79,7 +79,7 @@ class _Push:
         failures = await asyncio.shield(self.work)
         if (failure := failures.get(client.base_url)) is not None:
             raise _ERRORS[failure.problem](failure.message)
-        await client.took_weights(self.weights.version, self.mode)
+        await client.confirm_push(self.weights.version, self.mode)
 
     async def _push(self) -> dict[str, EngineFailure]:
         answer = await self.trainer.push(

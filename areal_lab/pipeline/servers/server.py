@@ -97,7 +97,7 @@ class Server:
         await self._call(self.client.pause(mode))
         # SGLang's HTTP process answers to some pauses by itself; and once paused, a server is not
         # watched for a stall, as to load weights may take long.
-        await self._call(self.client.computes())
+        await self._call(self.client.ping_compute())
         self.paused = True
 
     async def resume(self) -> None:

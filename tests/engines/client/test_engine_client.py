@@ -436,7 +436,7 @@ def test_weights_of_other_shapes_never_reach_an_engine(tmp_path: Path) -> None:
         await client.load_weights(other, PauseMode.RETRACT)
 
     async def started_with(client: EngineClient) -> None:
-        client.serves(weights.path)
+        client.note_model(weights.path)
         await client.load_weights(other, PauseMode.RETRACT)
 
     for act in (loaded_before, started_with):
@@ -611,7 +611,7 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
             return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
 
         client = EngineClient(URL, transport=httpx.MockTransport(handler))
-        client.serves(weights.path)
+        client.note_model(weights.path)
         one = request("a", [5], max_new_tokens, stop_token_ids=(3,))
         generating = asyncio.ensure_future(client.generate([one]))
         while not sent:

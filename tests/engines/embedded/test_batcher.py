@@ -14,7 +14,7 @@ from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
 from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.engines.weights.folder import CorruptWeights, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state
 from tests.engines.tiny import (
     CONTEXT,
     END_TOKEN,
@@ -188,7 +188,7 @@ def interrupted(
     for _ in range(steps):
         batcher.step()
     batcher.pause(mode)
-    batcher.replace_weights(tied_once(new), "1", flush=mode is PauseMode.RETRACT)
+    batcher.replace_weights(deduplicated_state(new), "1", flush=mode is PauseMode.RETRACT)
     return batcher
 
 
@@ -271,7 +271,7 @@ def test_a_flush_is_refused_before_anything_changes(
     batcher.step()
     batcher.pause(PauseMode.IN_PLACE)
     with pytest.raises(Refused, match="cannot be flushed while 1 requests"):
-        batcher.replace_weights(tied_once(new), "1", flush=True)
+        batcher.replace_weights(deduplicated_state(new), "1", flush=True)
     assert batcher.version == "0"
     batcher.resume()
     assert largest_error(old, run(batcher)["r"]) < FLOAT32_ERROR
@@ -282,7 +282,7 @@ def test_weights_that_do_not_fit_change_nothing(
     models: tuple[PreTrainedModel, PreTrainedModel], damage: str
 ) -> None:
     old, new = models
-    tensors = dict(tied_once(new))
+    tensors = dict(deduplicated_state(new))
     last = list(tensors)[-1]
     match damage:
         case "missing":

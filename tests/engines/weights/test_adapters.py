@@ -131,7 +131,7 @@ def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> 
     async def scenario() -> None:
         fake = Fake(api)
         client = EngineClient("http://engine:1", api=api, transport=httpx.MockTransport(fake))
-        client.draws_by_adapter(0)
+        client.use_adapters(0)
         try:
             async with asyncio.timeout(30):
                 await act(client, fake)

@@ -18,7 +18,7 @@ import torch
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
-from areal_lab.engines.weights.folder import tied_once, write_weights
+from areal_lab.engines.weights.folder import deduplicated_state, write_weights
 from areal_lab.engines.weights.push import Outcome, Pusher
 from areal_lab.engines.weights.records import EngineTarget, Phase
 from areal_lab.engines.weights.tensor import TensorSender
@@ -65,7 +65,7 @@ class Lab:
     def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> Outcome:
         """The next version, whose weights are those of its number as a seed."""
         self.version += 1
-        tensors = tied_once(tiny_model(seed=self.version))
+        tensors = deduplicated_state(tiny_model(seed=self.version))
         pusher.hold(tensors, self.version, dtype=torch.float32)
         return pusher.push(self.version, self.targets(*names), flush_cache=flush_cache)
 
@@ -87,7 +87,7 @@ class Lab:
                 answer = asyncio.create_task(
                     client.generate([request("r", [5, 6, 7], 200, seed=3)])
                 )
-                while not (answer.done() or client.arrived_tokens("r")):
+                while not (answer.done() or client.received_tokens("r")):
                     await asyncio.sleep(0.005)
                 await client.pause(mode)
                 held = await client.statistics()
@@ -150,7 +150,7 @@ def test_a_running_answer_goes_on_under_the_new_weights(
     seeds = {lab.version: lab.version}
     assert lab.push(pusher, "a", flush_cache=pause is not PauseMode.IN_PLACE).failures == ()
     seeds[lab.version] = lab.version
-    lab.run(client.took_weights(lab.version, pause))
+    lab.run(client.confirm_push(lab.version, pause))
     lab.run(client.resume())
     (sample,) = lab.run(asyncio.wait_for(running, 30))
     assert [segment.version for segment in sample.segments] == [lab.version - 1, lab.version]
@@ -192,7 +192,7 @@ def test_an_engine_with_other_weights_is_a_mismatch(
     lab: Lab, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.version += 1
-    pusher.hold(tied_once(tiny_model(seed=lab.version)), lab.version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(tiny_model(seed=lab.version)), lab.version, dtype=torch.float32)
     monkeypatch.setattr(pusher._held[lab.version], "checksum", "xxh3_128:00")
     (failure,) = pusher.push(lab.version, lab.targets("a"), flush_cache=True).failures
     assert (failure.problem, failure.phase) == ("mismatch", Phase.VERIFY)
