@@ -10,7 +10,7 @@ from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout import Rollout, ScoredGroup
 
 _PROGRESS_MESSAGES = 4
-"""How often an evaluation says how far it is."""
+"""Progress messages of one evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class HeldOutReward:
     """Rewards on held-out problems."""
 
     problem_means: tuple[float, ...]
-    """Mean reward of each problem's samples, over those that were judged."""
+    """Mean reward of each problem's samples, over those that were scored."""
     unscored: int
-    """Samples whose reward function failed or timed out: counted, not scored."""
+    """Samples without a reward because the reward function failed or timed out."""
 
 
 async def measure(
@@ -31,13 +31,13 @@ async def measure(
     when: str,
     display: Display,
 ) -> HeldOutReward:
-    """Draw `samples` answers to each problem with the weights the engines hold.
+    """Sample `samples` responses to each problem with the weights the engines hold.
 
-    Every call draws with the same seeds, so that before and after a run the same draws meet
-    different weights.
+    Every call uses the same seeds, so measurements before and after a run differ in the weights
+    only.
 
     Args:
-        when: as in "before training", for the display.
+        when: such as "before training", for the display.
     """
     total, done = len(problems), 0
     every = max(1, total // _PROGRESS_MESSAGES)

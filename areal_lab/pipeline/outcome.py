@@ -1,7 +1,7 @@
-"""What summary.json says of a run, however it ended: what is known by then, null for the rest.
+"""The content of summary.json, however a run ended: what is known by then, null for the rest.
 
-Known + events.jsonl --summary_so_far--> the fields of a run that came to its end
-                     --write_failure---> the same fields, why it ended, what was saved
+SummaryInputs + events.jsonl --summary_so_far--> the fields of a run that finished
+                             --write_failure---> the same fields, the error, the saved version
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from areal_lab.training.process.client import TrainerProcess
 
 @dataclass(slots=True)
 class SummaryInputs:
-    """What a run has come to know of itself; filled in as it goes on."""
+    """What summary.json is made from; filled in while the run continues."""
 
     threads: Threads | None = None
     trainer: TrainerProcess | None = None
@@ -45,7 +45,7 @@ def summary_so_far(
     """The object of summary.json; null where nothing is known.
 
     Args:
-        log: of the run, as far as it got.
+        log: of the run, possibly incomplete.
         wall_s: from the command until now.
     """
     servers, performer, threads = inputs.servers, inputs.performer, inputs.threads
@@ -82,11 +82,11 @@ def write_failure(
 ) -> None:
     """Write summary.json of a run that `error` ended.
 
-    The caller raises `error` next: whatever goes wrong here is told, and does not take its place.
+    The caller raises `error` next, so a failure here is noted and does not replace it.
     """
     try:
         summary = _summary_of_failed_run(folder, config, inputs, wall_s=wall_s)
-        # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
+        # A second Ctrl-C cancels: not a failure, and earlier checkpoints stay.
         cancelled = isinstance(error, asyncio.CancelledError)
         summary["status"] = "stopped at once" if cancelled else "failed"
         summary["error"] = str(error) or type(error).__name__
@@ -99,22 +99,22 @@ def write_failure(
 def _summary_of_failed_run(
     folder: RunFolder, config: TrainConfig, inputs: SummaryInputs, *, wall_s: float
 ) -> dict[str, Any]:
-    """The summary by the log, if there is one that can be read, and by what was counted since."""
+    """The summary from the log, if it can be read, and from the counts since its last step."""
     header = RunHeader(
         mode="train", started_at=0.0, limits=limits_to_fields(limits_of(config)), processes=()
     )
     nothing = Log(header, ())
     summary = summary_so_far(inputs, config, nothing, wall_s=wall_s)
-    if folder.events.exists():  # else nothing happened that a log would tell
+    if folder.events.exists():  # else the run ended before it had a log
         try:
             summary = summary_so_far(inputs, config, read_log_file(folder.events), wall_s=wall_s)
-        except (OSError, ValueError):  # damaged: what it counts is unknown
+        except (OSError, ValueError):  # damaged: its counts are unknown
             summary |= dict.fromkeys(counted(nothing)) | _tally_counts(inputs)
     return summary | _incidents_so_far(inputs)
 
 
 def _tally_counts(inputs: SummaryInputs) -> dict[str, int]:
-    """Counts that the log has, too."""
+    """Counts that are in the log too."""
     if inputs.performer is None:
         return {}
     tally = inputs.performer.tally
@@ -122,7 +122,7 @@ def _tally_counts(inputs: SummaryInputs) -> dict[str, int]:
 
 
 def _incidents_so_far(inputs: SummaryInputs) -> dict[str, int]:
-    """The log has these as of the step before."""
+    """Counts of incidents until now; the log has them up to its last step."""
     if inputs.performer is not None:
         return inputs.performer.counts()
     counts = inputs.servers.counts if inputs.servers is not None else {}

@@ -1,9 +1,9 @@
-"""What a run did, read back from its folder: pictures, trace, and a page of text.
+"""The report of a run, made from its folder: pictures, a trace, and a page of text.
 
     run folder --write_report--> reward.png timeline.png staleness.png trace.json
                --format_run----> text for `areal-lab trace RUN`
 
-Everything works on a run that was killed, from what it had written.
+All of it works for a run that was killed, from what it had written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from areal_lab.runlog.replay import check_replay
 from areal_lab.runlog.summary import lag_summary, run_status
 
 _MAX_STEPS = 40
-"""Lines of the table of steps; of longer runs, evenly spaced ones are shown."""
+"""Most lines in the table of steps; longer runs show evenly spaced steps."""
 _MIN_SHARE = 0.0005
-"""Of a process's time: what would be listed with 0.0 % is left out."""
+"""Smallest listed share of a process's time: 0.0 % is left out."""
 _COLUMNS = (  # title, key in metrics.jsonl, format
     ("step", "step", "{:.0f}"),
     ("time s", "time_s", "{:.1f}"),
@@ -41,10 +41,10 @@ _COLUMNS = (  # title, key in metrics.jsonl, format
 
 
 def write_report(run_dir: Path) -> list[Path]:
-    """Draw the pictures of a run and export its trace into its folder; returns what was written.
+    """Draw the pictures of a run and export its trace into its folder; returns the paths.
 
     Raises:
-        FileNotFoundError: if it is no run folder.
+        FileNotFoundError: if it is not a run folder.
         ValueError: if its log is damaged other than at its end.
     """
     run = read_run(run_dir)
@@ -61,18 +61,18 @@ def export_trace(run_dir: Path, out: Path) -> Path:
 
 
 def format_run(run_dir: Path) -> str:
-    """What a run did, as text: steps, phases, idle time by cause, lags; and if its log is true.
+    """The report as text: steps, phases, idle time by cause, lags, and a check of the log.
 
     Raises:
-        FileNotFoundError: if it is no run folder.
+        FileNotFoundError: if it is not a run folder.
         ValueError: if its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     sections = (
         ("", _overview(run)),
         ("Steps", _steps(run)),
-        ("Where the time of each process went, while training", _processes(run)),
-        ("Lag of what was trained on, in versions", _lags(run)),
+        ("Time of each process during training", _processes(run)),
+        ("Lag of the trained tokens and samples, in versions", _lags(run)),
         *([("Incidents", _incidents(run))] if any(asdict(incidents(run.log)).values()) else []),
         ("Log", _log(run)),
     )
@@ -106,7 +106,7 @@ def _overview(run: RecordedRun) -> list[str]:
 
 def _steps(run: RecordedRun) -> list[str]:
     if not run.metrics:
-        return ["  no training step was finished"]
+        return ["  no training step finished"]
     every = -(-len(run.metrics) // _MAX_STEPS)
     last = len(run.metrics) - 1
     shown = [line for i, line in enumerate(run.metrics) if i % every == 0 or i == last]
@@ -130,7 +130,7 @@ def _processes(run: RecordedRun) -> list[str]:
                 for what, seconds in seconds_of.items()
                 if seconds >= _MIN_SHARE * use.total_s
             )
-    return lines or ["  training did not begin"]
+    return lines or ["  training did not start"]
 
 
 def _lags(run: RecordedRun) -> list[str]:
@@ -151,13 +151,13 @@ def _lags(run: RecordedRun) -> list[str]:
 
 
 def _incidents(run: RecordedRun) -> list[str]:
-    """When engines were lost and came back, and what that and the interruptions cost."""
+    """When engines were lost and came back, and what losses and interruptions cost."""
     lines = []
     for record in run.log.events:
         match record.event:
             case EngineLost(engine=engine, returns=returns):
-                after = "to come back" if returns else "for good"
-                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost {after}")
+                after = "restarting" if returns else "for good"
+                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost ({after})")
             case EngineJoined(engine=engine):
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} joined")
             case _:
@@ -170,7 +170,7 @@ def _incidents(run: RecordedRun) -> list[str]:
 def _log(run: RecordedRun) -> list[str]:
     lines = []
     if run.log.cut:
-        lines.append("  the last line is incomplete and was left out: the run was killed")
+        lines.append("  the last line is incomplete and was skipped: the run was killed")
     try:
         replay = check_replay(run.log)
     except ValueError as error:
@@ -188,7 +188,7 @@ def _log(run: RecordedRun) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, flush right."""
+    """Columns as wide as their widest cell, right-aligned."""
     cells = [list(titles), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     return [
@@ -199,7 +199,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
     """Draw every picture of a run into `folder`; returns their paths."""
-    # matplotlib takes half a second to import, which a page of text does without
+    # matplotlib takes half a second to import, which the text report avoids
     from areal_lab.plots.reward import draw_reward
     from areal_lab.plots.staleness import draw_staleness
     from areal_lab.plots.style import save_picture

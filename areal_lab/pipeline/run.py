@@ -1,10 +1,10 @@
-"""One training run from its configuration to its summary: processes up, measure, drive, measure.
+"""One training run, from its configuration to its summary.
 
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
 
-Every process the run starts is stopped when it ends, however it ends. The death of the trainer ends
-the run with its last words, that of the last engine too, unless it may come back; reward workers
-are replaced.
+Every process the run starts is stopped when it ends, however it ends. If the trainer dies, the run
+ends with the trainer's last output; so it does when the last engine is lost and may not be
+restarted. Reward workers are replaced.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 
 LAST_STEP_TIMEOUT_S = 8.0
-"""How long the running step may take to end and be saved once no engine is left."""
+"""Longest wait for the running step to end and be saved once no engine is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run leaves."""
+    """The folder and the summary of a finished run."""
 
     folder: Path
     summary: dict[str, Any]
@@ -67,7 +67,7 @@ def prepare(
     """Check everything that can be checked before a process starts; return the problems.
 
     Raises:
-        ConfigError: in one line, naming the value, the bound and the mend.
+        ConfigError: in one line, naming the value, the bound and the fix.
     """
     preflight.check(config, problems)
     if loss is not None:
@@ -97,14 +97,14 @@ async def run(
     Args:
         problems: what `prepare` returned for this configuration.
         on_step: called on the event loop after each step.
-        stop: asks for an orderly end.
-        reward_fn: judges instead of `config.reward.fn`.
-        loss: trains instead of what `config.actor` says; see `functional.PolicyLoss`.
+        stop: requests an orderly end.
+        reward_fn: used instead of `config.reward.fn`.
+        loss: used instead of the loss that `config.actor` names; see `functional.PolicyLoss`.
         response_tokens: exact length of each sample (`Rollout.response_tokens`).
-        state: filled in as the run goes on, for whoever shows it.
+        state: updated while the run continues, for displays.
 
     Raises:
-        ChildDied: an engine or the trainer ended; with its last words.
+        ChildDied: an engine or the trainer ended; carries the end of its output.
         Exception: the first error of any part, not an exception group.
     """
     state = state or RunState()
@@ -153,7 +153,8 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     finish = await _drive(context, coordinator, performer)
     if finish.reason == "stopped":
         saved = performer.last_checkpoint
-        display.note(f"stopped as asked; saved: {'nothing yet' if saved is None else f'v{saved}'}")
+        saved_text = "nothing yet" if saved is None else f"version {saved}"
+        display.note(f"stopped as requested; saved: {saved_text}")
     context.state.coordinator = None
     inputs.after = await _measure(context, performer.rollout, "after training")
     await performer.collect_engine_spans(final=True)
@@ -165,7 +166,7 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
 
 
 async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutReward | None:
-    """The held-out reward now; None if evaluation is switched off or a stop was asked for."""
+    """The held-out reward now; None if evaluation is off or a stop was requested."""
     evaluation = context.config.evaluation
     if evaluation.max_problems == 0 or context.stop.requested:
         return None
@@ -188,12 +189,14 @@ async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutR
 
 
 async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPerformer) -> Finish:
-    """Drive the run; a stop asked for from anywhere becomes an event."""
+    """Drive the run; a stop request becomes an event."""
     events: asyncio.Queue[Event] = asyncio.Queue()
 
     async def forward_stop() -> None:
         await context.stop.wait()
-        context.display.note("stopping: the running step ends and is saved (again to stop at once)")
+        context.display.note(
+            "stopping after the running step, which is saved; press Ctrl-C again to stop at once"
+        )
         events.put_nowait(StopRequested())
 
     stop_task = asyncio.create_task(forward_stop(), name="stop")
@@ -219,5 +222,5 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
         performer.servers.end()
         for helper in (stop_task, state_task, loss_task, drive_task):
             helper.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # it was raised above
+        with suppress(asyncio.CancelledError, Exception):  # already raised above
             await drive_task

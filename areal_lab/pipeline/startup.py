@@ -1,8 +1,8 @@
-"""Everything a run needs, started and ready, before the first group.
+"""Start everything a run needs before its first group.
 
-    model and tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> RunPerformer
+    model, tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> RunPerformer
 
-One after the other, each named while it is waited for.
+One after the other; the display names what the run waits for.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from areal_lab.training.settings import settings_from_config
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
-        HasLoss,  # loads torch, which this process can spare
+        HasLoss,  # loads torch, which this process does without
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What one run is about, and who is told of it."""
+    """The inputs of one run, and the callbacks and displays that follow it."""
 
     config: TrainConfig
     problems: ProblemSet
@@ -77,9 +77,9 @@ class RunContext:
 
 
 async def start_run(context: RunContext) -> RunPerformer:
-    """Start the processes of a run; whatever was started ends with `context.fleet`."""
+    """Start the processes of a run; `context.fleet` stops them."""
     config, display, fleet, folder = context.config, context.display, context.fleet, context.folder
-    display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
+    display.phase(f"loading the model {config.actor.path} (converted once if necessary)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
     context.inputs.threads = threads = threads_of(config, len(os.sched_getaffinity(0)))
@@ -88,7 +88,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         await (await attach_to(address, config, model_path)).close()
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
-    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
+    plural = "" if threads.trainer == 1 else "s"
+    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread{plural})")
     context.inputs.trainer = trainer = await fleet.start_trainer(
         settings_from_config(
             config,
@@ -102,13 +103,13 @@ async def start_run(context: RunContext) -> RunPerformer:
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
     performer: RunPerformer | None = None
     display.phase(
-        f"trainer holds {_parameters(trainer.ready)}, computes in {trainer.ready.compute_dtype}; "
+        f"the trainer has {_parameters(trainer.ready)}, computes in {trainer.ready.compute_dtype}; "
         f"waiting for {_engines(config)}"
     )
 
     def on_push(push: Pushed) -> None:
         if performer is None:
-            return  # the first weights, into servers that were running
+            return  # the first weights of attached servers, before there is a log
         span = push.span
         performer.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
@@ -130,7 +131,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
-    if isinstance(weights, WeightsInMemory):  # else it is what they hold, or the model's own
+    if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
         await to_thread(shutil.rmtree, start_folder.path, ignore_errors=True)
     rewards = await fleet.stack.enter_async_context(
         RewardService(
@@ -171,7 +172,7 @@ async def start_run(context: RunContext) -> RunPerformer:
 
 
 def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
-    """Write the loss into the run folder: the trainer is another process, and it is a record."""
+    """Write the loss into the run folder, for the trainer's process and as a record."""
     if loss is None:
         return None
     file = folder.path / "loss.pickle"
@@ -201,7 +202,7 @@ def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId
 
 
 def _parameters(ready: TrainerReady) -> str:
-    """How many the trainer holds, and trains if those are fewer, for a person."""
+    """The trainer's parameter count, and how many of them are trained, for the display."""
     held = f"{ready.parameters / 1e6:.1f} M parameters"
     if ready.trained_parameters == ready.parameters:
         return held
@@ -209,7 +210,9 @@ def _parameters(ready: TrainerReady) -> str:
 
 
 def _engines(config: TrainConfig) -> str:
-    """What is started or attached to, for a person."""
+    """The servers to start or attach to, for the display."""
+    count = count_engines(config)
+    plural = "" if count == 1 else "s"
     if config.rollout.addresses:
-        return f"{count_engines(config)} server(s) that run already"
-    return f"{count_engines(config)} {engine_plan(config).backend} server(s) to start"
+        return f"{count} running server{plural}"
+    return f"{count} {engine_plan(config).backend} server{plural} to start"

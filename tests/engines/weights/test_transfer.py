@@ -19,7 +19,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
 from areal_lab.engines.weights.folder import deduplicated_state, write_weights
-from areal_lab.engines.weights.push import Outcome, Pusher
+from areal_lab.engines.weights.push import Pusher, PushOutcome
 from areal_lab.engines.weights.records import EngineTarget, Phase
 from areal_lab.engines.weights.tensor import TensorSender
 from tests.engines.tiny import plain_logprobs, request, tiny_model
@@ -62,7 +62,7 @@ class Lab:
             )
         return self.engines[name]
 
-    def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> Outcome:
+    def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> PushOutcome:
         """The next version, whose weights are those of its number as a seed."""
         self.version += 1
         tensors = deduplicated_state(tiny_model(seed=self.version))
