@@ -242,7 +242,7 @@ def hung(lab: FaultLab) -> Seconds:
     async def hang() -> None:
         moment.now()
         try:
-            await asyncio.sleep(lab.patience.hangs_s)
+            await asyncio.sleep(lab.timings.hangs_s)
         finally:
             lab.signal_victim(signal.SIGCONT)
 
@@ -266,7 +266,7 @@ def stalled(lab: FaultLab) -> Seconds:
         for process in lab.victim_speaks():
             process.resume()
         try:
-            await asyncio.sleep(lab.patience.hangs_s)
+            await asyncio.sleep(lab.timings.hangs_s)
         finally:
             lab.signal_victim(signal.SIGCONT)
 
@@ -309,7 +309,7 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
     state, steps = RunState(), 5
     moment: list[float] = []
     tasks: list[asyncio.Task[None]] = []
-    health = lab.patience.health
+    health = lab.timings.health
     config = tiny_config(
         lab.root,
         f"rollout.addresses=[{lab.survivor_address},{lab.victim_address}]",
@@ -409,7 +409,7 @@ def killed_while_generating_and_its_port_stolen(lab: FaultLab) -> Seconds:
     case.check_nothing_was_lost()
     case.check_counts(losses=1)
     case.check_tokens_were_kept()
-    (given_up,) = [note for note in case.notes if "does not come back" in note]
+    (given_up,) = [note for note in case.notes if "did not come back" in note]
     assert f"port {port}" in given_up
     lost, gone = [t for t, what in case.happened if isinstance(what, EngineLost)]
     return {KILLED.name: lost - moment.s, PORT_STOLEN.name: gone - moment.s}

@@ -68,17 +68,17 @@ Fault = Callable[[Case], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long things take in a lab."""
+class LabTimings:
+    """Timings of a lab."""
 
     health: HealthLimits
     hangs_s: float
     """A server that is stopped goes on after so long."""
 
 
-QUICK = Patience(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
+QUICK = LabTimings(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
 """For an engine that computes little else and answers at once."""
-AS_SHIPPED = Patience(
+AS_SHIPPED = LabTimings(
     health=HealthLimits(
         interval_s=RolloutConfig.health_interval_s,
         timeout_s=RolloutConfig.health_timeout_s,
@@ -91,7 +91,7 @@ _COMPUTES = re.compile("^(sglang::scheduler|VLLM::EngineCore)")
 """Titles of processes that compute behind another that speaks HTTP."""
 
 
-def patience_of(backend: str) -> Patience:
+def timings_of(backend: str) -> LabTimings:
     """Of the lab with this engine."""
     return QUICK if backend == "embedded" else AS_SHIPPED
 
@@ -102,7 +102,7 @@ class FaultLab:
 
     root: Path
     backend: str
-    patience: Patience
+    timings: LabTimings
     model_path: Path
     first: WeightsFolder
     """What servers are started with."""
@@ -279,7 +279,7 @@ class FaultLab:
 
         servers = ServerPool(
             sources={0: self._attacher(self.survivor_address), VICTIM: victim},
-            health=self.patience.health,
+            health=self.timings.health,
             max_restarts=max_restarts,
             pause_mode=PauseMode.RETRACT,
             weights=weights,
@@ -359,7 +359,7 @@ def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
         lab = FaultLab(
             root=root,
             backend=backend,
-            patience=patience_of(backend),
+            timings=timings_of(backend),
             model_path=model_path,
             first=first,
             runner=runner,

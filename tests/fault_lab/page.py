@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from areal_lab.host.cpu import processor_name
 from tests.fault_lab.faults import RUNS, Fault
-from tests.fault_lab.lab import patience_of
+from tests.fault_lab.lab import timings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
@@ -71,7 +71,7 @@ def cell(engine: str, fault: Fault, seen: Mapping[tuple[str, str], float]) -> st
     """Seconds seen and allowed."""
     if (engine, fault.name) not in seen:
         return "not run"
-    bound_s = fault.bound_s(patience_of(engine).health)
+    bound_s = fault.bound_s(timings_of(engine).health)
     return f"{seen[engine, fault.name]:.1f} of {bound_s:.0f}"
 
 

@@ -116,7 +116,7 @@ def test_a_run_killed_after_its_header_is_reported(tmp_path):
     (tmp_path / "summary.json").write_text('{"status": "failed", "error": "the engine died"}')
     page = format_run(tmp_path)
     assert "no training step was finished" in page
-    assert "training did not begin" in page
+    assert "training did not start" in page
     assert "nothing was trained on" in page
     assert "error       the engine died" in page
     assert all(path.exists() for path in write_report(tmp_path))

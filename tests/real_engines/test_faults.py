@@ -41,7 +41,7 @@ def check(lab: FaultLab, record_property: Callable[[str, object], None]) -> Call
         record_property("engine", lab.backend)
         for fault in RUNS[run]:
             record_property(f"{SEEN}{fault.name}", f"{seconds[fault.name]:.2f}")
-            assert seconds[fault.name] <= fault.bound_s(lab.patience.health)
+            assert seconds[fault.name] <= fault.bound_s(lab.timings.health)
 
     return within_bounds
 

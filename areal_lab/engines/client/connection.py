@@ -1,7 +1,7 @@
-"""HTTP to one server: answers, streams of messages, and errors that name the server.
+"""The HTTP connection to one server: replies, streams of messages, errors that name the server.
 
-Connection.call(Call) --> the answer, decoded
-Connection.messages(Call) --> one message after the other, however many the answer comes in
+Connection.call(Call) --> the reply, decoded
+Connection.messages(Call) --> the messages of a reply, streamed or whole
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from areal_lab.engines.errors import EngineError, EngineUnreachable
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 3.0
-"""Shorter than the 5 s after which common servers close an idle connection, which a request sent
-just then would run into."""
+"""Shorter than the 5 s after which common servers close an idle connection: a request sent at that
+moment would fail."""
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
 _LONGEST_REASON = 500
@@ -31,16 +31,16 @@ class Connection:
     def __init__(
         self, base_url: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """Nothing is sent yet.
+        """Create a connection; nothing is sent yet.
 
         Args:
-            base_url: as in `http://127.0.0.1:30000`.
-            timeout_s: longest wait for the answer to a `call`.
-            transport: instead of the network, for tests.
+            base_url: such as `http://127.0.0.1:30000`.
+            timeout_s: longest wait for the reply to a `call`.
+            transport: replaces the network in tests.
         """
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
-        """Longest wait for the answer to a `call`."""
+        """Longest wait for the reply to a `call`."""
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -50,11 +50,11 @@ class Connection:
         )
 
     async def call(self, call: Call) -> Reply:
-        """Send a request; its answer, or `{}` if that is no JSON.
+        """Send a request; returns its reply, or `{}` if that is not JSON.
 
         Raises:
-            EngineUnreachable: if there is no answer in time.
-            EngineError: if it is an error.
+            EngineUnreachable: if there is no reply in time.
+            EngineError: if the reply is an error.
         """
         self._check_open(call)
         try:
@@ -69,11 +69,11 @@ class Connection:
         return reply.json() if is_json else {}
 
     async def messages(self, call: Call) -> AsyncGenerator[Reply, None]:
-        """Send a request and hand on the messages of its answer; patience is the caller's business.
+        """Send a request and yield the messages of its reply; the caller applies the timeout.
 
         Raises:
             EngineUnreachable: if the connection is lost, or the server says that it is broken.
-            EngineError: if the answer is another error.
+            EngineError: if the reply is another error.
         """
         self._check_open(call)
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -84,7 +84,7 @@ class Connection:
                 if reply.is_error:
                     await reply.aread()
                     refused = self._refused(call, reply)
-                    # Of a request that it will not serve a server says 400.
+                    # A server that merely refuses a request replies with 400.
                     broken = reply.status_code == httpx.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
                 async for message in _messages(reply):
@@ -93,7 +93,7 @@ class Connection:
             raise self.unreachable(call, _describe(error)) from error
 
     async def status(self, call: Call) -> int | None:
-        """The status of the answer if there is one, soon; never raises for a silent server."""
+        """The HTTP status, or None without a prompt reply; never raises for a silent server."""
         if self._http.is_closed:
             return None
         try:
@@ -103,7 +103,7 @@ class Connection:
         return reply.status_code
 
     async def close(self) -> None:
-        """Release the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     def unreachable(self, call: Call, what: str) -> EngineUnreachable:
@@ -114,14 +114,14 @@ class Connection:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors about what the server said get its name."""
+        """Add the server's address to errors about its replies."""
         try:
             yield
         except EngineError as error:
             raise type(error)(f"engine {self.base_url}: {error}") from error
 
     def _check_open(self, call: Call) -> None:
-        """Who makes several calls may meet a connection that was closed as its server is lost."""
+        """Fail if the connection was closed, as happens between calls when the server is lost."""
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
@@ -133,7 +133,7 @@ class Connection:
 
 
 async def _messages(reply: httpx.Response) -> AsyncIterator[Any]:
-    """Events of a stream, or the one or several parts of a whole answer."""
+    """Events of a stream, or the parts of a whole reply."""
     if not reply.headers.get("content-type", "").startswith("text/event-stream"):
         whole = json.loads(await reply.aread())
         for index, one in enumerate(whole if isinstance(whole, list) else [whole]):

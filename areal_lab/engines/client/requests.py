@@ -1,11 +1,11 @@
-"""The samples that one server is drawing: sent, streams, and sent again if a pause ended them.
+"""The running requests of one server: sent, received, and sent again if a pause ended them.
 
-requests --may_send?--Dialect.generate--> server --messages--> Arriving --> Generated
+requests --may_send?--Dialect.generate--> server --messages--> SampleStream --> Generated
     ^                                                               |
     +--------------- with the tokens so far, after an abort ---------+
 
-Requests wait here from an `abort` pause to its end. Where versions are adapters, a request names
-the one that draws it: its tokens are of that version, whatever the server holds by then.
+During an `abort` pause, requests wait here. Where versions are adapters, each request names its
+adapter: its tokens have that version, whatever the server holds by then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLLS = 20
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequests:
-    """All samples on their way from one server."""
+    """All requests that one server is running."""
 
     connection: Connection
     api: Dialect
@@ -43,16 +43,16 @@ class RunningRequests:
     stream: bool
     stream_interval: int
     end_tokens: Set[int] = frozenset()
-    """The model's own, if they are known."""
+    """The model's end tokens, if known."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared while an `abort` pause lasts."""
+    """Cleared during an `abort` pause."""
     _waiting: set[str] = field(default_factory=set)
-    """Requests that wait for it."""
+    """Requests that wait for `may_send`."""
     _streams: dict[str, SampleStream] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
-    """Those that the user has ended; they are not sent again."""
+    """Requests that the caller has ended; they are not sent again."""
     _abort_pauses: int = 0
-    """Begun and ended ones; odd while one is on its way."""
+    """Starts and ends of `abort` pauses; odd while one is in progress."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
 
@@ -60,7 +60,7 @@ class RunningRequests:
         self.may_send.set()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request."""
+        """Generate one sample per request."""
         ids = {request.request_id for request in requests}
         try:
             return await self._generate(list(requests))
@@ -68,17 +68,17 @@ class RunningRequests:
             self._aborted -= ids
 
     def received_tokens(self, request_id: str) -> int:
-        """Tokens of a running sample that have arrived since it was sent, or sent again."""
+        """Received tokens of a running sample since it was last sent."""
         stream = self._streams.get(request_id)
         return 0 if stream is None else len(stream)
 
     def confirmed_tokens(self, request_id: str) -> int:
-        """Of these, those that are kept if the engine is lost now."""
+        """The received tokens that are kept if the engine is lost now."""
         stream = self._streams.get(request_id)
         return 0 if stream is None else token_count(stream.generated())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these; their `generate` returns what they have."""
+        """End these requests; their `generate` returns the tokens so far."""
         running = self._streams.keys() & set(request_ids)
         self._aborted |= running | (self._waiting & set(request_ids))
         await asyncio.gather(
@@ -86,17 +86,17 @@ class RunningRequests:
         )
 
     async def hold_requests(self) -> None:
-        """Send nothing from now on, and end what runs; it is sent again when it may be.
+        """Send nothing until `may_send` is set, and end all running requests.
 
-        A server knows nothing yet of a request that is on its way to it, and forgets that it was to
-        end it: so it is told again, until there is none.
+        They are sent again afterwards. A server ignores the abort of a request that has not
+        reached it yet, so the abort is repeated until no request runs.
         """
         self.may_send.clear()
         try:
             with self.ended_by_pause():
                 async with asyncio.timeout(self.connection.timeout_s):
                     await self._end_all()
-        except BaseException as error:  # whoever waits to send would wait for good
+        except BaseException as error:  # otherwise waiting requests would wait forever
             self.may_send.set()
             if not isinstance(error, TimeoutError):
                 raise
@@ -107,7 +107,7 @@ class RunningRequests:
 
     @contextmanager
     def ended_by_pause(self) -> Iterator[None]:
-        """While a pause ends all samples: those sent before or meanwhile are sent again."""
+        """Mark that a pause ends all samples: those sent before or meanwhile are sent again."""
         # Counted at both ends: a request sent meanwhile may reach the server before the pause.
         self._abort_pauses += 1
         try:
@@ -116,17 +116,16 @@ class RunningRequests:
             self._abort_pauses += 1
 
     def count_lost_caches(self) -> None:
-        """Every running sample has lost its cache, and the server does not say so."""
+        """Count a lost cache for every running sample, where the server does not report it."""
         for one in self._streams.values():
             one.lost_caches += len(one) > 0
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
-        """As `generate`.
+        """Generate the samples; requests that a pause ended are continued.
 
-        An abort may cost the connection: SGLang (0.5.23, without a tokenizer) fails to join what a
-        request that waits has still to tell with the word of its end, and breaks the answer to all
-        requests that it came with. So the others are sent again; a server that is gone is found
-        out by that, or by whoever calls it next.
+        An abort may break the connection: SGLang (0.5.23, without a tokenizer) fails to merge the
+        unsent tokens of a waiting request with its abort, and breaks the reply to all requests of
+        the same call. These are sent again; if the server is really gone, that fails.
         """
         if not self.may_send.is_set():
             return await self._generate_later(requests)
@@ -172,7 +171,7 @@ class RunningRequests:
         return results
 
     async def adapters(self) -> Sequence[str]:
-        """Names of the LoRA adapters that the server has."""
+        """Names of the LoRA adapters on the server."""
         reply = await self.connection.call(self.api.adapters)
         with self.connection.named():
             return self.api.held_adapters(reply)
@@ -186,14 +185,14 @@ class RunningRequests:
             await self._until_fewer(count)
 
     async def _until_fewer(self, count: int) -> None:
-        """Until one of so many samples has ended, or for a moment."""
+        """Wait until fewer than `count` samples run, but only for a moment."""
         for _ in range(_POLLS):
             if len(self._streams) < count:
                 return
             await asyncio.sleep(_POLL_S)
 
     async def _generate_later(self, requests: list[GenerateRequest]) -> list[Generated]:
-        """The same, when requests may be sent; of one that is ended before there is nothing."""
+        """Generate once requests may be sent; those aborted before that return no tokens."""
         ids = {request.request_id for request in requests}
         self._waiting |= ids
         try:
@@ -208,7 +207,7 @@ class RunningRequests:
     async def _receive(
         self, requests: Sequence[GenerateRequest], streams: Sequence[SampleStream]
     ) -> None:
-        """Send the requests and take in what comes, until all samples have ended."""
+        """Send the requests and receive messages until all samples have ended."""
         if self.held.version is None and not self.api.tells_interruptions:
             with self.connection.named():
                 self.held.version = self.api.held_version(await self.connection.call(self.api.held))
@@ -246,8 +245,8 @@ class RunningRequests:
                 del self._streams[one.request_id]
 
     async def _as_loss(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
-        """The loss of the server, if that is what its error is: it was started again behind its
-        address, for one, and has nothing any more of what it was given."""
+        """The error as a loss of the server, if it is one: after a restart by its owner, for
+        example, the server no longer has its adapter."""
         if isinstance(error, EngineUnreachable):
             return error
         if not adapter:
@@ -257,25 +256,25 @@ class RunningRequests:
         except EngineUnreachable as gone:
             return gone
         except EngineError:
-            return None  # it does not say
+            return None  # the server does not report its adapters
         return EngineUnreachable(f"{error}; it has lost the adapter {adapter}") if lost else None
 
     def _pausing_since(self, pauses: int) -> bool:
-        """Whether a pause ends samples, or has since there were so many."""
+        """Whether an `abort` pause is in progress, or was since the count was `pauses`."""
         return self._abort_pauses != pauses or pauses % 2 == 1
 
     def _fresh_id(self, request: GenerateRequest) -> str:
-        """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
-        also what was sent again meanwhile, so no id is used twice."""
+        """An id that was never sent before. SGLang aborts the id of a streamed reply again two
+        seconds after its end, which would hit a request that was resubmitted under that id."""
         return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
     async def _exchange(
         self, call: Call, streams: Sequence[SampleStream], adapter_version: Version | None
     ) -> None:
-        """One HTTP request and its answer, whole or in messages.
+        """One HTTP request and its reply, whole or in messages.
 
         Args:
-            adapter_version: version of the adapter that it names; None believes the server.
+            adapter_version: version of the adapter in the request; None uses the reported one.
         """
         silent_s = self.timeouts.limit_s
         try:
@@ -293,11 +292,11 @@ class RunningRequests:
         except TimeoutError as error:
             raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error
         if any(one.finish_reason is None for one in streams):
-            raise self.connection.unreachable(call, "the answer ended early")
+            raise self.connection.unreachable(call, "the reply ended early")
 
 
 async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; the first error ends the others."""
+    """Wait for all; the first error cancels the others."""
     tasks = [asyncio.ensure_future(one) for one in exchanges]
     try:
         await asyncio.gather(*tasks)
@@ -308,7 +307,7 @@ async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _all_partial(before: Sequence[Generated], error: EngineUnreachable) -> dict[str, Generated]:
-    """What there is of each sample: of those sent again, both parts."""
+    """The received part of each sample: for those sent again, both parts merged."""
     partial = {one.request_id: one for one in before if one.segments}
     for name, more in error.partial.items():
         partial[name] = merge(partial[name], more) if name in partial else more

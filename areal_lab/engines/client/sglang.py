@@ -1,6 +1,6 @@
-"""SGLang's dialect, which the embedded engine speaks too: bodies, paths, and what answers mean.
+"""SGLang's dialect, which the embedded engine uses too: request bodies, paths, parsed replies.
 
-Written for SGLang 0.5.23; what servers before 0.5.19 leave out (`weight_versions`) may be missing.
+Written for SGLang 0.5.23; `weight_versions`, which servers before 0.5.19 lack, may be missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams, WeightsFolder
 
 _ID_END = ";"
-"""SGLang aborts every request whose id *begins* with the one given: with an end mark, none but one
+"""SGLang aborts every request whose id *begins* with the one given; with an end mark, only one
 does."""
 _BAD_REQUEST = 400
 
@@ -50,13 +50,13 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
 
 
 def read(reply: Reply) -> Chunk:
-    """One message about one sample: all its tokens, or those since the message before."""
+    """One message about one sample: all its tokens, or those since the previous message."""
     if not isinstance(reply, Mapping) or "meta_info" not in reply:
-        raise EngineError(f"the answer is {_message(reply) or reply!r:.200}")
+        raise EngineError(f"the reply is {_message(reply) or reply!r:.200}")
     meta = reply["meta_info"]
     tokens = tuple(int(token) for token in reply["output_ids"])
     entries = meta.get("output_token_logprobs") or []
-    # A sample that is aborted while it waits again repeats its last token with all log-probs.
+    # A sample aborted while it waits to run again repeats its last token with all log-probs.
     entries = entries[max(0, len(entries) - len(tokens)) :]
     if [int(entry[1]) for entry in entries] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
@@ -80,8 +80,9 @@ def read(reply: Reply) -> Chunk:
 
 
 def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
-    """In place, running requests live on in the cache, and flushing it would fail after the
-    weights have changed; in every other mode a cache that is not flushed serves stale prefixes."""
+    """Load a folder. With `in_place`, running requests keep using the cache, and flushing it would
+    fail after the weights have changed; in the other modes an unflushed cache would serve stale
+    prefixes."""
     return (
         post(
             "/update_weights_from_disk",
@@ -111,7 +112,7 @@ def _held_version(reply: Reply) -> Version:
 
 
 def _read_digest(reply: Reply) -> Digest | None:
-    """Ours of the whole set, or SGLang's of each rank's part."""
+    """Our checksum of all weights, or SGLang's checksums of each rank's part."""
     if isinstance(reply.get("checksum"), str):
         return Digest(reply["checksum"])
     found = _find(reply, "per_gpu_checksum")

@@ -153,8 +153,8 @@ class Batcher:
             )
         if len(prompt) + new_tokens > self.context_length:
             raise Refused(
-                f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens (prompt and "
-                f"max_new_tokens), but the context is {self.context_length}"
+                f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens "
+                f"(prompt and max_new_tokens), but the context is {self.context_length}"
             )
 
     def add(self, request: GenerateRequest) -> Sample:

@@ -1,13 +1,13 @@
-"""`distributed`: a process group of trainer and engines, kept between versions, re-made if broken.
+"""The `distributed` transfer: a process group of trainer and engines, kept between versions.
 
-    same engines as before, and all still hold the version sent last   the group is used again
+    same engines as before, and all still hold the version sent last   the group is reused
     other engines, or one that was restarted                           a new group
-    the broadcast fails                                                 the group is left, which
-        makes the engines in it answer at once; those that do form a new one, and it is tried
-        again, once; those that do not are out
+    the broadcast fails                                                the trainer leaves the group,
+        so the engines in it reply at once; those form a new group for one more attempt, and
+        engines that do not reply are dropped
 
-Every wait has an end: `timeout_s` in the group, and a little more for the answer to the request
-that goes with it, so that an engine which only waits for others is not taken for a dead one.
+Every wait is bounded: `timeout_s` in the group, and a little more for the reply to its request, so
+that an engine that only waits for other members does not count as dead.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ATTEMPTS = 2
 
 @dataclass(slots=True)
 class _Group:
-    """The present group; engines in the order of their ranks."""
+    """The current group; engines in the order of their ranks."""
 
     name: str
     engines: tuple[tuple[str, int], ...]
     members: dist.ProcessGroup
     store: TCPStore
     version: Version | None = None
-    """What went through it last."""
+    """The version that was broadcast last."""
 
 
 class BroadcastSender:
     """Sends a version by one broadcast per tensor."""
 
     def __init__(self, *, timeout_s: float, backend: str = "gloo") -> None:
-        """No group is made yet.
+        """Create a sender without a group yet.
 
         Args:
             timeout_s: longest wait for the other members.
@@ -54,12 +54,12 @@ class BroadcastSender:
         self._backend = backend
         self._group: _Group | None = None
         self._left: dict[str, set[str]] = {}
-        """Groups that were left: their names, and the engines that may still keep them."""
+        """Groups that the trainer left, with the engines that may still be in them."""
         self.groups_made = 0
-        """Since the start."""
+        """Groups formed since the start."""
 
     def send(self, active: ActivePush) -> None:
-        """Send all tensors to all engines; who fails is out."""
+        """Send all tensors to all engines; drop those that fail."""
         for attempt in range(ATTEMPTS):
             if not active.links:
                 return
@@ -71,21 +71,21 @@ class BroadcastSender:
             self.close()
             self._left = {name: engines for name, engines in self._left.items() if engines}
             for link, error in failed.items():
-                # Who answers has only lost the others, unless it is the last time.
+                # An engine that replies lost only the other members; drop it after the last try.
                 if error.failure.problem != "refused" or attempt + 1 == ATTEMPTS:
                     active.drop(link, error)
 
     def close(self) -> None:
-        """Leave the group; engines that wait in it then give up."""
+        """Leave the group; engines that wait in it then fail."""
         if self._group is not None:
             process_group.leave(self._group.members)
             self._left[self._group.name] = {url for url, _ in self._group.engines}
             self._group = None
 
-    # --- below the surface ---
+    # --- internal ---
 
     def _join(self, active: ActivePush) -> dict[EngineLink, TransferFailed]:
-        """Have a group of exactly these engines; returns who failed if there is none."""
+        """Make or reuse a group of exactly these engines; returns the failures."""
         engines = tuple((link.base_url, link.ranks) for link in active.links)
         group = self._group
         if group is not None:
@@ -129,7 +129,7 @@ class BroadcastSender:
                 )
             except RuntimeError as error:
                 reason = _first_line(error)
-                # Engines that wait in the store for others then fail at once.
+                # Engines that wait in the store for other members then fail at once.
                 del store
             else:
                 self._group = _Group(name, engines, members, store)
@@ -137,7 +137,7 @@ class BroadcastSender:
         return _failures(replies, Phase.JOIN, reason)
 
     def _broadcast(self, active: ActivePush) -> dict[EngineLink, TransferFailed]:
-        """Send the tensors through the group; returns who failed."""
+        """Send the tensors through the group; returns the failures."""
         group = self._group
         assert group is not None
         body = {
@@ -167,7 +167,7 @@ class BroadcastSender:
         return _failures(replies, Phase.BROADCAST, reason)
 
     def _destroy_left_groups(self, link: EngineLink) -> None:
-        """Have an engine close the groups that this process has left."""
+        """Make an engine close the groups that this process has left."""
         for name, engines in self._left.items():
             if link.base_url not in engines:
                 continue
@@ -182,7 +182,7 @@ class BroadcastSender:
 def _failures(
     replies: dict[EngineLink, Future[object]], phase: Phase, reason: str | None
 ) -> dict[EngineLink, TransferFailed]:
-    """Who failed; if only this side did, everyone."""
+    """The failed engines; all of them if only the trainer's side failed."""
     failed = {}
     for link, reply in replies.items():
         error = reply.exception()

@@ -1,13 +1,12 @@
-"""Weights on their way from the trainer to the engines: a folder per version.
+"""Weights from the trainer to the engines as folders, one per version.
 
     root/.tmp-v00000003/  --complete--rename-->  root/v00000003/
         model.safetensors  config.json  generation_config.json  manifest.json
 
 The folder is an ordinary Hugging Face model folder (without a tokenizer). The rename makes it
-appear complete or not at all; the checksum over names, shapes, types and bytes travels in the
-manifest and is computed again by whoever reads it. At most the newest two folders are kept,
-so that an engine that is still reading the last one is not disturbed; the pipeline removes what all
-engines hold.
+appear complete or not at all; the manifest has a checksum over names, shapes, types and bytes,
+which readers compute again. The newest two folders are kept, because an engine may still be reading
+the previous one; the pipeline removes versions that all engines hold.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ KEPT_FOLDERS = 2
 
 
 class CorruptWeights(RuntimeError):
-    """A weights folder is incomplete, unreadable, or not what its manifest says."""
+    """A weights folder is incomplete, unreadable, or differs from its manifest."""
 
 
 def write_weights(
@@ -53,10 +52,10 @@ def write_weights(
     Tied weights are stored once. A folder of the same version is replaced.
 
     Args:
-        tensors: instead of the model's own (adapters are merged into them).
+        tensors: instead of the model's tensors, such as those with adapters merged in.
 
     Raises:
-        OSError: with one line that names the place, if there is no room.
+        OSError: in one line that names the folder, if there is no room.
     """
     state = deduplicated_state(model) if tensors is None else tensors
     cast = {name: value.detach().to(dtype) for name, value in state.items()}
@@ -80,11 +79,11 @@ def write_folder(
     """Make folder `version` below `root`; it appears complete or not at all.
 
     Args:
-        tensors: what is in it, for its size and checksum.
-        write: puts them there, and whatever goes with them.
+        tensors: its tensors, for the size and checksum.
+        write: writes the tensors and further files into a folder.
 
     Raises:
-        OSError: with one line that names the place, if there is no room.
+        OSError: in one line that names the folder, if there is no room.
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     root.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     A folder without a manifest (any Hugging Face folder) is read unchecked.
 
     Raises:
-        CorruptWeights: if there are none, a file is damaged, or the checksum is another.
+        CorruptWeights: if there are none, a file is damaged, or the checksum differs.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -199,7 +198,7 @@ def _write_model_folder(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """A safetensors file as transformers and peft read it.
+    """Write a safetensors file as transformers and peft read it.
 
     Raises:
         OSError: if it cannot be written.

@@ -1,4 +1,4 @@
-"""`http_tensor`: the tensors themselves in the requests, the same bytes to every engine."""
+"""The `http_tensor` transfer: the tensors inside the requests, the same bytes to every engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class TensorSender:
         self._chunk_bytes = chunk_bytes
 
     def send(self, active: ActivePush) -> None:
-        """Send all tensors to all engines; who fails is out."""
+        """Send all tensors to all engines; drop those that fail."""
         pieces = list(chunks(active.tensors, self._chunk_bytes))
         for number, piece in enumerate(pieces, start=1):
             payload = encode(piece)
             last = number == len(pieces)
 
-            # Once for all engines: a body is a third larger than its tensors.
+            # Built once for all engines: a body is a third larger than its tensors.
             bodies = {
                 ranks: b"".join(
                     update_body(
@@ -40,4 +40,4 @@ class TensorSender:
             active.for_each(post)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no state between versions."""

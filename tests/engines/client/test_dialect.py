@@ -232,7 +232,7 @@ def test_a_message_of_vllm() -> None:
     ("message", "error"),
     [
         ({"error": {"message": "too long"}}, "too long"),
-        ({"choices": []}, "the answer is"),
+        ({"choices": []}, "the reply is"),
         (vllm_message([7], finish_reason="error"), "finish reason is 'error'"),
         (vllm_message([10**5]), "without a log-prob"),
         ({"choices": [{"token_ids": [7], "logprobs": None}]}, "log-probs of 0"),
@@ -247,7 +247,7 @@ def test_vllm_says_in_the_middle_of_an_answer_that_what_computes_has_ended() -> 
     message = {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}
     with pytest.raises(EngineUnreachable, match="it is broken: EngineCore encountered an issue"):
         VLLM.read({"error": message | {"code": 500}})
-    with pytest.raises(EngineError, match="the answer is") as raised:
+    with pytest.raises(EngineError, match="the reply is") as raised:
         VLLM.read({"error": message | {"code": 400}})
     assert not isinstance(raised.value, EngineUnreachable)
 

@@ -273,7 +273,7 @@ def test_a_digest_of_some_weights_proves_less(tmp_path: Path) -> None:
         for weights in (first, second):
             assert await client.load_weights(weights, PauseMode.RETRACT) == weights.version
         now["refuse"] = True
-        with pytest.raises(VersionMismatch, match="no room; it cannot tell whether some have"):
+        with pytest.raises(VersionMismatch, match="no room; it cannot report whether some weights"):
             await client.load_weights(first, PauseMode.RETRACT)
 
     answering(handler, act, VLLM)

@@ -114,8 +114,8 @@ def test_what_is_cut_off_ends_with_abort() -> None:
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (chunk(3, 5), "goes on at token 3, but 2 have arrived"),
-        (Chunk(tokens=(7, 8, 9), logprobs=(-1.0,) * 3, total=3), "changed its tokens"),
+        (chunk(3, 5), "continues at token 3, but 2 were received"),
+        (Chunk(tokens=(7, 8, 9), logprobs=(-1.0,) * 3, total=3), "changed tokens"),
         (Chunk(tokens=(2, 3), logprobs=(-1.0,)), "2 tokens, but log-probs of 1"),
         (Chunk(tokens=(2,), logprobs=(-1.0,), spans=(Span(3, 0, 2),)), "its version spans"),
     ],

@@ -330,7 +330,7 @@ def test_adapters_need_a_server_for_them_and_abort(
         if not by_adapter:
             client._held.adapter = None
         with pytest.raises(
-            EngineError, match="needs a server started for adapters, and mode abort"
+            EngineError, match="needs a server started with adapters, and pause mode abort"
         ):
             await client.load_weights(adapter(1), mode)
         assert not fake.adapters

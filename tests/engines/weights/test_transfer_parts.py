@@ -157,8 +157,11 @@ def test_a_difference_is_named() -> None:
     assert difference(expected, answer(expected)) is None
     assert difference(expected, answer({**expected, "experts": "9"})) is None
     told = difference(expected, answer({**expected, "b": "7"}))
-    assert told == "1 of 3 parameters differ, b for one (sent 2, holds 7)"
-    assert difference(expected, answer({"x": "1"})) == "none of its parameters has a name of ours"
+    assert told == "1 of 3 parameters differ, such as b (sent 2, holds 7)"
+    assert (
+        difference(expected, answer({"x": "1"}))
+        == "none of its parameters has a name that was sent"
+    )
     assert difference(expected, answer({"a": "part"}, ranks=2)) is None
 
 

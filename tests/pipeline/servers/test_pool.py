@@ -124,7 +124,7 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
         async with asyncio.timeout(BOUND_S):
             await server.lost.wait()
         assert str(server.last_error) == (
-            "engine 0 (http://engine) answers, but what computes behind it did not for 0.05 s "
+            "engine 0 (http://engine) answers, but its compute process did not for 0.05 s "
             "(rollout.stall_timeout_s)"
         )
         await one.close()
