@@ -1,7 +1,7 @@
-"""One reward worker: loads a function, then judges what it is sent until the pipe closes.
+"""A reward worker: loads a function, then scores requests until the socket closes.
 
-Run by `RewardService` as `python -m areal_lab.rewards.worker FD [FOLDER]`; never imports torch
-itself.
+`RewardService` runs it as `python -m areal_lab.rewards.worker FD [FOLDER]`. It does not import
+torch itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, 
 def main(arguments: list[str]) -> int:
     """Serve the socket whose descriptor is the first argument.
 
-    The second, if there is one, is a temporary folder that goes with a parent that is killed.
+    The second argument, if given, is a temporary folder to remove if the parent is killed.
     """
     descriptor, *folders = arguments
     for folder in folders:
         on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     watcher = watch_parent()
-    os.set_inheritable(int(descriptor), False)  # what the function starts must not hold it open
+    os.set_inheritable(int(descriptor), False)  # the function's child processes must not keep it
     with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)
         try:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
             else:
                 for index, completion in enumerate(request.completions):
                     _send(connection, _score_one(function, index, completion, request.example))
-    if watcher is not None:  # either the service is gone, or its SIGTERM is on the way
+    if watcher is not None:  # the service is gone, or will send SIGTERM
         watcher.join()
     return 0
 
@@ -58,15 +58,15 @@ def main(arguments: list[str]) -> int:
 def reward_of(value: Any) -> tuple[float, dict[str, float]]:
     """The reward to train on and its named parts.
 
-    Of named numbers, `reward` is trained on if there is one, else their sum.
+    Of named numbers, the one named `reward` is trained on, else their sum.
 
     Raises:
-        TypeError: if it is neither a number nor named numbers.
+        TypeError: if the value is neither a number nor named numbers.
         ValueError: if a number is not finite.
     """
     if isinstance(value, Mapping):
         if not value:
-            raise TypeError("the reward function returned no named number")
+            raise TypeError("the reward function returned an empty mapping, but must name a number")
         parts = {str(name): _number(number) for name, number in value.items()}
         return parts.get("reward", math.fsum(parts.values())), parts
     return _number(value), {}
@@ -79,13 +79,13 @@ def _number(value: Any) -> float:
         )
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"the reward function returned {number}, but rewards are finite")
+        raise ValueError(f"the reward function returned {number}, but rewards must be finite")
     return number
 
 
 def _function(message: bytes) -> Callable[..., Any]:
     sys_path, by_name, payload = pickle.loads(message)
-    # A function that was sent by reference is found where the sender found it.
+    # A function pickled by reference must be importable as in the sender.
     sys.path.extend(entry for entry in sys_path if entry not in sys.path)
     function: Callable[..., Any] = load_function(payload) if by_name else pickle.loads(payload)
     return function

@@ -76,7 +76,7 @@ def test_equal_rows_are_a_chain_however_long() -> None:
 
 
 def test_an_empty_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="without tokens"):
+    with pytest.raises(ValueError, match="a sequence has no tokens"):
         grow_trees([(1,), ()], SHARE, max_tokens=8)
 
 

@@ -81,7 +81,7 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("rollout.dtype=fp8", "must be one of auto, float32, bfloat16"),
         ("dataset.type=json", "did you mean 'jsonl'?"),
         ("dataset.type=jsonl", "dataset: dataset.path is empty"),
-        ("dataset.operations=[plus]", "dataset: operations has 'plus', but knows add"),
+        ("dataset.operations=[plus]", "dataset: operations has 'plus', but may have add"),
         ("reward.fn=areal_lab.rewards.exact:gone", "'areal_lab.rewards.exact' has no 'gone'"),
         ("reward.fn=no_such_module:f", "there is no module 'no_such_module'"),
         ("reward.fn=exact", "reward.fn: 'exact' cannot be used: 'exact' is not of the form"),

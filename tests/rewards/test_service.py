@@ -118,7 +118,7 @@ def test_a_crash_costs_only_its_completion_and_says_how_the_worker_ended() -> No
         ("raise", "KeyError: 'planted'"),
         ("nothing", "returned None, but must return a number"),
         ("text", "returned '1.0', but must return a number"),
-        ("nan", "returned nan, but rewards are finite"),
+        ("nan", "returned nan, but rewards must be finite"),
     ],
 )
 @pytest.mark.parametrize("function", [SCORE, SCORE_ASYNC])
