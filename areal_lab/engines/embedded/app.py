@@ -1,16 +1,16 @@
-"""The HTTP interface of the embedded engine: SGLang's protocol, the subset that we use.
+"""The HTTP interface of the embedded engine: the subset of SGLang's protocol that we use.
 
 Handlers only parse, queue and wait; the scheduler's thread computes. Where SGLang and this server
 differ, this one is stricter:
 
-- `flush_cache=true` while requests live in the cache (after an `in_place` pause) is refused before
+- `flush_cache=true` while requests use the cache (after an `in_place` pause) is refused before
   anything changes; SGLang loads the weights and then reports failure.
-- After `retract` nothing stale is ever shared, with or without `flush_cache`.
+- After `retract` no stale prefix is shared, with or without `flush_cache`.
 - An unknown sampling parameter is refused.
 - The messages of a stream are increments (as SGLang's with --incremental-streaming-output), and
-  each says which versions computed the tokens so far.
+  each names the versions that generated the tokens so far.
 
-Beyond SGLang's: GET /spans, what the engine did when; /weights_checker answers our checksum.
+In addition to SGLang's: GET /spans returns activity spans; /weights_checker returns our checksum.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/continue_generation")
     async def continue_generation() -> Response:
         await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.resume()))
-        return JSONResponse({"status": "ok", "message": "generation goes on"})
+        return JSONResponse({"status": "ok", "message": "generation continues"})
 
     @app.post("/abort_request")
     async def abort_request(request: Request) -> Response:
         body = await _json_body(request)
         rid = body.get("rid")
         if not body.get("abort_all") and not isinstance(rid, str):
-            raise Refused("abort_request needs rid or abort_all")
+            raise Refused("abort_request needs rid (a request id) or abort_all")
         await asyncio.wrap_future(scheduler.abort(None if body.get("abort_all") else [str(rid)]))
         return Response()
 
@@ -107,7 +107,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     async def weights_checker(request: Request) -> Response:
         action = (await _json_body(request)).get("action")
         if action != "checksum":
-            raise Refused(f"weights_checker action {action!r} is not known: checksum")
+            raise Refused(f"weights_checker action is {action!r}, but must be 'checksum'")
         value = await asyncio.wrap_future(
             scheduler.call(lambda batcher: checksum(deduplicated_state(batcher.model)))
         )
@@ -179,7 +179,7 @@ async def _json_body(request: Request) -> dict[str, Any]:
 async def _generate_until_disconnect(
     scheduler: Scheduler, requests: list[GenerateRequest], connection: Request
 ) -> list[Sample]:
-    """Wait for the samples; if the client hangs up first, abort them."""
+    """Wait for the samples; if the client disconnects first, abort them."""
     done = asyncio.ensure_future(asyncio.wrap_future(scheduler.generate(requests)))
     gone = asyncio.ensure_future(disconnected(connection))
     try:
@@ -193,7 +193,7 @@ async def _generate_until_disconnect(
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:
     return {
-        "engine": EMBEDDED.name,  # the others that speak this dialect do not say
+        "engine": EMBEDDED.name,  # SGLang, which has the same dialect, does not report this
         "version": version("areal_lab"),
         "weight_version": batcher.version,
         "running_requests": len(batcher.running),

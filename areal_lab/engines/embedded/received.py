@@ -1,9 +1,9 @@
-"""Weights that come over HTTP or by broadcast: SGLang's requests for them, in the embedded engine.
+"""Weights received over HTTP or by broadcast: SGLang's requests, in the embedded engine.
 
     begin_weight_update  update_weights_from_tensor | _from_distributed ...  end_weight_update
 
-What comes is kept aside until the request that names its version, or the end of the update: then
-all of it is loaded at once, or none. SGLang loads each request as it comes.
+Received tensors are kept until the request that names their version, or the end of the update; then
+all of them are loaded, or none. SGLang loads each request when it arrives.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from areal_lab.engines.weights.folder import CorruptWeights
 from areal_lab.engines.weights.serialize import UnsafePayload, decode
 
 GROUP_TIMEOUT_S = 60.0
-"""Longest wait for other members of a process group. Whoever made the group gives up sooner, and by
-leaving makes this engine give up."""
+"""Longest wait for other members of a process group. The trainer, which makes the group, gives up
+sooner, and its leaving ends this engine's wait."""
 
 
 @dataclass(slots=True)
 class OpenUpdate:
-    """The update that is open, and the groups this engine is in."""
+    """The state of the weight update, and the process groups of this engine."""
 
     open: bool = False
     kept: dict[str, Tensor] = field(default_factory=dict)
@@ -43,17 +43,17 @@ class OpenUpdate:
 def add_transfer_routes(
     app: FastAPI, scheduler: Scheduler, read: Callable[[Request], Awaitable[dict[str, Any]]]
 ) -> None:
-    """Add the requests to an engine's interface.
+    """Add the routes of weight updates to an engine's interface.
 
     Args:
-        read: the JSON object of a request.
+        read: returns the JSON object of a request.
     """
     update = OpenUpdate()
 
     @app.post("/begin_weight_update")
     async def begin_weight_update() -> Response:
         if update.open:
-            raise Refused("an update is open already; end it first")
+            raise Refused("an update is already open; end it first")
         update.open = True
         return _done("the update is open")
 
@@ -70,7 +70,7 @@ def add_transfer_routes(
         payloads = body.get("serialized_named_tensors")
         if not isinstance(payloads, list) or len(payloads) != 1:
             raise Refused(
-                "serialized_named_tensors must be a list of one: this engine has one rank"
+                "serialized_named_tensors must be a list of one item: this engine has one rank"
             )
         try:
             tensors = await asyncio.to_thread(decode, str(payloads[0]))
@@ -83,7 +83,7 @@ def add_transfer_routes(
         body = await read(request)
         name = str(body["group_name"])
         if name in update.groups:
-            raise Refused(f"this engine is in a group {name!r} already")
+            raise Refused(f"this engine is already in a group {name!r}")
         try:
             update.groups[name] = await asyncio.to_thread(_join, name, body)
         except RuntimeError as error:
@@ -116,7 +116,7 @@ async def _receive_tensors(
     update.flush = bool(body.get("flush_cache", True))
     version = body.get("weight_version")
     if version is None:
-        return _done(f"{len(tensors)} tensors are here")
+        return _done(f"{len(tensors)} tensors were received")
     return await _load(scheduler, update, str(version))
 
 
@@ -162,7 +162,7 @@ def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGr
 
 def _require_open(update: OpenUpdate) -> None:
     if not update.open:
-        raise Refused("no update is open: begin_weight_update comes first")
+        raise Refused("no update is open; send begin_weight_update first")
 
 
 def _done(message: str) -> Response:

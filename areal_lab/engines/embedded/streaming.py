@@ -1,4 +1,4 @@
-"""Answers piece by piece: what the samples of a request have got since the last message.
+"""Streamed replies: messages with the tokens of each sample since its last message.
 
 scheduler's thread: step, step, step --progress--> event loop: one message for each sample
 """
@@ -22,10 +22,10 @@ from areal_lab.engines.protocol import GenerateRequest
 async def streamed(
     scheduler: Scheduler, requests: list[GenerateRequest], connection: Request, interval: int
 ) -> Response:
-    """The answer to these requests as server-sent events, SGLang's way.
+    """The reply to these requests as server-sent events, in SGLang's format.
 
     Raises:
-        Refused: if one of the requests cannot be served; nothing has been sent then.
+        Refused: if one of the requests cannot be served; nothing is sent then.
     """
     loop = asyncio.get_running_loop()
     progress = asyncio.Event()
@@ -42,7 +42,7 @@ async def streamed(
 async def _events(
     scheduler: Scheduler, samples: list[Sample], connection: Request, progress: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Messages until all samples have ended; if the client hangs up first, abort them."""
+    """Messages until all samples have ended; if the client disconnects first, abort them."""
     received_s = time.monotonic()
     sent = [0] * len(samples)
     running = set(range(len(samples)))
@@ -75,6 +75,6 @@ async def _events(
 
 
 async def disconnected(connection: Request) -> None:
-    """Wait until the client has hung up."""
+    """Wait until the client has disconnected."""
     while (await connection.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Between the JSON of SGLang's HTTP protocol and our records: pure functions, checked once."""
+"""Convert between SGLang's HTTP JSON and our records: pure functions that check their input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
     """The requests of a /generate body, and whether it was a batch.
 
     Raises:
-        Refused: saying in one line what is wrong.
+        Refused: in one line that names the problem.
     """
     prompts = body.get("input_ids")
     if not isinstance(prompts, list):
@@ -36,10 +36,10 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
 
 
 def parse_stream(body: Mapping[str, Any]) -> int | None:
-    """Tokens between two messages of a streamed answer; `None` if it is to come whole.
+    """Tokens between two messages of a streamed reply; `None` if it is not streamed.
 
     Raises:
-        Refused: if it is no positive number.
+        Refused: if it is not a positive number.
     """
     if not body.get("stream"):
         return None
@@ -57,7 +57,7 @@ def parse_sampling(values: object) -> SamplingParams:
     """Sampling parameters; absent ones have SGLang's defaults.
 
     Raises:
-        Refused: for an unknown name, since ignoring it would draw from another distribution.
+        Refused: for an unknown name, since ignoring it would sample from another distribution.
     """
     if values is None:
         values = {}
@@ -102,15 +102,15 @@ def parse_pause_mode(body: Mapping[str, Any]) -> PauseMode:
 def reply(
     sample: Sample, version: str, latency_s: float, *, start: int = 0, index: int | None = None
 ) -> dict[str, Any]:
-    """What /generate answers for one request, ended or not; it may grow meanwhile.
+    """The reply of /generate for one request, ended or not; it may grow meanwhile.
 
     Args:
         version: reported as the last one if the request has no token.
         latency_s: from the arrival of the request until now.
-        start: the first token of the answer, which in a stream is a part.
-        index: which request of a streamed batch this is.
+        start: index of the first token to include; later than 0 in a stream.
+        index: index of the request in a streamed batch.
     """
-    # In this order: the thread that draws appends to tokens, log-probs, spans, and ends last.
+    # Read in this order: the scheduler's thread appends tokens, log-probs, spans, and ends last.
     reason = _finish_reason(sample)
     spans: list[dict[str, Any]] = [
         {"version": span.version, "start": span.start, "end": span.end} for span in [*sample.spans]

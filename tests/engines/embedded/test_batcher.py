@@ -306,7 +306,7 @@ def test_an_empty_batch_computes_nothing() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_new_tokens", "message"),
     [
-        ([5, VOCABULARY], 1, f"token {VOCABULARY}, but the vocabulary is 0 .. {VOCABULARY - 1}"),
+        ([5, VOCABULARY], 1, f"token {VOCABULARY}, but tokens must be in 0 .. {VOCABULARY - 1}"),
         ([5, -1], 1, "token -1"),
         ([5] * (CONTEXT - 1), 2, f"needs {CONTEXT - 1} \\+ 2 tokens .* context is {CONTEXT}"),
     ],

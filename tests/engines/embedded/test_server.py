@@ -191,7 +191,7 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         ("/pause_generation", {"mode": "later"}, "pause mode 'later' is not known"),
         ("/abort_request", {}, "needs rid or abort_all"),
         ("/update_weights_from_disk", {}, "model_path is missing"),
-        ("/weights_checker", {"action": "guess"}, "'guess' is not known"),
+        ("/weights_checker", {"action": "guess"}, "action is 'guess', but must be 'checksum'"),
     ],
 )
 def test_bad_requests_get_one_line(
