@@ -57,7 +57,7 @@ def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=2)
     if not steps:
-        nothing_yet(axes, "no training step was finished")
+        nothing_yet(axes, "no training step finished")
     return figure
 
 

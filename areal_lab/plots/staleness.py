@@ -60,5 +60,5 @@ def draw_staleness(log: Log) -> Figure:
             axes.set_ylim(0, 1.38 * max(axes.get_ylim()[1], 1))
             axes.legend(loc="upper left", ncols=1 if axes is share else 2)
         else:
-            nothing_yet(axes, "no training step was finished")
+            nothing_yet(axes, "no training step finished")
     return figure

@@ -115,7 +115,7 @@ def test_a_run_killed_after_its_header_is_reported(tmp_path):
     EventLog(tmp_path / "events.jsonl", header, clock=lambda: START_S).close()
     (tmp_path / "summary.json").write_text('{"status": "failed", "error": "the engine died"}')
     page = format_run(tmp_path)
-    assert "no training step was finished" in page
+    assert "no training step finished" in page
     assert "training did not start" in page
     assert "nothing was trained on" in page
     assert "error       the engine died" in page

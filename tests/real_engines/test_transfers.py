@@ -226,7 +226,7 @@ def test_a_member_that_hangs_is_named_within_the_bound(
     assert time.monotonic() - start_s < 2 * ANSWER_S
     (failure,) = outcome.failures
     assert (failure.engine, failure.phase) == (member.base_url, Phase.BROADCAST)
-    assert f"no answer to /update_weights_from_distributed within {ANSWER_S:g} s" in failure.message
+    assert f"no reply to /update_weights_from_distributed within {ANSWER_S:g} s" in failure.message
     lab.run(assert_holds(lab, 2))
     # When it goes on, it is taken in again.
     assert lab.run(push(grouped, lab, 1, member)).failures == ()

@@ -205,7 +205,7 @@ def test_vllm_on_a_cpu_has_to_have_our_extension(
 
     asked = dialect_at("http://a", transport=httpx.MockTransport(answer))
     if expected is None:
-        with pytest.raises(EngineError, match="`areal-lab engine serve vllm` does that"):
+        with pytest.raises(EngineError, match="start it with `areal-lab engine serve vllm`"):
             asyncio.run(asked)
     else:
         assert asyncio.run(asked) is expected

@@ -211,7 +211,7 @@ def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> N
         answering(handler, act)
 
     loads((first, "x"), (second, "y"), (first, "x"))
-    with pytest.raises(VersionMismatch, match="still holds the weights of a set before"):
+    with pytest.raises(VersionMismatch, match="still holds the weights of an earlier set"):
         loads((first, "x"), (second, "x"))
     with pytest.raises(VersionMismatch, match="not those that it had of this set before"):
         loads((first, "x"), (second, "y"), (first, "z"))

@@ -189,7 +189,7 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         ("/generate", {"input_ids": [5], "sampling_params": {"top_k": "5"}}, "top_k is '5'"),
         ("/generate", {"input_ids": [5], "sampling_params": 3}, "must be an object"),
         ("/pause_generation", {"mode": "later"}, "pause mode 'later' is not known"),
-        ("/abort_request", {}, "needs rid or abort_all"),
+        ("/abort_request", {}, "needs rid (a request id) or abort_all"),
         ("/update_weights_from_disk", {}, "model_path is missing"),
         ("/weights_checker", {"action": "guess"}, "action is 'guess', but must be 'checksum'"),
     ],

@@ -272,7 +272,7 @@ def test_a_hung_engine_is_named_within_the_bound_and_the_others_have_the_weights
         os.kill(child, signal.SIGCONT)
     assert (failure.engine, failure.problem) == (lab.engine("b").base_url, "unreachable")
     assert failure.phase is Phase.OPEN
-    assert "opening the update failed: no answer to /model_info within 4 s" in failure.message
+    assert "opening the update failed: no reply to /model_info within 4 s" in failure.message
     assert lab.error("a") < 1e-5
     assert lab.push(pusher, "a", "b").failures == ()
 
