@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from areal_lab.control.events import EngineJoined, EngineLost
-from areal_lab.runlog.activity import idle_by_cause, training_window
+from areal_lab.runlog.activity import idle_by_cause, label, training_window
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.read_run import RecordedRun, read_run
@@ -126,7 +126,7 @@ def _processes(run: RecordedRun) -> list[str]:
         lines.append(f"  {name}: busy {use.busy_share:.1%}, idle {use.idle_share:.1%}")
         for kind, seconds_of in (("", use.busy_s), ("idle: ", use.idle_s)):
             lines.extend(
-                f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{what}"
+                f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{label(what)}"
                 for what, seconds in seconds_of.items()
                 if seconds >= _MIN_SHARE * use.total_s
             )

@@ -1,6 +1,6 @@
-"""timeline.png: what each process did, and with which weights each group was generated.
+"""timeline.png: the activity of each process, and the weights that generated each group.
 
-Idle time is grey or has a pattern, never a color, and time outside training is blank.
+Idle time is gray or has a pattern, not a color; time outside training is blank.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
     Stretch,
     activity,
+    label,
     training_window,
 )
 from areal_lab.runlog.records import GroupRecord, Log, engine_process
@@ -78,21 +79,21 @@ _IDLE_LOOKS = {  # face, pattern
 }
 _OTHER_IDLE = ("#FFFFFF", "++")
 _BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_SCORE, WAIT_EVENTS})
-"""Idleness that is no loss: nothing is drawn."""
+"""Idle time that is not a loss: nothing is drawn."""
 _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499")
-"""Tol's muted scheme: other colors than those of what processes do."""
+"""Tol's muted scheme, distinct from the colors of activities."""
 _MAX_SLOTS = 64
 _LEGEND_COLUMNS = 5
 _MIN_SHARE = 0.001
-"""Of the run: what took less is drawn, but not explained in the legend."""
+"""Share of the run below which an activity is drawn without an entry in the legend."""
 
 
 def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
-    """What each process did: the whole run, a stretch of it, and the groups in that stretch.
+    """Draw the activity of each process: the whole run, a part of it, and the groups in that part.
 
     Args:
         log: the run.
-        zoom_s: length of the stretch, from the middle of training.
+        zoom_s: length of the part, from the middle of training.
     """
     activities = activity(log)
     window = (0.0, max(log.end_s, 1.0))
@@ -108,25 +109,27 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in log.events if isinstance(r.event, WeightsPushed)]
     _draw_rows(whole, activities, looks, window)
-    if pushes:  # an empty line without clipping upsets the layout
+    if pushes:  # an empty line without clipping breaks the layout
         whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
-    whole.set_title("the whole run; triangles: the engines have new weights", pad=11)
+    whole.set_title("the whole run; triangles: new weights are on the engines", pad=11)
     _label_time_outside_training(whole, log)
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
     _draw_rows(part, activities, looks, zoom)
     _mark(part, [t_s for t_s in pushes if zoom[0] <= t_s <= zoom[1]])
     length_s = zoom[1] - zoom[0]
-    part.set_title(f"{length_s:.0f} s of it (framed above); dashed: the engines have new weights")
+    part.set_title(
+        f"{length_s:.0f} s of the run (framed above); dashed: new weights are on the engines"
+    )
     _draw_groups(below, slots, log, zoom)
     for axes in (whole, part, below):
-        axes.set_xlabel("seconds since the run's log began")
+        axes.set_xlabel("seconds since the start of the log")
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure
 
 
 class _Looks:
-    """A color for everything done, a pattern for every cause of idleness."""
+    """A color for every activity, a pattern for every cause of idleness."""
 
     def __init__(self, activities: Mapping[str, Sequence[Stretch]]) -> None:
         self.seconds: dict[tuple[bool, str], float] = {}
@@ -150,11 +153,11 @@ class _Looks:
             self.of[(False, name)] = look
 
     def legend(self, *, min_s: float) -> tuple[list[Any], list[str]]:
-        """Handles and labels, what was done before what was waited for; none of specks."""
+        """Handles and labels, activities before idle causes; short ones are omitted."""
         from matplotlib.patches import Patch
 
         shown = [key for key in self.of if self.seconds[key] >= min_s]
-        labels = [name if busy else f"idle: {name}" for busy, name in shown]
+        labels = [label(name) if busy else f"idle: {label(name)}" for busy, name in shown]
         return [Patch(**self.of[key]) for key in shown], labels
 
 
@@ -206,7 +209,7 @@ def _label_time_outside_training(axes: Axes, log: Log) -> None:
 
 
 def _slots(groups: Sequence[GroupRecord]) -> list[list[GroupRecord]]:
-    """Groups in rows without overlap, engine by engine; each takes the first free row."""
+    """Groups in rows without overlap, by engine; each group takes the first free row."""
     slots: list[list[GroupRecord]] = []
     for group in sorted(groups, key=lambda g: (g.engine, g.t_s, g.group)):
         for slot in slots:
@@ -224,7 +227,7 @@ def _draw_groups(
     log: Log,
     window: tuple[float, float],
 ) -> None:
-    """A bar for each group; its color changes with the weights it is generated with."""
+    """Draw a bar for each group; its color changes with the version that generates it."""
     shown = slots[:_MAX_SLOTS]
     pushes = [(r.t_s, r.event.version) for r in log.events if isinstance(r.event, WeightsPushed)]
     for row, group in ((row, group) for row, slot in enumerate(shown) for group in slot):
@@ -235,7 +238,7 @@ def _draw_groups(
             color = _VERSION_COLORS[version % len(_VERSION_COLORS)]
             axes.broken_barh([(start_s, end_s - start_s)], (row - 0.4, 0.8), facecolor=color)
             start_s, version = end_s, following
-        # Where one answer ends and the next begins in the same row.
+        # Separates consecutive groups in the same row.
         axes.plot([group.t_s] * 2, [row - 0.4, row + 0.4], color="#FFFFFF", linewidth=1.2)
     for begin_s, stop_s in _pauses(log):
         if begin_s < window[1] and stop_s > window[0]:
@@ -246,8 +249,8 @@ def _draw_groups(
             axes.text(t_s, -0.62, f"v{version}", fontsize=7.5, ha="left", va="bottom")
     left_out = f" (the first {_MAX_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(
-        f"groups being generated{left_out}; a new color is a new version of the weights; "
-        "pale from a dashed line on: interrupted",
+        f"groups being generated{left_out}; colors: versions of the weights; "
+        "pale after a dashed line: interrupted",
         pad=13,
     )
     engines = [slot[0].engine for slot in shown]

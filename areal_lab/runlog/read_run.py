@@ -1,4 +1,4 @@
-"""A run folder read back: its log, metrics and summary, also of a run that was killed."""
+"""Read a run folder: its log, metrics and summary, also of a run that was killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from areal_lab.runlog.summary import run_status
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a run folder holds."""
+    """The content of a run folder."""
 
     folder: Path
     log: Log
@@ -50,15 +50,15 @@ class RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read a run folder; what a kill cut short is left out.
+    """Read a run folder; an incomplete last line is skipped.
 
     Raises:
-        FileNotFoundError: if it is no run folder: there is no events.jsonl.
+        FileNotFoundError: if it is not a run folder: there is no events.jsonl.
         ValueError: if a file is damaged other than at its end.
     """
     events = folder / "events.jsonl"
     if not events.is_file():
-        raise FileNotFoundError(f"{folder} is no run folder: it has no events.jsonl")
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no events.jsonl")
     return RecordedRun(
         folder.resolve(),
         read_log_file(events),
@@ -77,7 +77,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
             values.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+                raise ValueError(f"line {number} of {path} is not JSON: {error}") from error
     return values
 
 

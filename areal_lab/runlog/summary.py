@@ -1,8 +1,8 @@
-"""summary.json: what a run was and what it reached, in one object for scripts.
+"""summary.json: the settings and results of a run in one object, for scripts.
 
-Everything but the held-out rewards, the wall time and the memory is counted from the event log, so
-that the summary, the pictures and `areal-lab trace` cannot disagree. Infinity, as in `eta`, is the
-string "inf"; what was not measured is null.
+Everything except the held-out rewards, the wall time and the memory is counted from the event log,
+so that the summary, the pictures and `areal-lab trace` agree. Infinity, as in `eta`, is the string
+"inf"; values that were not measured are null.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
-"""The metric under which the largest resident memory of a process and its descendants is noted, an
-upper bound of what they held at one time (`processes.peak_rss_bytes`)."""
+"""Name of the metric for the largest resident memory of a process and its descendants, an upper
+bound of their memory at one time (`processes.peak_rss_bytes`)."""
 
 _T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
@@ -33,7 +33,7 @@ class MeanInterval:
 
     mean: float
     n: int
-    """Problems: what the mean is over."""
+    """Number of problems in the mean."""
     ci95: float | None
     """Half width of a 95 % interval; None for a single problem."""
 
@@ -47,9 +47,9 @@ def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
 
     $$ h = t_{0.975, n-1} \max(s / \sqrt{n}, 1 / n) $$
 
-    Samples of one problem are alike, so they are averaged first and n counts problems. Near a mean
-    of 1 (or 0) all problem means agree and s says nothing: the interval then is as wide as one
-    problem answered the other way would make it, close to Wilson's. For rewards in [0, 1].
+    Samples of one problem are correlated, so they are averaged first and n counts problems. Near a
+    mean of 1 (or 0) all problem means agree and s is uninformative: the interval is then as wide as
+    one problem with the opposite reward would make it, close to Wilson's. For rewards in [0, 1].
 
     Args:
         problem_means: mean reward over the samples of each problem, at least one.
@@ -80,11 +80,11 @@ def build_summary(
     """The object of summary.json.
 
     Args:
-        log: of the whole run, as `read_log_file` gives it.
+        log: of the whole run, from `read_log_file`.
         reward_before: mean reward of each held-out problem before training; None if not measured.
         reward_after: the same after training.
-        wall_s: of everything, from the command to the end.
-        peak_bytes: largest memory by process with its descendants, beside what the log has.
+        wall_s: from the start of the command to the end.
+        peak_bytes: largest memory by process, in addition to those in the log.
         more: fields to add, such as seed and model.
     """
     limits = log.header.limits
@@ -142,7 +142,7 @@ def counted(log: Log) -> dict[str, Any]:
 
 
 def run_status(log: Log) -> str:
-    """Why the run ended, in the words of `Finish`; "incomplete" if it did not get that far."""
+    """Why the run ended, from `Finish`; "incomplete" if the log has none."""
     reasons = [r.action.reason for r in log.actions if isinstance(r.action, Finish)]
     return reasons[-1] if reasons else "incomplete"
 

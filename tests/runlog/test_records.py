@@ -240,7 +240,7 @@ def test_a_log_cut_anywhere_in_its_last_line_is_read_without_it(length):
 
 
 def test_a_broken_line_that_is_not_the_last_is_named():
-    with pytest.raises(ValueError, match="line 2 of the log is no JSON"):
+    with pytest.raises(ValueError, match="line 2 of the log is not JSON"):
         read_log([LINES[0], LINES[1][:10], LINES[2]])
 
 

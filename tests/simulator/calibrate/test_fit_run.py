@@ -364,7 +364,7 @@ def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "nowhere", "nowhere does not exist"),
-        (tmp_path / "empty", "empty is no run folder: it has no events.jsonl"),
+        (tmp_path / "empty", "empty is not a run folder: it has no events.jsonl"),
         (tmp_path / "none.csv", "none.csv does not exist"),
     ):
         for words in (("calibrate", path), ("simulate", "--preset", "small", "--against", path)):
@@ -389,7 +389,7 @@ def test_a_damaged_log_is_refused_in_a_line(synchronous: Path, tmp_path: Path) -
     (folder / "events.jsonl").write_text("\n".join([*lines[:5], "{broken", *lines[5:]]))
     result = call("calibrate", folder)
     assert result.exit_code == 2
-    assert "line 6 of the log is no JSON" in result.stderr
+    assert "line 6 of the log is not JSON" in result.stderr
 
 
 def test_a_model_that_nobody_knows_can_be_named(synchronous: Path, tmp_path: Path) -> None:
