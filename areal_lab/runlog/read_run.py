@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RecordedRun:
     """
     events = folder / "events.jsonl"
     if not events.is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder: it has no events.jsonl")
+        raise FileNotFoundError(f"{folder} is no run folder: it has no events.jsonl")
     return RecordedRun(
         folder.resolve(),
         read_log_file(events),

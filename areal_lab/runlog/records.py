@@ -269,9 +269,7 @@ def read_log(lines: Iterable[str]) -> Log:
                 raise ValueError("the first line of a log must be its run header (kind run)")
             header = record
         elif isinstance(record, RunHeader):
-            raise ValueError(
-                f"line {number} of the log is a second run header; only one may be"
-            )
+            raise ValueError(f"line {number} of the log is a second run header; only one may be")
         else:
             records.append(record)
     if header is None:

@@ -65,7 +65,9 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
             routing=routing_named(str(fields.get("routing", least_loaded().name))),
         )
     except KeyError as error:
-        raise ValueError(f"the log's header has no {error.args[0]}, so the log cannot be replayed") from error
+        raise ValueError(
+            f"the log's header has no {error.args[0]}, so the log cannot be replayed"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

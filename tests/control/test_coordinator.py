@@ -279,7 +279,7 @@ def test_without_engines_a_run_waits_for_one_that_returns() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     told(c, RunStarted((0,)), ended(0), ended(1))
     assert told(c, EngineLost(0, tokens_kept=True, returns=True)) == []
-    assert c.waiting_for() == "an engine to be mended; none is left"
+    assert c.waiting_for() == "an engine to restart; none is left"
     assert told(c, TrainStepDone(1)) == [PushWeights(1)]  # nobody is there to load it
     assert told(c, WeightsPushed(1)) == []
     assert told(c, EngineJoined(0)) == [

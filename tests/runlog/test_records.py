@@ -196,7 +196,7 @@ def test_what_cannot_be_read_says_why(line, says):
 
 
 def test_records_refuse_times_that_go_backwards_and_unequal_samples():
-    with pytest.raises(ValueError, match="must not end before"):
+    with pytest.raises(ValueError, match="must not end first"):
         SpanRecord(process="p", name="n", t_s=2.0, end_s=1.0)
     with pytest.raises(ValueError, match="one of each per sample"):
         GroupRecord(
@@ -209,7 +209,7 @@ def test_records_refuse_times_that_go_backwards_and_unequal_samples():
             segments=(),
             finish_reasons=(),
         )
-    with pytest.raises(ValueError, match="write it as a float"):
+    with pytest.raises(ValueError, match="use a float"):
         RunHeader(mode="train", started_at=0, limits={"eta": "inf"}, processes=())
 
 
@@ -254,7 +254,7 @@ def test_a_malformed_record_is_named_even_at_the_end():
     [
         ([], "no complete line"),
         ([LINES[0][:20]], "no complete line"),
-        (LINES[1:], "first line of a log is its run header"),
+        (LINES[1:], "first line of a log must be its run header"),
         ([LINES[0], LINES[0]], "second run header"),
     ],
 )

@@ -364,7 +364,7 @@ def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "nowhere", "nowhere does not exist"),
-        (tmp_path / "empty", "empty is not a run folder: it has no events.jsonl"),
+        (tmp_path / "empty", "empty is no run folder: it has no events.jsonl"),
         (tmp_path / "none.csv", "none.csv does not exist"),
     ):
         for words in (("calibrate", path), ("simulate", "--preset", "small", "--against", path)):
