@@ -164,8 +164,8 @@ class Coordinator:
         if not len(self._router) and self._awaited:
             return "an engine to restart; none is left"
         if self._training or self._saving:
-            step, saved = f"trainer (step {self._trained + 1})", self._saved
-            return step if self._training else f"checkpoint of version {saved}"
+            step, saved = f"the trainer (step {self._trained + 1})", self._saved
+            return step if self._training else f"the checkpoint of version {saved}"
         if self._pushing is not None:
             return f"engines to load version {self._pushing}"
         if self._trained > self._pushed:

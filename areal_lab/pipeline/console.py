@@ -102,7 +102,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     # Where versions changed, 0 mismatches is a result worth showing.
     if summary["version_mismatches"] or summary["interruptions"] or summary["steps"]:
         table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
-    table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
+    table.add_row("groups", f"{summary['dropped']} dropped, {summary['filtered']} filtered")
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table

@@ -102,10 +102,10 @@ async def start_run(context: RunContext) -> RunPerformer:
     )
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
     performer: RunPerformer | None = None
-    display.phase(
-        f"the trainer has {_parameters(trainer.ready)}, computes in {trainer.ready.compute_dtype}; "
-        f"waiting for {_engines(config)}"
+    display.note(
+        f"the trainer has {_parameters(trainer.ready)}, computing in {trainer.ready.compute_dtype}"
     )
+    display.phase(f"waiting for {_engines(config)}")
 
     def on_push(push: Pushed) -> None:
         if performer is None:

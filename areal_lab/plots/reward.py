@@ -110,7 +110,7 @@ def _wall_seconds_on_top(
             lambda second: np.interp(np.asarray(second, float), known_s, known_steps),
         ),
     )
-    top.set_xlabel("seconds since training began")
+    top.set_xlabel("seconds since the start of training")
 
 
 def _running_mean(values: Sequence[float], width: int) -> list[float]:

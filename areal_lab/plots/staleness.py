@@ -28,9 +28,9 @@ def draw_staleness(log: Log) -> Figure:
     share, steps = figure.subplots(1, 2)
     batches = list(trained_batches(log))
     kinds = (
-        ("all tokens", BLUE, total(b.token_lags for b in batches)),
-        ("first token of each sample", ORANGE, total(b.head_lags for b in batches)),
-        ("last token of each sample", GREEN, total(b.tail_lags for b in batches)),
+        ("token: all tokens", BLUE, total(b.token_lags for b in batches)),
+        ("head: first token of each sample", ORANGE, total(b.head_lags for b in batches)),
+        ("tail: last token of each sample", GREEN, total(b.tail_lags for b in batches)),
     )
     width = 0.27
     for position, (label, color, lags) in enumerate(kinds):
@@ -43,16 +43,12 @@ def draw_staleness(log: Log) -> Figure:
     share.set(xlabel="lag (versions)", ylabel="share (%)", title="lag over the whole run")
     whole_numbers(share)
     numbers = [batch.version for batch in batches]
-    for name, text, color in (
-        ("head", "first tokens", ORANGE),
-        ("token", "all tokens", BLUE),
-        ("tail", "last tokens", GREEN),
-    ):
+    for name, color in (("head", ORANGE), ("token", BLUE), ("tail", GREEN)):
         means = [mean_lag(getattr(batch, f"{name}_lags")) for batch in batches]
-        steps.plot(numbers, means, color=color, linewidth=1.8, label=f"{text}, mean")
+        steps.plot(numbers, means, color=color, linewidth=1.8, label=f"{name}, mean")
     # The oldest token of a batch is the first token of a sample, so this is also its largest lag.
     largest = [max(batch.head_lags, default=0) for batch in batches]
-    steps.plot(numbers, largest, ".", color=BLACK, markersize=4, label="first tokens, largest")
+    steps.plot(numbers, largest, ".", color=BLACK, markersize=4, label="head, largest")
     eta = log.header.limits.get("eta")
     if batches and isinstance(eta, int | float) and math.isfinite(eta):
         steps.axhline(eta, color=GREY, linestyle="--", linewidth=1, label=f"eta = {eta:g}")

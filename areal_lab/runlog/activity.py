@@ -83,7 +83,12 @@ BEFORE = "before training"
 AFTER = "after training"
 
 
-_LABELS = {"judge": "score", NOTHING_TO_SCORE: "nothing to score"}
+_LABELS = {
+    "judge": "score",
+    NOTHING_TO_SCORE: "nothing to score",
+    ON_ITS_WAY: "request in transit or at a tool",
+    TRAIN_ON_ITS_WAY: "request in transit",
+}
 
 
 def label(name: str) -> str:
@@ -273,9 +278,9 @@ class _Background:
 
     def _follow(self, log: Log) -> None:
         """Process the log in order of time, and at equal times in order of writing."""
-        told = [(r.t_s, r) for r in log.records if isinstance(r, EventRecord | ActionRecord)]
+        logged = [(r.t_s, r) for r in log.records if isinstance(r, EventRecord | ActionRecord)]
         generated = [(record.generated_s, record) for record in log.groups]
-        for t_s, record in sorted((*told, *generated), key=lambda item: item[0]):
+        for t_s, record in sorted((*logged, *generated), key=lambda item: item[0]):
             match record:
                 case EventRecord():
                     touched = self._event(record.event)

@@ -75,13 +75,13 @@ def test_a_synchronous_run_from_beginning_to_end() -> None:
     assert told(c, ended(1)) == []
     assert c.waiting_for() == "1 of 2 groups for step 1"
     assert told(c, ended(0)) == [Train(0, (0, 1))]
-    assert c.waiting_for() == "trainer (step 1)"
+    assert c.waiting_for() == "the trainer (step 1)"
     assert told(c, TrainStepDone(1)) == [PushWeights(1)]
     assert c.waiting_for() == "engines to load version 1"
     assert told(c, WeightsPushed(1)) == [StartGroup(2, 0, 1), StartGroup(3, 1, 1)]
     assert told(c, ended(2, 1), ended(3, 1)) == [Train(1, (2, 3))]
     assert told(c, TrainStepDone(2)) == [Save(2), PushWeights(2)]
-    assert c.waiting_for() == "checkpoint of version 2"
+    assert c.waiting_for() == "the checkpoint of version 2"
     assert told(c, WeightsPushed(2)) == []
     assert told(c, CheckpointDone(2)) == [Finish("complete")]
     assert c.waiting_for() == "nothing (complete)"
@@ -201,7 +201,7 @@ def test_a_stop_finishes_the_step_saves_and_gives_up_the_rest() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     told(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # trains (0, 1), 3 runs, 2 waits
     assert told(c, StopRequested()) == []
-    assert c.waiting_for() == "trainer (step 1)"
+    assert c.waiting_for() == "the trainer (step 1)"
     assert told(c, TrainStepDone(1)) == [Save(1)]
     assert told(c, StopRequested()) == []
     assert told(c, CheckpointDone(1)) == [

@@ -18,12 +18,12 @@ def test_what_is_waited_for_is_said_again_after_10_20_and_40_seconds() -> None:
         lines.remind()
         if second == 50:
             lines.note("training")
-            waiting = "trainer (step 1)"
+            waiting = "the trainer (step 1)"
     assert out.getvalue().splitlines() == [
         "[   0.0 s] waiting for 1 sglang server(s) to start",
         "[  10.0 s] still: waiting for 1 sglang server(s) to start (10 s)",
         "[  20.0 s] still: waiting for 1 sglang server(s) to start (20 s)",
         "[  40.0 s] still: waiting for 1 sglang server(s) to start (40 s)",
         "[  50.0 s] training",
-        "[  60.0 s] still waiting for trainer (step 1) (10 s)",
+        "[  60.0 s] still waiting for the trainer (step 1) (10 s)",
     ]
