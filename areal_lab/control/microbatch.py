@@ -118,12 +118,12 @@ def balanced_parts(
     no part exceeds the mean by more than one sequence. No part is empty.
     Source: longest processing time first, Graham (1969), within 4/3 of the best.
 
-    With `equal_size` every part gets the same number of sequences: a part that has its share takes
-    no more, so parts balance less well. The purpose is that of verl's partitions of equal size,
-    which come from the Karmarkar-Karp differencing of rounds of sequences of neighboring lengths.
-    Largest part over mean, for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl's
-    1.19), 8 parts of 16 1.10 (1.28). For uniform lengths verl's is up to 3 % better where
-    parts have few sequences (8 parts of 4: 1.01 against 1.04).
+    With `equal_size` every part gets the same number of sequences: a full part takes no more, so
+    tokens are less balanced. verl has partitions of equal size for the same purpose, by
+    Karmarkar-Karp differencing of rounds of sequences of similar length. Largest part over mean,
+    for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl 1.19), 8 parts of 16 1.10
+    (verl 1.28). For uniform lengths verl is up to 3 % better where parts have few sequences
+    (8 parts of 4: 1.01 against 1.04).
 
     Raises:
         ValueError: if there are fewer sequences than parts, with `equal_size` if their number is

@@ -1,8 +1,8 @@
 """Real servers under the real coordinator and pipeline, with faults.
 
-    engine 0   the survivor: an embedded engine that somebody else runs, the same for every case
-    engine 1   the victim, of the backend that is tested; somebody else runs it, too (the lab),
-               unless a case borrows it as if the run had started it
+    engine 0   the survivor: an embedded engine, run by the lab, the same for every case
+    engine 1   the victim, of the tested backend; also run by the lab, unless a case borrows it as
+               if the run had started it
 
 In a `case` the trainer is a stand-in (`stand_in`); `faults.hung_in_a_whole_run` has a real one.
 """
@@ -57,14 +57,14 @@ from tests.fault_lab.case import (
 from tests.fault_lab.stand_in import POLL_S, EvenDigits, StandInTrainer, load_model
 
 DRAIN_S = 0.2
-"""In which what a stopped server had sent has arrived."""
+"""Time until everything that a stopped server had sent is received."""
 BOUND_S = 300.0
-"""No case takes longer, whatever hangs: beyond this it fails."""
+"""Timeout of a case, whatever hangs."""
 START_BOUND_S = 600.0
-"""No server takes longer to start, on a machine that does much else."""
+"""Timeout of a server's start on a busy machine."""
 PROBLEMS = tuple(Problem(prompt=f"{n}+1=", answer=str(n + 1), key=str(n)) for n in range(64))
 Fault = Callable[[Case], None]
-"""Prepares a case: puts something into `case.on`, or damages something."""
+"""Prepares a case: sets `case.on`, or damages something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,11 @@ class LabTimings:
 
     health: HealthLimits
     hangs_s: float
-    """A server that is stopped goes on after so long."""
+    """Time for which a server is stopped."""
 
 
 QUICK = LabTimings(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
-"""For an engine that computes little else and answers at once."""
+"""For an engine that replies immediately."""
 AS_SHIPPED = LabTimings(
     health=HealthLimits(
         interval_s=RolloutConfig.health_interval_s,
@@ -86,13 +86,13 @@ AS_SHIPPED = LabTimings(
     ),
     hangs_s=30.0,
 )
-"""The defaults of the configuration, but for a stall: a step of a tiny model takes no minutes."""
+"""The defaults of the configuration, except for a stall: steps of a tiny model are short."""
 _COMPUTES = re.compile("^(sglang::scheduler|VLLM::EngineCore)")
-"""Titles of processes that compute behind another that speaks HTTP."""
+"""Titles of compute processes behind an HTTP process."""
 
 
 def timings_of(backend: str) -> LabTimings:
-    """Of the lab with this engine."""
+    """The timings of the lab with this engine."""
     return QUICK if backend == "embedded" else AS_SHIPPED
 
 
@@ -105,7 +105,7 @@ class FaultLab:
     timings: LabTimings
     model_path: Path
     first: WeightsFolder
-    """What servers are started with."""
+    """The weights that servers are started with."""
     runner: asyncio.Runner
     cases: int = 0
     _survivor: EngineProcess | None = None
@@ -125,7 +125,7 @@ class FaultLab:
             self.victim = self.victim or await self.launch(VICTIM, self.backend)
             self._victim_pid = self.victim.child.pid
 
-        # Each is kept as soon as it runs, so that it is stopped if the other one fails.
+        # Each is stored as soon as it runs, so that it is stopped if the other one fails.
         async with asyncio.TaskGroup() as starting:
             starting.create_task(survivor())
             starting.create_task(victim())
@@ -138,24 +138,24 @@ class FaultLab:
 
     @property
     def survivor_address(self) -> str:
-        """Where engine 0 is."""
+        """Address of engine 0."""
         assert self._survivor is not None, "the lab is open"
         return self._survivor.base_url
 
     @property
     def victim_address(self) -> str:
-        """Where engine 1 is."""
+        """Address of engine 1."""
         assert self.victim is not None, "it was borrowed and is gone"
         return self.victim.base_url
 
     def attached(self) -> EngineSource:
-        """The victim as a server that somebody else runs."""
+        """The victim as an attached server."""
         return self._attacher(self.victim_address)
 
     def borrowed(self) -> tuple[EngineSource, int]:
         """The victim as if the run had started it, on a fixed port, and that port.
 
-        A second start is a real one. The lab has no victim from then on, until it opens again.
+        A second start is a real one. The lab has no victim afterwards, until it opens again.
         """
         first, self.victim = self.victim, None
         assert first is not None, "it was borrowed and is gone"
@@ -173,22 +173,22 @@ class FaultLab:
         os.killpg(self._victim_pid, number)
 
     def victim_computes(self) -> list[psutil.Process]:
-        """Its processes that compute; the only one it has, if it has no other."""
+        """The victim's compute processes, or its only process."""
         whole = psutil.Process(self._victim_pid)
         found = [one for one in whole.children(recursive=True) if _COMPUTES.match(title(one))]
         return found or [whole]
 
     def victim_speaks(self) -> list[psutil.Process]:
-        """The others."""
+        """The victim's other processes."""
         whole = psutil.Process(self._victim_pid)
         computes = self.victim_computes()
         return [one for one in (whole, *whole.children(recursive=True)) if one not in computes]
 
     async def stop_victim_in_mid_answer(self, client: Callable[[], EngineClient | None]) -> None:
-        """Stop the victim's processes (SIGSTOP) once a long answer of it is under way.
+        """Stop the victim's processes (SIGSTOP) once it is generating a long response.
 
         Args:
-            client: the connection of whoever waits for answers, if there is one.
+            client: returns the client that waits for responses, if there is one.
         """
         names = [request_id("train", group, s) for group in range(64) for s in range(SAMPLES)]
 
@@ -208,7 +208,7 @@ class FaultLab:
             await asyncio.sleep(POLL_S)
 
     async def restart_victim(self) -> None:
-        """What its owner does: see it dead, and start it again on its port, as the first time."""
+        """Restart the victim on its port, as its owner would."""
         assert self.victim is not None, "it was borrowed and is gone"
         port = _port(self.victim)
         await self.victim.stop(at_once=True)
@@ -293,7 +293,7 @@ class FaultLab:
             await self._drive(case, weights)
             await asyncio.gather(*case.tasks)
         finally:
-            # Else one that waits for what will not happen any more outlasts every bound.
+            # Otherwise a task that waits for an event that never comes would outlast every bound.
             for task in case.tasks:
                 task.cancel()
             await asyncio.gather(*case.tasks, return_exceptions=True)
@@ -351,7 +351,7 @@ class FaultLab:
 
 @contextmanager
 def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
-    """A lab; its servers are started by `open`, and stopped in the end."""
+    """A lab; `open` starts its servers, and they are stopped at the end."""
     model_path = root / "model"
     write_tiny_model(model_path, initializer_range=0.2, head_size=32)
     first = write_weights(load_model(model_path), root / "first", 0, dtype=torch.float32)
@@ -371,7 +371,7 @@ def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
 
 
 def title(process: psutil.Process) -> str:
-    """What `ps` shows of it."""
+    """The command line of a process, as in `ps`."""
     return " ".join(process.cmdline())
 
 
