@@ -1,4 +1,4 @@
-"""Eq. 3 of the paper, whole and fractional, and what else limits a start."""
+"""Eq. 3 of the paper, whole and fractional, and the other limits of starts."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ def test_what_cannot_be_cut_is_refused_with_the_way_out() -> None:
         dynamic_batches([3], max_tokens=100, min_batches=0)
     with pytest.raises(ValueError, match="0 tokens"):
         dynamic_batches([3, 0], max_tokens=100)
-    with pytest.raises(
-        ValueError, match="parts is 2, but must be from 1 to .* sequences, 1"
-    ):
+    with pytest.raises(ValueError, match="parts is 2, but must be from 1 to the number"):
         balanced_parts([3], 2)
     with pytest.raises(ValueError, match="parts is 0, but must be from 1"):
         balanced_parts([3], 0)

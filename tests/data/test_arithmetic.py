@@ -1,4 +1,4 @@
-"""Held-out arithmetic is not trained on in any form, and every answer is right."""
+"""Held-out arithmetic is not trained on in any form, and every gold answer is correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ seeds = st.integers(0, 2**32)
 
 
 def forms(left: int, symbol: str, right: int) -> set[tuple[int, str, int]]:
-    """A problem and what it is by commutation."""
+    """A problem and its commuted form, if it has one."""
     return {(left, symbol, right)} | ({(right, symbol, left)} if symbol != "-" else set())
 
 

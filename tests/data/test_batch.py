@@ -1,4 +1,4 @@
-"""Both layouts hold the same sequences; in a tree, a token sees its ancestors and nothing else."""
+"""Both layouts hold the same sequences; in a tree, a token attends only to its ancestors."""
 
 from __future__ import annotations
 

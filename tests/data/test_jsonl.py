@@ -1,4 +1,4 @@
-"""Problems from files, and what is wrong with a file in one line."""
+"""Problems from files, and one-line errors for broken files."""
 
 from __future__ import annotations
 

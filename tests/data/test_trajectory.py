@@ -1,4 +1,4 @@
-"""Trajectories are checked where they are made, and derive what is known from their parts."""
+"""Trajectories are checked at construction, and derive their properties from their parts."""
 
 from __future__ import annotations
 

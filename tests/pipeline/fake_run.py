@@ -45,7 +45,7 @@ HELD_OUT_S = 9.0
 
 @dataclass
 class FakeGroup:
-    """One group on its way; its samples advance together, one token each at a time."""
+    """One running group; its samples advance together, one token at a time."""
 
     start: StartGroup
     begun_s: float
@@ -54,14 +54,14 @@ class FakeGroup:
     """Tokens the longest sample has."""
     since_s: float = 0.0
     stretches: list[tuple[int, int, int]] = field(default_factory=list)
-    """(version, first token, token after the last)."""
+    """(version, first token, end token)."""
     epoch: int = 0
-    """Raised at every pause: an end scheduled before is void."""
+    """Incremented at every pause, which invalidates ends scheduled before."""
     generated_s: float = math.inf
 
 
 class FakeRun:
-    """Performs actions by scheduling events at drawn times."""
+    """Performs actions by scheduling events at random times."""
 
     def __init__(
         self,

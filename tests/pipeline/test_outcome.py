@@ -1,4 +1,4 @@
-"""summary.json of a run that failed: every field, what is known in it, and never in the way."""
+"""summary.json of a failed run: all fields, the known ones filled; it never hides the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed where there is no terminal."""
+"""Progress output without a terminal."""
 
 from __future__ import annotations
 

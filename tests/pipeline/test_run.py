@@ -1,4 +1,4 @@
-"""Whole runs with real processes on a tiny model: what the claims of the project rest on."""
+"""Complete runs with real processes on a tiny model, which support the project's claims."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """An asynchronous run whose long answers meet new weights, with every version saved."""
+    """An asynchronous run in which long responses are interrupted; every version is saved."""
     config = tiny_config(
         tmp_path_factory.mktemp("interrupted"),
         f"total_train_steps={STEPS}",
@@ -94,7 +94,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
         if len(sample["parts"]) > 1
     ]
     assert max(right for right, _ in rescored) < 1e-4
-    # The test could not tell versions apart if neighboring ones scored alike.
+    # The test needs adjacent versions to give different log-probs.
     assert max(wrong for _, wrong in rescored) > 1e-3
 
 
@@ -275,7 +275,7 @@ def test_an_interrupt_ends_the_command_in_order_and_counts_what_was_not_trained(
 
 
 def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """`areal-lab train` on the tiny model, in a process of its own."""
+    """`areal-lab train` on the tiny model, in a separate process."""
     config = tiny_config(folder, *overrides)
     path = folder / "config.yaml"
     path.write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
@@ -288,7 +288,7 @@ def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def wait_for_steps(process: subprocess.Popen[str], steps: int) -> None:
-    """Read the progress until so many steps were reported."""
+    """Read the progress until this many steps are reported."""
     assert process.stderr is not None
     seen = []
     for line in process.stderr:

@@ -26,7 +26,7 @@ from tests.pipeline.tiny_run import tiny_config
 def left_early(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[TrainingRun, list[StepReport]]:
-    """A run of somebody's own problems, reward and loss, left after its second step."""
+    """A run with custom problems, reward and loss, left after its second step."""
     config = tiny_config(tmp_path_factory.mktemp("left"), "total_train_steps=1000")
     problems = ProblemSet(train=own_problems("12345678"), held_out=own_problems("9"))
     scale = 0.5

@@ -112,5 +112,5 @@ def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple
 
 
 def long_tail(group: int, sample: int) -> int:
-    """Most answers are short, one in four takes many decode steps."""
+    """Most responses are short, one in four takes many decode steps."""
     return 120 if (group + sample) % 4 == 0 else 8

@@ -1,4 +1,4 @@
-"""LoRA adapters alone, into servers that take them: what each token was drawn by, and what stays.
+"""LoRA adapters in servers that support them: versions of tokens, and which adapters stay.
 
 Version n is adapter n on the weights that the server was started with; a plain model with that
 adapter merged says what its log-probs are.

@@ -1,4 +1,4 @@
-"""What the pipeline relies on, of every engine alike: tokens, log-probs, versions, interruptions.
+"""The contract of all engines with the pipeline: tokens, log-probs, versions, interruptions.
 
 Each test runs against a real server of each engine. Where engines differ, `engines.py` says so.
 """
@@ -231,7 +231,7 @@ def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> No
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
 def test_exact_modes_recompute_under_the_new_weights(lab: Lab, mode: PauseMode) -> None:
     """Spans are those that re-scoring proves, and later tokens equal a full recompute. A request
-    sent during the pause begins under the new weights."""
+    sent during the pause starts under the new weights."""
 
     async def scenario() -> tuple[list[Generated], Generated]:
         client = lab.client
@@ -348,7 +348,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
 
 
 def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
-    """Eight places are taken by requests nobody waits for; the next one runs long before those
+    """Eight slots are taken by requests of a client that left; the next one runs long before those
     could have ended."""
 
     async def scenario() -> int:

@@ -1,4 +1,4 @@
-"""Faults of each engine's server; `docs/reliability.md` is written from what these tests see."""
+"""Faults of each engine's server; `docs/reliability.md` has the measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lab(closed_lab: FaultLab, announce: Announce) -> FaultLab:
 
 @pytest.fixture
 def check(lab: FaultLab, record_property: Callable[[str, object], None]) -> Callable[[Run], None]:
-    """Have something happen, within the bounds of its faults; the page is told of the seconds."""
+    """Cause faults and check their time bounds; the seconds are recorded for the page."""
 
     def within_bounds(run: Run) -> None:
         seconds = run(lab)

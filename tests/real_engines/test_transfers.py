@@ -1,4 +1,4 @@
-"""Weights from this process's memory into real servers: what they then hold, and broken groups.
+"""Push weights from this process's memory into real servers; broken process groups.
 
 That a server holds what was sent is shown three times: by the push itself, which compares the
 server's checksums; by a digest that is the same as after loading a folder; and by its log-probs.
@@ -37,7 +37,7 @@ from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 
 GROUP_TIMEOUT_S = 3.0
 ANSWER_S = GROUP_TIMEOUT_S + REPLY_MARGIN_S
-"""Longest wait for one answer of an engine."""
+"""Longest wait for one reply of an engine."""
 PROMPT = list(range(2, 40))
 TAKES_PUSHES = [n for n, backend in BACKENDS.items() if Transfer.DISTRIBUTED in backend.transfers]
 pushed_to = pytest.mark.parametrize("engine_lab", TAKES_PUSHES, indirect=True)
@@ -95,14 +95,14 @@ async def push(
 
 
 async def assert_holds(lab: Lab, version: int) -> None:
-    """By what the server says, and by what it draws."""
+    """Check the weights by the server's report and by its samples."""
     assert await lab.client.version() == version
     (result,) = await lab.client.generate([request("holds", PROMPT, 40)])
     assert versions_of(result) == [version]
     assert lab.errors(version, PROMPT, result).max() < 10 * lab.facts.error
 
 
-# --- what is held ---
+# --- held weights ---
 
 
 @pushed_to
@@ -222,13 +222,13 @@ def test_a_member_that_hangs_is_named_within_the_bound(
         outcome = lab.run(disturbed(stop, lab, sender, grouped, member))
     finally:
         os.kill(member.child.pid, signal.SIGCONT)
-    # The member's answer, and then the group of those that are left.
+    # The member's reply, then the group of the remaining engines.
     assert time.monotonic() - start_s < 2 * ANSWER_S
     (failure,) = outcome.failures
     assert (failure.engine, failure.phase) == (member.base_url, Phase.BROADCAST)
     assert f"no reply to /update_weights_from_distributed within {ANSWER_S:g} s" in failure.message
     lab.run(assert_holds(lab, 2))
-    # When it goes on, it is taken in again.
+    # When it continues, it joins again.
     assert lab.run(push(grouped, lab, 1, member)).failures == ()
     lab.run(assert_holds(lab, 1))
 
@@ -255,7 +255,7 @@ def test_a_server_that_hangs_during_the_broadcast_takes_the_next_one(
 def test_a_server_whose_group_is_left_answers_at_once(
     lab: Lab, sender: BroadcastSender, grouped: Pusher
 ) -> None:
-    """As when the trainer dies: the server waits for a broadcast that never begins."""
+    """As when the trainer dies: the server waits for a broadcast that never starts."""
 
     async def scenario() -> None:
         assert (await push(grouped, lab, 1)).failures == ()

@@ -85,7 +85,7 @@ def owner_lives(segment: Path) -> bool:
 def test_a_server_that_is_started_again_gets_the_adapter_of_the_others(
     tmp_path: Path, engine: str
 ) -> None:
-    """It begins with the model's own weights, which are no version of the run any more."""
+    """It starts with the model folder's weights, which are not a current version of the run."""
     write_tiny_model(tmp_path / "model", initializer_range=0.2, head_size=32)
     config = tiny_config(
         tmp_path,

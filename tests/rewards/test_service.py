@@ -27,7 +27,7 @@ SHORT_S = 1.0
 def score_group(
     completions: Sequence[str], function: Any = SCORE, **settings: Any
 ) -> tuple[list[RewardOutcome], dict[str, int]]:
-    """Score one group in a service of its own."""
+    """Score one group in a new service."""
 
     async def main() -> tuple[list[RewardOutcome], dict[str, int]]:
         async with RewardService(function, **{"max_error_rate": 1.0, **settings}) as service:

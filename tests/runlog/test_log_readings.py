@@ -56,7 +56,7 @@ def group(number: int, t_s: float, end_s: float, *segments: tuple[int, int]) -> 
 
 
 def logged(limits: Limits, *happened: tuple[float, Event], more: tuple[Record, ...] = ()) -> Log:
-    """The log of a coordinator that was told this."""
+    """The log of a coordinator for these events."""
     coordinator = Coordinator(limits)
     records: list[Record] = []
     for t_s, event in happened:
@@ -71,7 +71,7 @@ def logged(limits: Limits, *happened: tuple[float, Event], more: tuple[Record, .
     return Log(header, (*records, *more))
 
 
-# Group 1 is interrupted after 2 tokens and goes on under version 1.
+# Group 1 is interrupted after 2 tokens and continues with version 1.
 INTERRUPTED = logged(
     LIMITS,
     (0.0, RunStarted((0,))),

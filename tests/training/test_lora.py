@@ -159,7 +159,7 @@ def test_what_engines_get(folder: Path, tmp_path: Path, transfer: str) -> None:
     weights: Any = export(learner, 4, None)
     first = first_weights(learner, 4, weights)
 
-    check_folder(weights)  # the checksum is of what is there
+    check_folder(weights)  # the checksum matches the files
     assert weights.version == first.version == 4
     if transfer == "folder":
         assert weights.adapter is first.adapter is None

@@ -140,7 +140,7 @@ def with_sgd(learner: Learner, lr: float) -> Learner:
 
 
 def with_loss(learner: Learner, function: Any) -> Learner:
-    """Another function in the place of the loss, and all else as it was."""
+    """A learner with another loss function, otherwise unchanged."""
     return dataclasses.replace(learner, loss=dataclasses.replace(learner.loss, function=function))
 
 
@@ -286,7 +286,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(folder
 
 
 class Plain(NamedTuple):
-    """Result of an own loss with one diagnostic of its own."""
+    """Result of a custom loss with one diagnostic."""
 
     loss: Tensor
     surprise: Tensor | None = None
@@ -357,7 +357,7 @@ def of_prompts(
 
 
 def of_turns(*tensors: Tensor, token_count: int, sequences: Segments, turns: Segments) -> Any:
-    """A ratio of turns, which the trainer has to name: what it packs has no holes."""
+    """A ratio over turns, which the trainer must pass: packed tokens have no gaps between turns."""
     length = torch.bincount(turns.ids, minlength=turns.count)
     assert turns.ids.shape == sequences.ids.shape
     assert len(length) == turns.count

@@ -108,7 +108,7 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
         first = await pair.exported()
         saved = await trainer.save(SaveRequest(pair.root / "v1"))
         assert first.checksum == checksum(load_file(saved.path / "model.safetensors"))
-        # The next step changes the parameters under way: what is sent is a copy.
+        # The next step changes the parameters meanwhile, but a copy is sent.
         bring = prepare_push_from(trainer)(first, [engine.client], PauseMode.RETRACT)
         await asyncio.gather(bring(engine.client), pair.step())
         assert await engine.client.version() == first.version == 1
@@ -118,7 +118,7 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
         second = (await trainer.export()).weights
         assert second.version == 2
         assert second.checksum != first.checksum
-        # A version that is no longer held is the caller's mistake, and the trainer lives on.
+        # Requesting a version that is no longer held is the caller's error; the trainer continues.
         target = (EngineTarget(engine.base_url),)
         with pytest.raises(TrainingError, match=r"asked to push version 1, but held are \[2\]"):
             await trainer.push(PushRequest(1, target, flush_cache=True))
@@ -177,7 +177,7 @@ class FakeTrainer:
 
 
 class FakeClient:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url

@@ -1,4 +1,4 @@
-"""What is said to SGLang and to vLLM, and what their answers mean: no server, no network."""
+"""Requests to SGLang and vLLM, and parsing of their replies, without a server or network."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_refusals_inside_answers_of_200() -> None:
     assert VLLM.refusal({"success": False}) is not None
 
 
-# --- answers ---
+# --- replies ---
 
 
 def sglang_message(tokens: list[int], **meta: Any) -> dict[str, Any]:

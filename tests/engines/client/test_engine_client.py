@@ -63,7 +63,7 @@ def answering(
 
 
 def answered(one: dict[str, Any]) -> Generated:
-    """What the client makes of this answer."""
+    """The client's result for this reply."""
 
     def handler(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=[one])
@@ -191,7 +191,7 @@ def test_another_echo_is_an_error(
 
 
 def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> None:
-    """Equal for equal weights, different for different ones; anything else is not what was sent."""
+    """Digests are equal for equal weights and differ otherwise; a wrong one is a mismatch."""
     first, second = (
         write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
         for seed in (0, 1)
@@ -362,7 +362,7 @@ def test_requests_held_by_a_pause_in_place_share_nothing_older_either(
 def test_an_engine_whose_weights_are_unknown_stays_paused(
     weights: WeightsFolder, failing: str
 ) -> None:
-    """What it would generate has no name; after a refusal that changed nothing it goes on."""
+    """Its tokens would have no known version; after a refusal that changed nothing it resumes."""
     calls: list[Any] = []
     told = {"echo": {"version": "6"}, "refusal": {"success": False}}.get(failing, {})
 
@@ -539,8 +539,8 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
 
 @pytest.mark.parametrize("order", ["before", "during"])
 def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -> None:
-    """Under another id: SGLang aborts what has an id of an answer that ended less than two seconds
-    ago. What is sent while the pause lasts is held back until then, too."""
+    """Under another id: SGLang aborts requests with the id of a reply that ended less than two
+    seconds ago. Requests sent during the pause are held until its end, too."""
     sent: list[list[int]] = []
     names: set[str] = set()
     paths: list[str] = []
@@ -595,7 +595,7 @@ def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -
 def test_an_aborted_sample_that_had_ended_is_not_sent_again(
     weights: WeightsFolder, last: int, max_new_tokens: int, finish_reason: str
 ) -> None:
-    """SGLang draws one more token for a request that it is to abort, and does not look at it."""
+    """SGLang samples one more token for a request that it aborts, and does not check it."""
     sent: list[str] = []
 
     async def scenario() -> Generated:

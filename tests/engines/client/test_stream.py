@@ -54,7 +54,7 @@ def test_every_way_of_cutting_gives_the_same(steps: list[int], kind: str) -> Non
 
 
 def test_from_a_message_of_another_version_on_nothing_is_sure() -> None:
-    """Some of its tokens may have been drawn before the change."""
+    """Some of its tokens may have been generated before the change."""
     stream = SampleStream("a")
     stream.add(chunk(0, 1, version=3), held=9)
     stream.add(chunk(1, 5, version=3), held=9)
@@ -127,7 +127,7 @@ def test_contradictions_are_errors(message: Chunk, error: str) -> None:
         stream.add(message, held=3)
 
 
-# --- the client: what has arrived when the server goes ---
+# --- the client: tokens received before the server is lost ---
 
 
 def event(index: int, tokens: list[int], total: int, finish: str | None = None) -> bytes:
@@ -237,7 +237,7 @@ def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_abort_that_breaks_the_answer_costs_no_other_sample(gone: bool) -> None:
-    """The aborted one keeps what it has, the other is sent again; unless the server is gone."""
+    """The aborted one keeps its tokens, the other is sent again, unless the server is gone."""
     sent: list[list[list[int]]] = []
 
     async def scenario() -> list[Generated]:

@@ -32,12 +32,12 @@ from tests.engines.tiny import plain_logprobs, request, tiny_model
 
 BOUND_MS = 20_000
 LONG = 200
-"""Tokens of an answer that is still running when something happens to it."""
+"""Tokens of a response that is still running when something happens to it."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """One server for the whole module, and what it can be given."""
+    """One server for the whole module, and the weights for it."""
 
     loop: asyncio.AbstractEventLoop
     engine: EngineProcess
@@ -86,7 +86,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def base_weights(request: pytest.FixtureRequest) -> None:
-    """Every test of the shared server begins with version 0."""
+    """Every test of the shared server starts with version 0."""
     if "lab" in request.fixturenames:
         lab: Lab = request.getfixturevalue("lab")
         lab.run(load(lab, 0))
@@ -427,8 +427,8 @@ def test_an_engine_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_an_error_while_computing_ends_the_process_with_its_traceback(tmp_path: Path) -> None:
-    """Weights of NaN make a distribution of which nothing can be drawn. The client hears of the
-    end at once, and the port is free again."""
+    """NaN weights give a distribution from which nothing can be sampled. The client's
+    connection ends at once, and the port is free again."""
     model = tiny_model()
     with torch.no_grad():
         model.get_output_embeddings().weight.fill_(float("nan"))

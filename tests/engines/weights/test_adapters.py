@@ -1,4 +1,4 @@
-"""Adapters by name: what the client sends, waits for and believes, against a server of a few lines.
+"""Adapters by name: the client's requests, waits and checks, against a minimal server.
 
 That real servers behave so is shown in `tests/real_engines/test_adapters.py`.
 """
@@ -40,7 +40,7 @@ def adapter(version: int) -> WeightsFolder:
 
 @dataclass
 class Fake:
-    """As much of a server as adapters touch. It says the version that it was told last, whatever
+    """The part of a server that adapters need. It reports the version that was sent last, whatever
     drew."""
 
     api: Dialect
@@ -126,7 +126,7 @@ class Fake:
 
 
 def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> None:
-    """One scenario with a client that draws by adapters."""
+    """One scenario with a client that uses adapters."""
 
     async def scenario() -> None:
         fake = Fake(api)
@@ -175,7 +175,7 @@ def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: 
         drawing = asyncio.create_task(client.generate([request("a", [5], 4)]))
         await fake.begun.wait()
         await client.pause(PauseMode.ABORT)
-        # Sent again already, were it not held back: there is no adapter 2 yet.
+        # It is held until adapter 2 exists; otherwise it would have been sent again by now.
         await client.load_weights(adapter(2), PauseMode.ABORT)
         assert (len(fake.drawn_by), fake.aborts) == (1, 3)
         await client.resume()

@@ -79,7 +79,7 @@ class Lab:
         return error_under(sample, {self.version: self.version})
 
     def pause_in_mid_answer(self, name: str, mode: PauseMode) -> asyncio.Task[list[Generated]]:
-        """An answer that a pause of the engine has met with some of its tokens drawn."""
+        """A response that a pause interrupted after some of its tokens."""
         client = self.engine(name).client
 
         async def meet() -> asyncio.Task[list[Generated]]:
@@ -223,7 +223,7 @@ def test_a_group_that_an_engine_left_is_made_anew(lab: Lab) -> None:
     pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
     assert lab.push(pusher, "a", "b").failures == ()
     assert sender._group is not None
-    # Held by nothing else: a group is closed when its last reference goes.
+    # No other reference: a group is closed when its last reference is dropped.
     name = sender._group.name
     httpx.post(
         f"{lab.engine('b').base_url}/destroy_weights_update_group", json={"group_name": name}
@@ -254,7 +254,7 @@ def test_making_groups_leaves_nothing_open(lab: Lab) -> None:
         counts.append(held())
     *descriptors, threads = counts[-1]
     assert descriptors <= list(counts[1][:2]), counts
-    # The engine's pool for blocking calls grows when two overlap; a group has threads of its own.
+    # The engine's pool for blocking calls grows when two overlap; a group has its own threads.
     assert threads <= counts[1][2] + 2, counts
 
 

@@ -1,4 +1,4 @@
-"""What goes over the wire, what an engine must answer, and what is kept in memory."""
+"""Serialized tensors, expected checksums of engines, and versions kept in memory."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_two_versions_are_held_where_an_engine_may_return() -> None:
 
 
 class Divided(BaseHTTPRequestHandler):
-    """A server of two ranks that somebody else runs; it notes what it is sent."""
+    """An attached server with two ranks; it records its requests."""
 
     bodies: ClassVar[list[dict[str, Any]]] = []
 

@@ -1,4 +1,4 @@
-"""Servers that somebody else runs: waited for, compared with our model, refused in one line."""
+"""Attached servers: waited for, compared with our model, refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of a run, without a run: those that fall silent before anybody watches them."""
+"""The server pool without a run: servers that fall silent, die or hang."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def servers(
     silent_s: float = 20.0,
     stalled: Callable[[], bool] = lambda: False,
 ) -> ServerPool:
-    """One attached server, whose answers to every request and loading of weights are given.
+    """A pool of one attached server with given replies to requests and weight pushes.
 
     Args:
-        stalled: whether what computes is hung, behind an HTTP process that is not.
+        stalled: whether the compute process hangs while the HTTP process replies.
     """
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -60,7 +60,7 @@ def servers(
 
 
 BOUND_S = 60.0
-"""For what comes at once, or never."""
+"""Timeout of an event that comes immediately or never."""
 
 
 async def never() -> Any:
@@ -117,7 +117,7 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
         await one.pause()
         stalled.set()
         looks = 0
-        while looks < 30:  # of /ready and of the version: it counts as loading meanwhile
+        while looks < 30:  # checks of /ready and the version: while paused it counts as loading
             await asyncio.sleep(0.01)
         assert not server.lost.is_set()
         await one.resume()
@@ -147,7 +147,7 @@ def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
 def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start of a run, and when it comes back: the broken connection is only a symptom."""
+    """At the start and at a restart: the exit is reported, not the broken connection it causes."""
     monkeypatch.setattr("areal_lab.pipeline.servers.pool.RESTART_PAUSE_S", 0.0)
     dies = False
 
@@ -200,7 +200,7 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
 def test_a_server_that_cannot_do_what_is_asked_of_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str
 ) -> None:
-    """Nobody need say what serves at an address, so it is known only then."""
+    """The engine type at an address is not configured, so it is known only after attaching."""
 
     async def found(*_: object) -> tuple[EngineClient, dict[str, Any]]:
         return EngineClient("http://engine", api=VLLM), {}
