@@ -61,13 +61,13 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml $(ARGS)
+	@$(BIN)/areal-lab train arithmetic $(ARGS)
 
 # Installing does nothing, in a second, when the engine is there.
 demo-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
 	@echo "Training SmolLM2-135M-Instruct on arithmetic, answers by SGLang: 7 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml rollout.backend=sglang $(ARGS)
+	@$(BIN)/areal-lab train arithmetic rollout.backend=sglang $(ARGS)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)

@@ -48,7 +48,7 @@ class _TrainCommand(TyperCommand):
 @app.command(cls=_TrainCommand)
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file, as configs/arithmetic.yaml.")
+        str, typer.Argument(metavar="CONFIG", help="YAML file, or a name: arithmetic, gsm8k.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -218,7 +218,7 @@ class _PlanCommand(TyperCommand):
 @app.command(cls=_PlanCommand)
 def plan(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")
+        str, typer.Argument(metavar="FILE.yaml", help="Question, or a name: plan_example.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -287,7 +287,7 @@ def doctor(
     ] = None,
     *,
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE", help="Explain what this configuration would start where."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
