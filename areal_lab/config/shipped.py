@@ -1,7 +1,7 @@
 """Files of settings that travel with the package, found by name: `areal-lab train arithmetic`.
 
-    arithmetic                 the shipped file, wherever areal_lab is installed
-    configs/arithmetic.yaml    a path; in a checkout it leads to the same file
+arithmetic                 the shipped file, wherever areal_lab is installed
+configs/arithmetic.yaml    a path; in a checkout it leads to the same file
 """
 
 from __future__ import annotations
