@@ -31,8 +31,8 @@ def test_shipped_settings_are_found_by_name(
     ("source", "message"),
     [
         (
-            "aritmetic",
-            "unknown config 'aritmetic'; did you mean 'arithmetic'? Known are arithmetic, gsm8k",
+            "arithmetic2",
+            "unknown config 'arithmetic2'; did you mean 'arithmetic'? Known are arithmetic, gsm8k",
         ),
         ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k"),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
