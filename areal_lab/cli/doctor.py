@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -58,7 +58,8 @@ class Facts:
     system: str
     machine: str
     requirements: tuple[str, ...] | None
-    """What the package asks for, as in `httpx>=0.28`; None if it is not installed."""
+    """What the package asks for, as in `rich>=13.9` and `httpx>=0.28; extra == "train"`; None if
+    it is not installed."""
     versions: Mapping[str, str | None]
     """Installed version of each required package."""
     cuda: str | None
@@ -90,8 +91,10 @@ class Finding:
 def gather() -> Facts:
     """Look at this machine and this environment. Loads neither torch nor the model."""
     try:
-        # No extras here: what only the developers need is not missing from a user's machine.
-        requirements = tuple(r for r in requires("areal_lab") or () if "extra ==" not in r)
+        # What only notebooks and developers need is not missing from a user's machine.
+        requirements = tuple(
+            r for r in requires("areal_lab") or () if "extra ==" not in r or _for_training(r)
+        )
     except PackageNotFoundError:
         requirements = None
     packaged = PACKAGED_MODELS[_DEMO_MODEL]
@@ -118,6 +121,8 @@ def gather() -> Facts:
 
 def judge(facts: Facts) -> list[Finding]:
     """Findings in the order a user would mend them."""
+    if any(map(_for_training, facts.requirements or ())) and facts.versions.get("torch") is None:
+        return _judge_base(facts)
     return [
         _python(facts),
         _platform(facts),
@@ -131,6 +136,25 @@ def judge(facts: Facts) -> list[Finding]:
         _shared_memory(facts),
         _disk(facts),
         _gpus(facts),
+        *(judge_engine(found, facts.gpus) for found in facts.engines),
+    ]
+
+
+def _judge_base(facts: Facts) -> list[Finding]:
+    """Of an installation that does not train."""
+    base = tuple(text for text in facts.requirements or () if not _for_training(text))
+    training = Finding(
+        "training",
+        Status.NOTE,
+        "not installed; simulate, plan, calibrate and trace do without",
+        f"{shlex.quote(facts.executable)} -m pip install 'areal_lab[train]'",
+    )
+    return [
+        _python(facts),
+        _platform(facts),
+        *_packages(replace(facts, requirements=base)),
+        training,
+        _cores(facts),
         *(judge_engine(found, facts.gpus) for found in facts.engines),
     ]
 
@@ -207,7 +231,7 @@ def _packages(facts: Facts) -> list[Finding]:
     findings = []
     for text in facts.requirements:
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate():
+        if requirement.marker and not requirement.marker.evaluate({"extra": "train"}):
             continue
         found = facts.versions.get(requirement.name)
         wanted = f"{requirement.name}{requirement.specifier}"
@@ -231,7 +255,7 @@ def _torch(facts: Facts) -> Finding:
 def _model(facts: Facts) -> Finding:
     if facts.model_package:
         return Finding("model", Status.OK, f"{_DEMO_MODEL} is installed")
-    package = PACKAGED_MODELS[_DEMO_MODEL].distribution
+    package = PACKAGED_MODELS[_DEMO_MODEL].requirement
     return Finding(
         "model",
         Status.FAIL,
@@ -325,6 +349,11 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
 def _name(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return match.group() if match else requirement
+
+
+def _for_training(requirement: str) -> bool:
+    """Whether a line of the package's requirements belongs to the extra `train`."""
+    return 'extra == "train"' in requirement.replace("'", '"')
 
 
 def _version(package: str) -> str | None:

@@ -5,7 +5,6 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from areal_lab.extras import require
 
 if TYPE_CHECKING:
     from areal_lab.engines.launch.backends import Backend, Build
@@ -144,6 +145,9 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
+    require("areal-lab engine serve", "train")
+    import asyncio
+
     from areal_lab.engines.launch.backends import backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
     from areal_lab.engines.launch.options import server_options
@@ -218,6 +222,8 @@ async def _until_asked(
     launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str
 ) -> None:
     """Start, say where, wait for Ctrl-C or the server's end."""
+    import asyncio
+
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -32,7 +32,7 @@ _SAY_S: Final = 15.0
 class WantedPlan:
     """Everything that one call of the command asks for."""
 
-    file: Path
+    file: str | Path
     overrides: tuple[str, ...] = ()
     as_json: bool = False
     plot: Path | None = None

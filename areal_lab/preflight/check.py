@@ -320,7 +320,8 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         return resolve_model_path(name)
     except ModelNotFound as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"actor.path: {reason}{nearest(name, list(PACKAGED_MODELS))}") from error
+        hint = "" if name in PACKAGED_MODELS else nearest(name, list(PACKAGED_MODELS))
+        raise ConfigError(f"actor.path: {reason}{hint}") from error
 
 
 def check_tokens(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.extras import require
 from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
 from simulator.run.pools import PoolShares
@@ -113,6 +114,7 @@ class SimulationResult:
     @property
     def steps(self) -> pd.DataFrame:
         """One row per step, warm-up included; the index counts from 1."""
+        require("SimulationResult.steps", "notebooks", "pandas")
         import pandas as pd
 
         steps = len(self.columns["end_s"])
