@@ -23,10 +23,11 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.launch.verify_environment import examined
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_available_bytes
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30

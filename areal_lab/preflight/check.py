@@ -30,8 +30,9 @@ from areal_lab.engines.launch.backends import (
 )
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,

@@ -22,7 +22,7 @@ from areal_lab.runlog.records import Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
 """The metric under which the largest resident memory of a process and its descendants is noted, an
-upper bound of what they held at one time (`processes.peak_rss_bytes`)."""
+upper bound of what they held at one time (`host.memory.group_peak_rss_bytes`)."""
 
 _T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
