@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from areal_lab.host.owned_folders import nearest_existing
+
 PICTURES: Final = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
 """Kinds of pictures; without an ending it is the first."""
 
@@ -59,10 +61,8 @@ def folder_to_write(option: str, path: Path) -> Path:
 
 def _check_place(option: str, path: Path) -> None:
     """What is there already, or the nearest folder above it, has to take it."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if place != path and not place.is_dir():
+    place = nearest_existing(path)
+    if not path.exists() and not place.is_dir():
         raise ValueError(f"{option} is {path}, but {place} is a file; name another folder")
     if not os.access(place, os.W_OK):
         raise ValueError(f"{option} is {path}, but {place} cannot be written; name another place")
