@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
+from areal_lab.runlog.read_run import read_run
 from simulator.assembly.check import check_config
 from simulator.calibrate.fit_run import Calibration, calibrate_from
 from simulator.calibrate.replay import Compared, Replay, replay
 from simulator.calibrate.report import configuration, show, to_json, to_yaml
 from simulator.config.load import ALIASES, load_simulation
 from simulator.stats.format import number
-from simulator.workload.recorded_run import read_recorded_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,11 +80,12 @@ def run_replay(
         folder_to_write("--plots", plots)
     config = load_simulation(source, overrides)
     names = [one.partition("=")[0].strip() for one in overrides]
+    recorded = read_run(run)
     found = replay(
         config,
-        read_recorded_run(run),
+        recorded,
         own=[ALIASES.get(name, name) for name in names],
-        name=_run_name(run),
+        name=recorded.folder.name,
     )
     costs = Path(source).name if source else config.name
     if as_json:
@@ -140,10 +141,6 @@ def _beside(source: Path) -> Path:
     if source.suffix.lower() == ".csv":
         return source.with_suffix(".yaml")
     return source.parent / "simulation.yaml"
-
-
-def _run_name(run: Path) -> str:
-    return (run if run.is_dir() else run.parent).resolve().name
 
 
 def _next(notes: Console, found: Calibration, out: Path) -> None:

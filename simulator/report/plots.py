@@ -40,8 +40,9 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from areal_lab.runlog.lags import mean_lag
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
-from simulator.run.result import Replicated, mean_lag
+from simulator.run.result import Replicated
 from simulator.stats.format import number, shown_name
 from simulator.stats.statistics import estimate
 
