@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import Reproduction, Row, expected, length, main, run
+from reproductions.harness import expected, length, main, run
+from reproductions.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 BAR = 0.10

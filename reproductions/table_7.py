@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import Reproduction, Row, expected, length, main, run
+from reproductions.harness import expected, length, main, run
+from reproductions.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 BAR = 0.10

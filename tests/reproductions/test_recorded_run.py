@@ -14,7 +14,6 @@ from areal_lab.cli import app as cli
 from areal_lab.runlog.read_run import read_run
 from benchmarks.harness import Arguments
 from benchmarks.tiny_model import write_tiny_model
-from reproductions.harness import Reproduction, to_json
 from reproductions.record_pair import (
     CAP_TOKENS,
     KINDS,
@@ -24,6 +23,7 @@ from reproductions.record_pair import (
     run_command,
 )
 from reproductions.recorded_run import IDLE_BAR, STEP_BAR, reproduce
+from reproductions.records import Reproduction, to_json
 from simulator.workload.recorded_run import answer_tokens as recorded_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "calibrate.md"
