@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Arguments, parse, report
-from reproductions.records import Parameter, Reproduction, to_json
+from reproductions.records import Parameter, Reproduction, Row, to_json
 from reproductions.show import draw, to_text
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
@@ -44,6 +44,48 @@ def run(
 ) -> Replicated:
     """Simulate it with all seeds."""
     return replicate(configured(preset, parameters, *settings, arguments=arguments))
+
+
+def throughput_rows(
+    printed: Mapping[str, float],
+    runs: Mapping[str, Replicated],
+    *,
+    bar: float,
+    rate_bar: float | None = None,
+    fitted: Collection[str] = (),
+) -> list[Row]:
+    """Rows of throughput against eta: as multiples of eta 0, then the rates themselves.
+
+    Args:
+        printed: trained tokens per second, by eta.
+        runs: of the same.
+        bar: largest gap of the multiples that was aimed at.
+        rate_bar: the same of the rates; None has no aim.
+        fitted: eta of the rates to which something was fitted.
+    """
+    multiples = [
+        Row(
+            name=f"eta {eta} / eta 0",
+            paper=value / printed["0"],
+            ours=runs[eta].ratio(runs["0"], lambda result: result.tokens_per_s),
+            unit="times",
+            bar=bar,
+        )
+        for eta, value in printed.items()
+        if eta != "0"
+    ]
+    rates = [
+        Row(
+            name=f"eta {eta}",
+            paper=value,
+            ours=runs[eta].tokens_per_s,
+            unit="trained tokens/s",
+            bar=rate_bar,
+            fitted=eta in fitted,
+        )
+        for eta, value in printed.items()
+    ]
+    return multiples + rates
 
 
 def length(arguments: Arguments, *, steps: int, warmup: int, quick: tuple[int, int]) -> list[str]:
