@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -19,14 +18,17 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.launch.verify_environment import examined
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_available_bytes
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30
@@ -97,6 +99,7 @@ def gather() -> Facts:
         )
     except PackageNotFoundError:
         requirements = None
+    names = [Requirement(text).name for text in requirements or ()]
     packaged = PACKAGED_MODELS[_DEMO_MODEL]
     return Facts(
         python=sys.version_info[:3],
@@ -104,7 +107,7 @@ def gather() -> Facts:
         system=platform.system(),
         machine=platform.machine(),
         requirements=requirements,
-        versions={name: _version(name) for name in map(_name, requirements or ())},
+        versions={name: _version(name) for name in names},
         cuda=_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         memory_available=memory_available_bytes(),
@@ -223,8 +226,6 @@ def _platform(facts: Facts) -> Finding:
 
 
 def _packages(facts: Facts) -> list[Finding]:
-    from packaging.requirements import Requirement
-
     if facts.requirements is None:
         command = f"{shlex.quote(facts.executable)} -m pip install --editable ."
         return [Finding("areal_lab", Status.FAIL, "not installed as a package", command)]
@@ -344,11 +345,6 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
         )
     return Finding(name, Status.OK, where)
-
-
-def _name(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return match.group() if match else requirement
 
 
 def _for_training(requirement: str) -> bool:

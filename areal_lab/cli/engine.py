@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from areal_lab.cli.errors import FAILED, INTERRUPTED, reported, stop
 from areal_lab.extras import require
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.engines.protocol import LoraShape
 
-FAILED: Final = 1
-WRONG: Final = 2
-INTERRUPTED: Final = 130
 _TELL_S: Final = 10.0
 """How often a wait for a server says that it goes on."""
 
@@ -38,6 +36,7 @@ app = typer.Typer(
 
 
 @app.command()
+@reported
 def install(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
     *,
@@ -56,15 +55,12 @@ def install(
     from areal_lab.engines.launch.verify_environment import examined
 
     if build not in (None, "cpu", "gpu"):
-        raise _stop(f"--build is {build!r}, but must be cpu or gpu", WRONG)
-    try:
-        recipe = installer.choose(engine, _as_build(build))
-    except ValueError as error:
-        raise _stop(str(error), WRONG) from error
+        raise ValueError(f"--build is {build!r}, but must be cpu or gpu")
+    recipe = installer.choose(engine, _as_build(build))
     try:
         found = examined(environment(engine))
     except OSError as error:
-        raise _stop(
+        raise stop(
             f"{recipe.folder} cannot be looked into ({error.strerror}); let AREAL_LAB_ENGINES name "
             "another folder", FAILED,
         ) from error  # fmt: skip
@@ -85,7 +81,7 @@ def install(
         installer.make(recipe, progress)
     except (installer.InstallError, OSError) as error:
         progress.end()
-        raise _stop(str(error), FAILED) from error
+        raise stop(str(error), FAILED) from error
     except KeyboardInterrupt:
         progress.end()
         again = f"areal-lab engine install {engine}"
@@ -118,6 +114,7 @@ def list_engines() -> None:
 
 
 @app.command()
+@reported
 def serve(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
     *,
@@ -155,27 +152,24 @@ def serve(
     from areal_lab.host.processes import ChildDied
     from areal_lab.models.locate import resolve_model_path
 
-    try:
-        backend = backend_of(engine)
-        check_host(host)
-        model = resolve_model_path(model_path)
-        options = server_options(
-            backend,
-            model=model,
-            version=str(weight_version),
-            host=host,
-            port=port,
-            threads=threads,
-            dtype=dtype,
-            max_running_requests=max_running_requests,
-            context_length=context_length,
-            tensor_parallel=tensor_parallel,
-            tokenizer=any(model.glob("tokenizer*")),
-            lora=_lora(backend, model, lora_rank),
-            extra=tuple(arguments or ()),
-        )
-    except ValueError as error:
-        raise _stop(str(error), WRONG) from error
+    backend = backend_of(engine)
+    check_host(host)
+    model = resolve_model_path(model_path)
+    options = server_options(
+        backend,
+        model=model,
+        version=str(weight_version),
+        host=host,
+        port=port,
+        threads=threads,
+        dtype=dtype,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        tensor_parallel=tensor_parallel,
+        tokenizer=any(model.glob("tokenizer*")),
+        lora=_lora(backend, model, lora_rank),
+        extra=tuple(arguments or ()),
+    )
     log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
     start = Start(
@@ -190,7 +184,7 @@ def serve(
     try:
         asyncio.run(_until_asked(lambda: start_server(start, options), model_path))
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
-        raise _stop(str(error), FAILED) from error
+        raise stop(str(error), FAILED) from error
 
 
 def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
@@ -268,8 +262,3 @@ def _as_build(text: str | None) -> Build | None:
         case "cpu" | "gpu":
             return text
     return None
-
-
-def _stop(message: str, code: int) -> typer.Exit:
-    typer.secho(f"error: {message}", err=True, fg="red")
-    return typer.Exit(code)

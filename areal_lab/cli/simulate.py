@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
+from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
 from areal_lab.runlog.records import Log, Record, RunHeader
 from simulator.assembly.check import check_config
 from simulator.assembly.simulate import replicate, simulate
@@ -28,7 +28,6 @@ from simulator.run.result import Replicated
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH: Final = 100
 _SMALL_SEQUENCES: Final = 50_000
 """Below, all seeds take less time than starting processes for them."""
 _LOGGED_GROUPS: Final = 6_000
@@ -65,7 +64,7 @@ def run_command(wanted: Wanted) -> None:
     for config in configs:
         check_config(config)
     wanted = _with_outputs(wanted)
-    notes = _console(sys.stderr)
+    notes = console_on(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
     for told, (config, overrides) in zip(reports, loaded, strict=True):
@@ -99,7 +98,7 @@ def list_presets(console: Console) -> None:
 
 def print_presets() -> None:
     """A line for each, on stdout."""
-    list_presets(_console(sys.stdout))
+    list_presets(console_on(sys.stdout))
 
 
 def _load(wanted: Wanted, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
@@ -161,7 +160,7 @@ def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> Non
     from simulator.report.comparison import show_comparison
     from simulator.report.tables import show_report
 
-    console = _console(sys.stdout)
+    console = console_on(sys.stdout)
     if len(runs) == 1:
         show_report(console, reports[0])
     else:
@@ -225,11 +224,3 @@ def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -
         title += f"; {_DRAWN_ENGINES} of {len(engines)} engines"
     path.parent.mkdir(parents=True, exist_ok=True)
     return save_picture(lambda: draw_timeline(drawn, zoom_s=zoom_s), path, title)
-
-
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    console = Console(file=file)
-    # What is piped is as wide as the tables want to be; a terminal is as wide as it is.
-    return console if console.is_terminal else Console(file=file, width=WIDTH, soft_wrap=False)

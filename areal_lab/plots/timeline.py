@@ -63,7 +63,7 @@ _KIND_COLORS = {
     "judge": GREEN,
 }
 _OTHER_COLORS = ("#999933", "#882255", "#44AA99", "#AA4499", "#661100")
-_IDLE_LOOKS = {  # face, pattern
+IDLE_LOOKS = {  # face, pattern
     WAIT_BATCH: ("#DDDDDD", ""),
     NOTHING_ADMITTED: ("#FFFFFF", "...."),
     WAIT_WEIGHTS: ("#FFFFFF", "////"),
@@ -76,7 +76,8 @@ _IDLE_LOOKS = {  # face, pattern
     LOST: ("#FFFFFF", "||||"),
     NOT_JOINED: ("#F2F2F2", ""),
 }
-_OTHER_IDLE = ("#FFFFFF", "++")
+"""How causes of idleness look, in pictures of simulations too."""
+OTHER_IDLE = ("#FFFFFF", "++")
 _BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_JUDGE, WAIT_EVENTS})
 """Idleness that is no loss: nothing is drawn."""
 _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499")
@@ -145,7 +146,7 @@ class _Looks:
             (True, name): {"facecolor": colors[name], "linewidth": 0} for name in busy
         }
         for name in idle:
-            face, pattern = _IDLE_LOOKS.get(name, _OTHER_IDLE)
+            face, pattern = IDLE_LOOKS.get(name, OTHER_IDLE)
             look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
             self.of[(False, name)] = look
 

@@ -30,8 +30,10 @@ from areal_lab.engines.launch.backends import (
 )
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.owned_folders import nearest_existing
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
@@ -276,7 +278,7 @@ def check_run_folder(config: TrainConfig) -> None:
         raise ConfigError(
             f"experiment_name is {name!r}, but must be a folder name: not empty, without '/'"
         )
-    place = _existing(Path(config.run_dir))
+    place = nearest_existing(Path(config.run_dir).expanduser())
     if not place.is_dir():
         raise ConfigError(f"run_dir is {config.run_dir}, but {place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -378,7 +380,7 @@ def check_space(
 
 
 def _require(place: Path, needed_bytes: int, what: str, mend: str, disk_usage: DiskUsage) -> None:
-    free = disk_usage(_existing(place)).free
+    free = disk_usage(nearest_existing(place.expanduser())).free
     if free < needed_bytes:
         raise ConfigError(
             f"no space on the device of {place}: {what} need {needed_bytes / 2**30:.2f} GiB, but "
@@ -427,11 +429,3 @@ def _is_biased_in_place(config: TrainConfig) -> bool:
         return backend_of(engine_plan(config).backend).biased_in_place
     except ValueError:  # no engine has this name; `check` says so
         return False
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    path = path.expanduser().absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
 from simulator.config.schema import SimulationConfig
-from simulator.workload.recorded_run import RecordedRun, answer_tokens
+from simulator.workload.recorded_run import answer_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
@@ -27,7 +28,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
     Raises:
         ValueError: in one line, if the header of the log lacks one.
     """
-    steps = len(run.steps)
+    steps = len(run.batches)
     settings: dict[str, Value] = {
         "workload.prompts_per_batch": int(_limit(run, "batch_groups")),
         "workload.samples_per_prompt": samples_per_prompt(run),

@@ -14,7 +14,8 @@ import pytest
 from areal_lab.config.load import load_config, settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.arithmetic import arithmetic_problems
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.check import ConfigError, check, check_transfer, notes

@@ -21,6 +21,8 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from areal_lab.engines.launch.backends import BACKENDS, Build
 
 STAMP: Final = ".areal_lab.json"
@@ -161,8 +163,8 @@ def _condition(backend: str, folder: Path, build: Build) -> Condition:
 
 def _engine_package(backend: str, folder: Path) -> tuple[Build, str] | None:
     """Build and version of the engine in the environment, told by its packages."""
-    found = {
-        (d.name or "").lower().replace("_", "-"): d.version
+    found: dict[str, str] = {
+        canonicalize_name(d.name or ""): d.version
         for d in distributions(path=[str(p) for p in folder.glob("lib/python3*/site-packages")])
     }
     facts = BACKENDS[backend]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from areal_lab.engines.launch.backends import Backend, ServerOptions, lora_refusal
 from areal_lab.engines.launch.environments import environment
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import share_of, visible_gpus
+from areal_lab.models.dtypes import dtype_name
 from areal_lab.models.folder import cache_room
 
 HOST: Final = "127.0.0.1"
@@ -61,9 +62,10 @@ def server_options(
         )
     if lora is not None and (refusal := lora_refusal(backend, lora)) is not None:
         raise ValueError(refusal)
+    native = found.build == "gpu" or native_bfloat16()
     room = cache_room(
         model,
-        dtype=(resolved := _resolve(dtype, found.build)),
+        dtype=(resolved := dtype_name(dtype, native=native)),
         sequences=max_running_requests,
         context_tokens=context_length,
     )
@@ -107,13 +109,3 @@ def server_environment(
         share = share_of(index, options.tensor_parallel, visible_gpus())
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(share)
     return variables
-
-
-def _resolve(dtype: str, build: str) -> Literal["float32", "bfloat16"]:
-    """`auto` is bfloat16 where the device computes in it, as for the trainer."""
-    match dtype:
-        case "float32" | "bfloat16":
-            return dtype
-        case "auto":
-            return "bfloat16" if build == "gpu" or native_bfloat16() else "float32"
-    raise ValueError(f"dtype is {dtype!r}, but must be auto, float32 or bfloat16")

@@ -37,8 +37,7 @@ from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.owned_folders import remove_owned_folder
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
-from areal_lab.host.processes import Child, ChildDied, last_lines, start_command
-from areal_lab.host.shared_memory import group_lives
+from areal_lab.host.processes import Child, ChildDied, last_lines, members, start_command
 
 EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
@@ -312,7 +311,7 @@ async def _until_gone(group: int) -> None:
     """Until the killed processes have let go of port and memory, a large one takes a moment."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_GONE_S):
-            while group_lives(group):
+            while any(members(group)):
                 await asyncio.sleep(_POLL_S)
 
 

@@ -33,8 +33,7 @@ from areal_lab.engines.launch.start import (
     start_server,
 )
 from areal_lab.host.ports import Listener, who_listens
-from areal_lab.host.processes import ChildDied
-from areal_lab.host.shared_memory import group_lives
+from areal_lab.host.processes import ChildDied, members
 
 BOUND_S = 20.0
 SERVER = """
@@ -162,14 +161,14 @@ async def until_written(file: Path) -> str:
 def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
-        assert group_lives(engine.child.pid)
+        assert any(members(engine.child.pid))
         assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[0]}"
         assert engine.version == "1.0"
         shared, semaphore, scratch = left_behind(folder)
         assert (shared.parent, semaphore.parent) == (Path("/dev/shm"),) * 2
         assert (scratch / "socket").exists()
         await engine.stop()
-        assert not group_lives(engine.child.pid)
+        assert not any(members(engine.child.pid))
         assert left_behind(folder) == []
         await engine.stop()
 
