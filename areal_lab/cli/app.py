@@ -65,8 +65,6 @@ def train(
         settings = load_config(config, overrides or [])
     except ValueError as error:
         raise _stop(str(error), WRONG_SETTINGS) from error
-    for note in preflight.notes(settings):
-        typer.secho(f"note: {note}", err=True, fg="yellow")
 
     from areal_lab.pipeline.console import run_to_end
 
