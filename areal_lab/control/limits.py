@@ -42,7 +42,7 @@ class Limits:
             )
         if not self.order.drop_late and self.order.max_lag < lag_bound(self.schedule):
             raise ValueError(
-                f"bounded_lag(max_lag={self.order.max_lag}) cannot hold by waiting: eta is "
-                f"{self.schedule.eta}, which starts groups up to {lag_bound(self.schedule)} "
-                "versions ahead; raise max_lag to that, lower eta, or use drop=True"
+                f"max_lag is {self.order.max_lag:g}, but eta {self.schedule.eta:g} starts groups "
+                f"up to {lag_bound(self.schedule):g} versions ahead, which waiting cannot undo; "
+                f"raise max_lag to {lag_bound(self.schedule):g}, lower eta, or set drop_late"
             )

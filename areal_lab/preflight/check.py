@@ -40,7 +40,7 @@ from areal_lab.models.locate import (
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import limits_of, lora_of, version_bytes
+from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.preflight.values import check_choices, check_numbers
 
@@ -107,13 +107,12 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """What is legal, but may not mean what the user thinks; to be told once."""
-    eta = config.rollout.max_head_offpolicyness
+    """What is legal, but may not mean what the user thinks; call it after `check`."""
+    schedule, eta = schedule_of(config), config.rollout.max_head_offpolicyness
     told = []
-    if config.rollout.schedule in ("synchronous", "one_step_overlap"):
+    if schedule.eta != eta:
         if eta != TrainConfig().rollout.max_head_offpolicyness:
-            fixed = effective_eta(config)
-            told.append(f"eta={eta:g} has no effect: {config.rollout.schedule} is eta={fixed:g}")
+            told.append(f"eta={eta:g} has no effect: {schedule.name} is eta={schedule.eta:g}")
     elif 0 < eta < math.inf and eta != int(eta):
         told.append(
             f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
@@ -144,12 +143,6 @@ def _changed_lora_settings(config: TrainConfig) -> list[str]:
     return [f"actor.{n}" for n in names if getattr(config.actor, n) != getattr(default, n)]
 
 
-def effective_eta(config: TrainConfig) -> float:
-    """The staleness bound that the schedule gives; synchronous and overlap fix it."""
-    fixed = {"synchronous": 0.0, "one_step_overlap": 1.0}
-    return fixed.get(config.rollout.schedule, config.rollout.max_head_offpolicyness)
-
-
 def check_values(config: TrainConfig) -> None:
     """Names are known ones, and numbers lie within their bounds."""
     try:
@@ -160,26 +153,12 @@ def check_values(config: TrainConfig) -> None:
 
 
 def check_staleness(config: TrainConfig) -> None:
-    """Eta is a bound, and a hard bound does not contradict it."""
-    rollout = config.rollout
-    eta = rollout.max_head_offpolicyness
+    """Eta is a bound."""
+    eta = config.rollout.max_head_offpolicyness
     if math.isnan(eta) or eta < 0:
         raise ConfigError(
             f"rollout.max_head_offpolicyness (eta) is {eta:g}, but must be >= 0 versions; "
             "eta=0 is synchronous, eta=inf has no bound"
-        )
-    eta = effective_eta(config)
-    late = rollout.batch_order == "bounded_lag" and not rollout.drop_late
-    if late and 0 < rollout.max_lag < eta:
-        raise ConfigError(
-            f"rollout.max_lag is {rollout.max_lag:g}, but bounded_lag without drop_late needs at "
-            f"least eta={eta:g}, or it waits forever; set rollout.drop_late=true or eta="
-            f"{rollout.max_lag:g}"
-        )
-    if rollout.batch_order == "bounded_lag" and rollout.max_lag == 0 and math.isinf(eta):
-        raise ConfigError(
-            "rollout.batch_order is bounded_lag, but rollout.max_lag is 0 (eta) and eta is "
-            "infinite: there is no bound; set rollout.max_lag"
         )
 
 
@@ -204,7 +183,7 @@ def check_limits(config: TrainConfig) -> None:
     try:
         limits_of(config)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"rollout.{error}") from error
 
 
 def check_engines(config: TrainConfig) -> None:
@@ -417,11 +396,8 @@ def _facts(folder: Path) -> ModelFacts:
 
 def _is_biased_in_place(config: TrainConfig) -> bool:
     """Whether answers are interrupted in this run, and go on with what old weights have cached."""
-    rollout = config.rollout
-    interrupts = rollout.schedule == "partial_rollout" or (
-        rollout.schedule == "asynchronous" and rollout.interruptible
-    )
-    if rollout.pause_mode != PauseMode.IN_PLACE or not (interrupts and effective_eta(config) > 0):
+    in_place = config.rollout.pause_mode == PauseMode.IN_PLACE
+    if not in_place or not schedule_of(config).interrupts:
         return False
     try:
         return backend_of(engine_plan(config).backend).biased_in_place

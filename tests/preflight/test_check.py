@@ -121,12 +121,12 @@ def test_every_bound_is_about_a_setting_and_refuses_nan() -> None:
 
 def test_a_bound_below_eta_without_dropping_is_refused(configured: Configured) -> None:
     late = ["rollout.batch_order=bounded_lag", "rollout.max_lag=2"]
-    assert "rollout.max_lag is 2, but bounded_lag without drop_late" in refused(configured(*late))
+    assert "rollout.max_lag is 2, but eta 4 starts groups" in refused(configured(*late))
     check(configured(*late, "rollout.drop_late=true"))
     check(configured(*late, "eta=2"))
     check(configured(*late, "rollout.schedule=one_step_overlap"))
     unbounded = ["rollout.batch_order=bounded_lag", "eta=inf"]
-    assert "there is no bound; set rollout.max_lag" in refused(configured(*unbounded))
+    assert "eta is infinite, which gives no bound; set max_lag" in refused(configured(*unbounded))
 
 
 def test_a_port_in_use_is_refused(configured: Configured) -> None:
@@ -323,7 +323,6 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         ([], ""),
         (["eta=0"], ""),
         (["eta=inf"], ""),
-        (["eta=nan"], ""),
         (["eta=0.2"], "at most 0.2 of a batch ahead"),
         (["rollout.schedule=synchronous"], ""),
         (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),

@@ -518,6 +518,8 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["objective=money"], "objective is 'money'"),
         (["steps=0"], "steps is 0"),
         (["candidates.rollout_share=[1.5]"], "between 0 and 1"),
+        (["candidates.schedule=[overlapped]"], "candidates.schedule has 'overlapped'; "),
+        (["candidates.placement=[shared]"], "candidates.placement has 'shared'"),
         (["candidates.gpu=[H1000]"], "H100"),
         (["candidates.node_range=[4, 2]"], "first <= last"),
         (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),
