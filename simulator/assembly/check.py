@@ -185,9 +185,17 @@ def _costs(
         ),
     )
     gpus = _training_gpus(config)
+    sequences = workload.prompts_per_batch * workload.samples_per_prompt
     yield from _refused(
         "trainer",
-        lambda: training_cost(config.trainer, model, gpu, gpus, longest_tokens=longest),
+        lambda: training_cost(
+            config.trainer,
+            model,
+            gpu,
+            gpus,
+            longest_tokens=longest,
+            fewest_sequences=sequences // workload.minibatches,
+        ),
     )
     if cluster.placement == "colocated":
         yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
@@ -210,12 +218,8 @@ def _failures(
     nodes = math.ceil(gpus / gpu.node_gpus)
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
     lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
-    try:
-        training = training_cost(config.trainer, model, gpu, gpus)
-        step_s = training.step(lengths, minibatches=workload.minibatches).seconds
-    except ValueError as error:
-        yield str(error) if str(error).startswith("trainer") else f"trainer: {error}"
-        return
+    training = training_cost(config.trainer, model, gpu, gpus)
+    step_s = training.step(lengths, minibatches=workload.minibatches).seconds
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
     decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))

@@ -70,6 +70,7 @@ def test_the_defaults_can_be_simulated() -> None:
             {
                 **{"cluster__gpus": 80_000, "cluster__rollout_gpus": 60_000},
                 **{"schedule__eta": math.inf, "rollout__max_running": 50},
+                "trainer__step_s": 150.0,
             },
             "3,000,000 answers would be generated at once, but at most 1,000,000",
             "lower schedule.max_concurrent_prompts",

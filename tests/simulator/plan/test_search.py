@@ -120,6 +120,20 @@ def test_every_combination_is_counted_once() -> None:
     assert {one.kind for one in space.impossible} == {"placement and schedule"}
 
 
+def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candidate() -> None:
+    found = solved(
+        *("candidates.gpus=[4, 8]", "candidates.rollout_share=[0.5]", "candidates.eta=[1]"),
+        *("base.workload.prompts_per_batch=3", "base.workload.samples_per_prompt=2"),
+        "base.workload.minibatches=2",
+    )
+    assert [one.config.cluster.gpus for one in found.space.possible] == [4]
+    (refused,) = found.space.impossible
+    assert refused.why.startswith(
+        "trainer: a minibatch of 3 sequences cannot keep 4 data-parallel ranks busy"
+    )
+    assert found.best is not None
+
+
 def test_an_impossible_space_says_why() -> None:
     found = solved(
         *("candidates.rollout_tensor_parallel=[3, 16]", "candidates.gpus=[4]"),
