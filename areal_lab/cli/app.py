@@ -297,7 +297,10 @@ def doctor(
 
     if overrides and config is None:
         raise _stop(f"{overrides[0]!r} changes a configuration; add --config FILE", WRONG_SETTINGS)
-    findings = examination.judge(examination.gather())
+    try:
+        findings = examination.judge(examination.gather())
+    except ValueError as error:
+        raise _stop(str(error), WRONG_SETTINGS) from error
     plan = None
     if config is not None:
         require("areal-lab doctor --config", "train")

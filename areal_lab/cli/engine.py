@@ -108,7 +108,10 @@ def list_engines() -> None:
 
     rows = [("engine", "state", "version", "build", "folder")]
     for name in BACKENDS:
-        found = environment(name)
+        try:
+            found = environment(name)
+        except ValueError as error:
+            raise _stop(str(error), WRONG) from error
         build = found.build.upper() if found.version else ""
         rows.append((name, found.condition, found.version, build, str(found.folder)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

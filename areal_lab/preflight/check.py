@@ -32,10 +32,10 @@ from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
 from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.home import expanded
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
-    ModelNotFound,
     cache_folder,
     resolve_model_path,
 )
@@ -255,7 +255,10 @@ def check_run_folder(config: TrainConfig) -> None:
         raise ConfigError(
             f"experiment_name is {name!r}, but must be a folder name: not empty, without '/'"
         )
-    place = _existing(Path(config.run_dir))
+    try:
+        place = _existing(expanded(config.run_dir, "run_dir"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if not place.is_dir():
         raise ConfigError(f"run_dir is {config.run_dir}, but {place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -290,14 +293,18 @@ def check_functions(config: TrainConfig) -> None:
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
     """The model is there, converted if it is a packaged one; returns its folder."""
     name = config.actor.path
-    if name in PACKAGED_MODELS and not any((cache_folder() / "models").glob(f"{name}-*")):
+    try:
+        cache = cache_folder()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if name in PACKAGED_MODELS and not any((cache / "models").glob(f"{name}-*")):
         _require(
-            cache_folder(), _CONVERSION_BYTES, "the converted model",
+            cache, _CONVERSION_BYTES, "the converted model",
             "free some space, or set the variable AREAL_LAB_CACHE to another place", disk_usage,
         )  # fmt: skip
     try:
         return resolve_model_path(name)
-    except ModelNotFound as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         hint = "" if name in PACKAGED_MODELS else nearest(name, list(PACKAGED_MODELS))
         raise ConfigError(f"actor.path: {reason}{hint}") from error
