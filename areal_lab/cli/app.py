@@ -106,7 +106,9 @@ def simulate(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="Two files or presets, side by side: small 'small eta=0'."
+            metavar="A B",
+            help="Two files or presets, side by side: small 'small eta=0'. Of --trace and "
+            "--gantt each has a file of its own, which ends with -a or -b.",
         ),
     ] = None,
     seeds: Annotated[
