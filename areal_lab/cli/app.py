@@ -89,8 +89,6 @@ def train(
     from areal_lab.preflight import check as preflight
 
     settings = load_config(config, overrides or [])
-    for note in preflight.notes(settings):
-        typer.secho(f"note: {note}", err=True, fg="yellow")
 
     from areal_lab.pipeline.console import run_to_end
 
@@ -120,7 +118,9 @@ def simulate(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="Two files or presets, side by side: small 'small eta=0'."
+            metavar="A B",
+            help="Two files or presets, side by side: small 'small eta=0'. Of --trace and "
+            "--gantt each has a file of its own, which ends with -a or -b.",
         ),
     ] = None,
     seeds: Annotated[

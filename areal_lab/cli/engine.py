@@ -97,6 +97,7 @@ def install(
 
 
 @app.command("list")
+@reported
 def list_engines() -> None:
     """Say which engines there are, which are installed, and where."""
     from areal_lab.engines.launch.backends import BACKENDS
@@ -145,9 +146,9 @@ def serve(
     require("areal-lab engine serve", "train")
     import asyncio
 
-    from areal_lab.engines.launch.backends import backend_of
+    from areal_lab.engines.launch.backends import ServerOptions, backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
-    from areal_lab.engines.launch.options import server_options
+    from areal_lab.engines.launch.options import fitted
     from areal_lab.engines.launch.start import PortTaken, Start, check_host, start_server
     from areal_lab.host.processes import ChildDied
     from areal_lab.models.locate import resolve_model_path
@@ -155,20 +156,22 @@ def serve(
     backend = backend_of(engine)
     check_host(host)
     model = resolve_model_path(model_path)
-    options = server_options(
+    options = fitted(
         backend,
-        model=model,
-        version=str(weight_version),
-        host=host,
-        port=port,
-        threads=threads,
-        dtype=dtype,
-        max_running_requests=max_running_requests,
-        context_length=context_length,
-        tensor_parallel=tensor_parallel,
-        tokenizer=any(model.glob("tokenizer*")),
-        lora=_lora(backend, model, lora_rank),
-        extra=tuple(arguments or ()),
+        ServerOptions(
+            model=model,
+            version=str(weight_version),
+            host=host,
+            port=port,
+            threads=threads,
+            dtype=dtype,
+            max_running_requests=max_running_requests,
+            context_length=context_length,
+            tensor_parallel=tensor_parallel,
+            tokenizer=any(model.glob("tokenizer*")),
+            lora=_lora(backend, model, lora_rank),
+            extra=tuple(arguments or ()),
+        ),
     )
     log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)

@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_lab.host.home import expanded
+
 
 class ModelNotFound(ValueError):
     """There is no usable model where the setting points; the message says what is missing."""
@@ -59,11 +61,12 @@ def resolve_model_path(name_or_path: str | Path) -> Path:
     Raises:
         ModelNotFound: if there is no such folder or name, or the folder lacks weights or a
             configuration, or the package is not installed.
+        ValueError: if it begins with the `~` of an unknown user.
     """
     name = str(name_or_path)
     if name in PACKAGED_MODELS and not Path(name).is_dir():
         return _converted(name, PACKAGED_MODELS[name])
-    folder = Path(name).expanduser()
+    folder = expanded(name, "the model")
     if not folder.is_dir():
         known = ", ".join(PACKAGED_MODELS)
         raise ModelNotFound(f"{name} is neither a model folder nor a packaged model ({known})")
@@ -78,7 +81,7 @@ def cache_folder() -> Path:
     """Where converted models are kept: `AREAL_LAB_CACHE`, else the user's cache (XDG)."""
     own = os.environ.get("AREAL_LAB_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expanded(own, "AREAL_LAB_CACHE")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "areal_lab"
 
 

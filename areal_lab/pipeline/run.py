@@ -110,6 +110,8 @@ async def run(
     state = state or RunState()
     folder = RunFolder.create(config)
     display.phase(f"run folder {folder.path}")
+    for note in preflight.notes(config):
+        display.note(f"note: {note}")
     began_s, known = time.time(), Known()
     try:
         async with Fleet() as fleet:

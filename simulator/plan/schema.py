@@ -19,7 +19,8 @@ from typing import Final
 from areal_lab.config.load import load_record
 from areal_lab.config.shipped import plan_questions, settings_file
 from areal_lab.config.suggest import did_you_mean
-from simulator.assembly.check import wrong_values, wrong_workload
+from areal_lab.control.schedule import SCHEDULES
+from simulator.assembly.check import PLACEMENTS, wrong_values, wrong_workload
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
@@ -231,6 +232,10 @@ def _wrong_candidates(candidates: CandidatesConfig) -> Iterator[str]:
         for value in getattr(candidates, name):
             if value < 1:
                 yield f"candidates.{name} has {value}, but each must be >= 1"
+    for name, known in (("placement", PLACEMENTS), ("schedule", SCHEDULES)):
+        for value in getattr(candidates, name):
+            if value not in known:
+                yield f"candidates.{name} has {value!r}; {did_you_mean(value, known)}"
     for share in candidates.rollout_share:
         if not 0 < share < 1:
             yield f"candidates.rollout_share has {share}, but each must be between 0 and 1"

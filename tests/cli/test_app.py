@@ -36,7 +36,7 @@ def test_train_hands_the_merged_settings_on_and_returns_its_code(
     result = call("train", str(CONFIG), "eta=0.5", "seed=3")
     assert result.exit_code == 130
     assert (given[0].seed, given[0].rollout.max_head_offpolicyness) == (3, 0.5)
-    assert result.stderr.count("note: eta=0.5") == 1
+    assert "note:" not in result.stderr  # the run itself has it
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
         (["objective=money"], "error: objective is 'money'; known are gpus"),
         (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
         (["candidates.etas=[1]"], "error: unknown setting 'candidates.etas'"),
-        (["nothing=1"], "error: unknown setting 'nothing' in the overrides; --help lists all"),
+        (["xyzzy=1"], "error: unknown setting 'xyzzy' in the overrides; --help lists all"),
         (["simulation=nosuch"], "error: unknown preset 'nosuch'; known are small"),
         (["limits.deadline_h=nan"], "error: limits.deadline_h is nan"),
     ],

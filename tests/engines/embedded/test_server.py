@@ -24,6 +24,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
@@ -63,13 +64,9 @@ class Lab:
 async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
     return await launch_engine(
         "embedded",
-        index=0,
-        weights=weights,
-        port=port,
-        threads=1,
-        dtype="float32",
-        max_running_requests=4,
-        context_length=None,
+        ServerOptions(
+            model=weights.path, version=str(weights.version), port=port, max_running_requests=4
+        ),
         log_path=log_path,
     )
 
@@ -398,15 +395,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, json, signal, sys
 from pathlib import Path
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import launch_engine
-from areal_lab.engines.protocol import WeightsFolder
 
 async def main():
     folder = Path(sys.argv[1])
     engine = await launch_engine(
-        "embedded",
-        index=0, weights=WeightsFolder(path=folder, version=0, checksum="", size_bytes=0), port=0,
-        threads=1, dtype="float32", max_running_requests=1, context_length=None,
+        "embedded", ServerOptions(model=folder, max_running_requests=1),
         log_path=folder / "engine.log")
     print(engine.child.pid, flush=True)
     signal.pause()

@@ -22,7 +22,7 @@ import pytest
 
 from areal_lab.engines.launch import start as launch
 from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
-from areal_lab.engines.launch.options import server_command, server_options
+from areal_lab.engines.launch.options import fitted, server_command
 from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.launch.start import (
     EngineProcess,
@@ -391,16 +391,7 @@ def test_an_engine_that_is_not_installed_names_the_command(
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
     with pytest.raises(ValueError, match=r"not installed .*; run: areal-lab engine install vllm"):
-        server_options(
-            VLLM,
-            model=tmp_path,
-            version="0",
-            port=0,
-            threads=1,
-            dtype="auto",
-            max_running_requests=1,
-            context_length=None,
-        )
+        fitted(VLLM, ServerOptions(model=tmp_path))
 
 
 def test_the_embedded_engine_runs_in_our_own_python() -> None:
