@@ -6,6 +6,9 @@ docs/functional/README.md is the map: one page per family.
 
 # The order is that of the topics.
 # isort: off
+from areal_lab.extras import require as _require
+
+_require("areal_lab.functional", "train", "torch", "jaxtyping")
 
 # --- policy losses, and the protocol for your own
 from areal_lab.functional.losses.policy import (

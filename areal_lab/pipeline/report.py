@@ -44,8 +44,7 @@ def write_report(run_dir: Path) -> list[Path]:
     """Draw the pictures of a run and export its trace into its folder; returns the paths.
 
     Raises:
-        FileNotFoundError: if it is not a run folder.
-        ValueError: if its log is damaged other than at its end.
+        ValueError: if it is not a run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
@@ -64,8 +63,7 @@ def format_run(run_dir: Path) -> str:
     """The report as text: steps, phases, idle time by cause, lags, and a check of the log.
 
     Raises:
-        FileNotFoundError: if it is not a run folder.
-        ValueError: if its log is damaged other than at its end.
+        ValueError: if it is not a run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     sections = (

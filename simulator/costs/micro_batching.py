@@ -165,17 +165,29 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
     )
 
 
-def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
-    """Sequences of each minibatch and rank, longest first, and how many each lane has.
+def check_ranks(fewest: int, ranks: int) -> None:
+    """Refuse minibatches that leave data-parallel ranks without a sequence.
 
-    Of one minibatch all ranks, then of the next.
+    Args:
+        fewest: sequences of the smallest minibatch.
+        ranks: that share it.
+
+    Raises:
+        ValueError: in one line, with the bound and the remedy.
     """
-    fewest = len(sizes) // minibatches
     if fewest < ranks:
         raise ValueError(
             f"a minibatch of {fewest} sequences cannot keep {ranks} data-parallel ranks busy; "
             "take fewer minibatches or training GPUs, or more sequences per batch"
         )
+
+
+def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
+    """Sequences of each minibatch and rank, longest first, and how many each lane has.
+
+    Of one minibatch all ranks, then of the next.
+    """
+    check_ranks(len(sizes) // minibatches, ranks)
     # Minibatches of equal numbers are dealt all at a time.
     at_once = 1 if len(sizes) % minibatches else minibatches
     most = int(sizes.max(initial=0))

@@ -23,8 +23,9 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.versions import Decoded, tally
-from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
+from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
 from simulator.run.system import System, Timing
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Where the GPUs' time went: one clock per process, and their sum over a pool.
+"""Where the GPUs' time went: the sum over the processes of a pool.
 
 What a process did and the causes of idleness have the names of `areal_lab.runlog.activity`, which
 finds the same from the log of a run; here they are counted without one.
@@ -15,45 +15,8 @@ GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
 TO_TRAINING = "switch to training"
-UNCOUNTED = ""
-"""State of a clock whose owner adds the seconds by hand."""
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, TO_TRAINING})
 """Busy, but neither generating nor training."""
-
-
-class Clock:
-    """Seconds of one process by what it did or waited for."""
-
-    __slots__ = ("seconds", "since_s", "state")
-
-    def __init__(self, state: str) -> None:
-        self.state = state
-        self.since_s = 0.0
-        self.seconds: dict[str, float] = {}
-
-    def set(self, now_s: float, state: str) -> None:
-        """From now on it is in `state`."""
-        if state != self.state:
-            if self.state:
-                self.add(self.state, now_s - self.since_s)
-            self.state, self.since_s = state, now_s
-
-    def add(self, state: str, seconds: float) -> None:
-        """Count seconds by hand."""
-        if seconds:
-            self.seconds[state] = self.seconds.get(state, 0.0) + seconds
-
-    def of(self, now_s: float, state: str) -> float:
-        """Seconds in one state until now."""
-        seconds = self.seconds.get(state, 0.0)
-        return seconds + now_s - self.since_s if state == self.state else seconds
-
-    def read(self, now_s: float) -> dict[str, float]:
-        """Seconds by state until now."""
-        seconds = dict(self.seconds)
-        if self.state:
-            seconds[self.state] = seconds.get(self.state, 0.0) + now_s - self.since_s
-        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ moment would fail."""
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
 _LONGEST_REASON = 500
+_LONGEST_EXCERPT = 100
+"""Bytes shown of what cannot be read."""
 
 
 class Connection:
@@ -53,7 +55,7 @@ class Connection:
         """Send a request; returns its reply, or `{}` if that is not JSON.
 
         Raises:
-            EngineUnreachable: if there is no reply in time.
+            EngineUnreachable: if there is no reply in time, or it is malformed JSON.
             EngineError: if the reply is an error.
         """
         self._check_open(call)
@@ -66,13 +68,14 @@ class Connection:
         if reply.is_error:
             raise self._refused(call, reply)
         is_json = reply.headers.get("content-type", "").startswith("application/json")
-        return reply.json() if is_json else {}
+        return self._decoded(call, reply.content) if is_json else {}
 
     async def messages(self, call: Call) -> AsyncGenerator[Reply, None]:
         """Send a request and yield the messages of its reply; the caller applies the timeout.
 
         Raises:
-            EngineUnreachable: if the connection is lost, or the server says that it is broken.
+            EngineUnreachable: if the connection is lost, the server says that it is broken, or
+                sends malformed JSON.
             EngineError: if the reply is another error.
         """
         self._check_open(call)
@@ -87,7 +90,7 @@ class Connection:
                     # A server that merely refuses a request replies with 400.
                     broken = reply.status_code == httpx.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
-                async for message in _messages(reply):
+                async for message in self._messages(call, reply):
                     yield message
         except httpx.TransportError as error:
             raise self.unreachable(call, _describe(error)) from error
@@ -125,27 +128,37 @@ class Connection:
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
+    async def _messages(self, call: Call, reply: httpx.Response) -> AsyncIterator[Any]:
+        """Events of a stream, or the parts of a whole reply."""
+        if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+            whole = self._decoded(call, await reply.aread())
+            for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
+                yield {**one, "index": index} if isinstance(one, dict) else one
+            return
+        rest = b""
+        async for part in reply.aiter_bytes():
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                data = event.removeprefix(_EVENT)
+                if data != _LAST_EVENT:
+                    yield self._decoded(call, data)
+
+    def _decoded(self, call: Call, data: bytes) -> Any:
+        """Decode JSON; a server that sends malformed JSON counts as lost, as its state is unknown."""
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            start = data[:_LONGEST_EXCERPT].decode(errors="replace")
+            raise EngineUnreachable(
+                f"engine {self.base_url} sent malformed JSON in reply to {call.method} "
+                f"{call.path} ({error}): {start!r}{'...' * (len(data) > _LONGEST_EXCERPT)}"
+            ) from error
+
     def _refused(self, call: Call, reply: httpx.Response) -> EngineError:
         return EngineError(
             f"engine {self.base_url} refused {call.method} {call.path} "
             f"({reply.status_code}): {_reason(reply)}"
         )
-
-
-async def _messages(reply: httpx.Response) -> AsyncIterator[Any]:
-    """Events of a stream, or the parts of a whole reply."""
-    if not reply.headers.get("content-type", "").startswith("text/event-stream"):
-        whole = json.loads(await reply.aread())
-        for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
-            yield {**one, "index": index} if isinstance(one, dict) else one
-        return
-    rest = b""
-    async for part in reply.aiter_bytes():
-        *events, rest = (rest + part).split(b"\n\n")
-        for event in events:
-            data = event.removeprefix(_EVENT)
-            if data != _LAST_EVENT:
-                yield json.loads(data)
 
 
 def _describe(error: httpx.TransportError) -> str:

@@ -16,8 +16,8 @@ from areal_lab.host.owned_folders import (
     remove_abandoned_folders,
     remove_owned_folder,
 )
+from areal_lab.host.shared_memory import SHARED_MEMORY
 
-SHARED_MEMORY = Path("/dev/shm")
 ROOM_FACTOR = 2.5
 """Sets of weights that must fit into shared memory: one that engines have yet to load, one being
 written, and half of one to spare."""
