@@ -86,7 +86,7 @@ def order_named(
         name: one of `ORDERS`.
         schedule: gives the bound of `bounded_lag` if `max_lag` is None.
         max_lag: bound of `bounded_lag`, in versions; None uses `lag_bound(schedule)`.
-        drop_late: whether `bounded_lag` drops groups that would exceed the bound, instead of waiting.
+        drop_late: whether `bounded_lag` drops groups beyond the bound, instead of waiting.
 
     Raises:
         ValueError: if the name is unknown, listing the known ones, or there is no bound.

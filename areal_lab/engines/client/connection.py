@@ -144,7 +144,7 @@ class Connection:
                     yield self._decoded(call, data)
 
     def _decoded(self, call: Call, data: bytes) -> Any:
-        """Decode JSON; a server that sends malformed JSON counts as lost, as its state is unknown."""
+        """Decode JSON; a server that sends malformed JSON counts as lost: its state is unknown."""
         try:
             return json.loads(data)
         except ValueError as error:
