@@ -140,7 +140,7 @@ def test_finishing_a_batch_starts_what_it_still_needs() -> None:
     assert actions_after(c, ended(4)) == [Train(1, (3, 4)), PushWeights(1)]
 
 
-def test_partial_rollout_pauses_for_training_and_carries_answers_over() -> None:
+def test_partial_rollout_pauses_for_training_and_carries_responses_over() -> None:
     c = Coordinator(limits(partial_rollout(), max_in_flight=3))
     assert len(actions_after(c, RunStarted((0,)))) == 3
     assert actions_after(c, ended(1)) == [StartGroup(3, 0, 0)]
@@ -255,7 +255,7 @@ def test_without_engines_the_run_saves_and_ends() -> None:
     assert actions_after(c, CheckpointDone(1)) == [Finish(reason)]
 
 
-def test_a_group_whose_tokens_are_kept_goes_on_under_the_version_it_began_with() -> None:
+def test_a_group_whose_tokens_are_kept_keeps_the_version_it_started_with() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     actions_after(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
     assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
@@ -267,7 +267,7 @@ def test_a_group_whose_tokens_are_kept_goes_on_under_the_version_it_began_with()
     ]
 
 
-def test_a_group_that_was_judged_when_its_engine_was_lost_ends_where_it_is() -> None:
+def test_a_group_being_scored_when_its_engine_is_lost_is_not_moved() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     actions_after(c, RunStarted((0, 1)), ended(0), ended(1), TrainStepDone(1))
     actions_after(c, EngineLost(0, tokens_kept=True))  # 2 and 3 ran there, and wait for the push
@@ -277,7 +277,7 @@ def test_a_group_that_was_judged_when_its_engine_was_lost_ends_where_it_is() -> 
     assert actions_after(c, WeightsPushed(1)) == [Resume(), *starts]
 
 
-def test_without_engines_a_run_waits_for_one_that_returns() -> None:
+def test_a_run_without_engines_waits_for_one_that_returns() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     actions_after(c, RunStarted((0,)), ended(0), ended(1))
     assert actions_after(c, EngineLost(0, tokens_kept=True, returns=True)) == []

@@ -52,7 +52,7 @@ def test_fewer_sequences_than_batches_give_one_each() -> None:
     assert dynamic_batches([], max_tokens=100, min_batches=4) == []
 
 
-def test_what_cannot_be_cut_is_refused_with_the_way_out() -> None:
+def test_an_impossible_cut_is_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match="120 tokens exceeds max_tokens = 100; raise max_tokens"):
         dynamic_batches([3, 120], max_tokens=100)
     with pytest.raises(ValueError, match="min_batches is 0"):

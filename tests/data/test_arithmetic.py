@@ -53,7 +53,7 @@ def test_train_held_out_and_few_shot_lines_are_disjoint_under_commutation(
 
 @settings(max_examples=15)
 @given(operations, st.integers(1, 3), st.integers(1, 3), seeds)
-def test_every_answer_is_right_and_no_operand_is_too_long(
+def test_every_gold_answer_is_correct_and_no_operand_is_too_long(
     names: list[str], left: int, right: int, seed: int
 ) -> None:
     split = arithmetic_problems(operations=names, digits=(left, right), seed=seed)

@@ -71,7 +71,7 @@ def test_a_seed_decides_the_split(tmp_path: Path) -> None:
     assert len(file_problems(path, eval_size=5).held_out) == 5
 
 
-def test_what_the_held_out_file_has_is_not_trained_on(tmp_path: Path) -> None:
+def test_problems_of_the_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", *GSM8K)
     held_out = write(tmp_path / "test.jsonl", GSM8K[1])
     split = file_problems(train, eval_path=held_out)

@@ -52,7 +52,7 @@ def test_trees_never_cost_more_than_rows_alone(
     assert grown <= alone + 1e-9
 
 
-def test_long_answers_are_not_worth_sharing_a_short_prompt() -> None:
+def test_long_responses_are_not_worth_sharing_a_short_prompt() -> None:
     # 10 shared tokens save 10 * 100; the dense mask costs (210^2 - 2 * 110 * 111 / 2) * 1 more.
     cost = ForwardCost(linear_flops_per_token=100.0, attention_flops_per_pair=1.0)
     prompt = tuple(range(10))

@@ -70,7 +70,7 @@ def test_a_run_that_fails_before_its_log_names_what_its_configuration_says(tmp_p
         assert summary[unknown] is None
 
 
-def test_what_servers_told_before_there_was_a_log_is_kept(tmp_path: Path) -> None:
+def test_reports_of_servers_before_there_is_a_log_are_kept(tmp_path: Path) -> None:
     inputs = SummaryInputs(servers=servers(), threads=Threads(engine=1, trainer=2))
     summary = failed(tmp_path, inputs)
     assert (summary["backend"], summary["engine_version"]) == ("sglang", "0.5.23")
@@ -78,7 +78,7 @@ def test_what_servers_told_before_there_was_a_log_is_kept(tmp_path: Path) -> Non
     assert summary["threads"] == {"trainer": 2, "engine": 1}
 
 
-def test_what_the_log_of_a_failed_run_has_is_counted(tmp_path: Path) -> None:
+def test_the_log_of_a_failed_run_is_counted(tmp_path: Path) -> None:
     FakeRun(tmp_path, LIMITS).run()
     lines = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "events.jsonl").write_text("".join(lines[: len(lines) * 3 // 4]) + '{"ki')
@@ -91,7 +91,7 @@ def test_what_the_log_of_a_failed_run_has_is_counted(tmp_path: Path) -> None:
         assert summary[name] == whole[name]
 
 
-def test_what_a_damaged_log_would_tell_is_unknown_and_not_0(tmp_path: Path) -> None:
+def test_counts_of_a_damaged_log_are_unknown_and_not_0(tmp_path: Path) -> None:
     FakeRun(tmp_path, LIMITS).run()
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("damaged\ndamaged\n")
@@ -102,7 +102,7 @@ def test_what_a_damaged_log_would_tell_is_unknown_and_not_0(tmp_path: Path) -> N
     assert summary["backend"] == "sglang"
 
 
-def test_a_summary_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_summary_that_cannot_be_written_is_noted_in_one_line(tmp_path: Path) -> None:
     told: list[str] = []
     config = load_config(None, [])
     folder = RunFolder(tmp_path / "gone")

@@ -9,7 +9,7 @@ from rich.console import Console
 from areal_lab.pipeline.progress import Lines
 
 
-def test_what_is_waited_for_is_said_again_after_10_20_and_40_seconds() -> None:
+def test_reminders_come_after_10_20_and_40_seconds() -> None:
     out, now_s, waiting = io.StringIO(), 0.0, ""
     lines = Lines(Console(file=out), lambda: waiting, clock=lambda: now_s)
     lines.phase("waiting for 1 sglang server(s) to start")

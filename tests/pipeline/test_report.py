@@ -137,7 +137,7 @@ def test_a_header_that_cannot_replay_is_reported_and_no_error(finished, tmp_path
     assert "cannot be replayed" in format_run(folder)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no events\.jsonl"):
         format_run(tmp_path)
 

@@ -255,7 +255,7 @@ def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Pat
     assert not any(root.exists() for root in roots)
 
 
-def test_an_interrupt_ends_the_command_in_order_and_counts_what_was_not_trained(
+def test_an_interrupt_ends_the_command_in_order_and_counts_untrained_groups(
     tmp_path: Path,
 ) -> None:
     process = start_command(tmp_path, "total_train_steps=10000", "eta=2")

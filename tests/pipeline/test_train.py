@@ -135,7 +135,7 @@ def test_two_batches_are_in_flight_unless_eta_admits_less() -> None:
     assert limits_of(config).max_in_flight == 5
 
 
-def test_an_error_after_the_loop_was_left_is_raised_by_whoever_asks(tmp_path: Path) -> None:
+def test_an_error_after_the_loop_was_left_is_raised_when_results_are_read(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "total_train_steps=1000")
     run = areal_lab.train(config, reward_fn=even_digits)
     for _ in run:

@@ -97,7 +97,7 @@ def test_greedy_tokens_are_those_of_transformers(lab: Lab) -> None:
         assert tokens_of(result) == expected[0, len(prompt) :].tolist()
 
 
-def test_a_seed_decides_the_draws_where_an_engine_has_seeds(lab: Lab) -> None:
+def test_a_seed_determines_the_tokens_where_an_engine_has_seeds(lab: Lab) -> None:
     async def scenario() -> list[list[int]]:
         client = lab.client
         (alone,) = await client.generate([request("alone", PROMPTS[0], 30, seed=7)])
@@ -111,7 +111,7 @@ def test_a_seed_decides_the_draws_where_an_engine_has_seeds(lab: Lab) -> None:
     assert (alone == among[2]) is lab.facts.seeded
 
 
-def test_top_k_1_is_greedy_and_top_p_draws_from_the_head(lab: Lab) -> None:
+def test_top_k_1_is_greedy_and_top_p_samples_from_the_head(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         return await lab.client.generate(
             [
@@ -136,7 +136,7 @@ def test_top_k_1_is_greedy_and_top_p_draws_from_the_head(lab: Lab) -> None:
     [({"top_k": 1}, top_k(1)), ({"top_k": 5}, top_k(5)), ({"top_p": 0.3}, top_p(0.3))],
     ids=["top_k=1", "top_k=5", "top_p=0.3"],
 )
-def test_log_probs_after_top_k_or_top_p_are_of_what_an_engine_says(
+def test_log_probs_after_top_k_or_top_p_are_of_the_documented_distribution(
     lab: Lab, cut: dict[str, float], keep: Cutoff
 ) -> None:
     async def scenario() -> list[Generated]:
@@ -156,7 +156,7 @@ def test_log_probs_after_top_k_or_top_p_are_of_what_an_engine_says(
     assert (expected - reported).abs().max() < lab.facts.error
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it(lab: Lab) -> None:
+def test_stop_tokens_end_a_response_and_belong_to_it(lab: Lab) -> None:
     async def scenario() -> tuple[Generated, Generated]:
         (free,) = await lab.client.generate([request("free", PROMPTS[0], 30, temperature=0.0)])
         stop = tokens_of(free)[4]
@@ -171,7 +171,7 @@ def test_stop_tokens_end_an_answer_and_belong_to_it(lab: Lab) -> None:
     assert stopped.finish_reason == "stop"
 
 
-def test_the_models_end_token_ends_an_answer_unless_it_is_to_be_ignored(lab: Lab) -> None:
+def test_the_models_end_token_ends_a_response_unless_it_is_ignored(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         both = [
             request(f"{name}{index}", [index + 2], 200, ignore_eos=name == "on", seed=index)
@@ -189,7 +189,7 @@ def test_the_models_end_token_ends_an_answer_unless_it_is_to_be_ignored(lab: Lab
         assert tokens_of(result).index(END_TOKEN) == len(tokens_of(result)) - 1
 
 
-def test_what_cannot_be_served_is_refused_in_one_line(lab: Lab) -> None:
+def test_an_unservable_request_is_refused_in_one_line(lab: Lab) -> None:
     async def scenario(prompt: list[int], count: int) -> str:
         with pytest.raises(EngineError) as raised:
             await lab.client.generate([request("r", prompt, count)])
@@ -216,7 +216,7 @@ def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab
     assert max(others) <= len(prompt)
 
 
-def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> None:
+def test_a_server_reports_its_dialect_and_its_version(lab: Lab) -> None:
     async def scenario() -> None:
         assert await dialect_at(lab.engine.base_url) is lab.client.api
         assert await lab.client.engine_name() == lab.engine.backend
@@ -263,9 +263,7 @@ def test_exact_modes_recompute_under_the_new_weights(lab: Lab, mode: PauseMode) 
     assert versions_of(held) == [1]
 
 
-def test_in_place_goes_on_with_the_old_cache_and_its_bias_is_shown(
-    lab: Lab, announce: Announce
-) -> None:
+def test_in_place_continues_with_the_old_cache_and_is_biased(lab: Lab, announce: Announce) -> None:
     async def scenario() -> tuple[Generated, Generated]:
         client = lab.client
         async with lab.running([request("r", INTERRUPTED_PROMPT, LONG, seed=3)]) as answers:

@@ -59,10 +59,10 @@ def test_nothing_is_lost_or_trained_twice_whatever_happens_to_a_server(
     check(run)
 
 
-def test_the_page_tells_of_every_fault_and_engine() -> None:
+def test_the_page_has_every_fault_and_engine() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if " | " in line]
     assert [row[0] for row in rows if len(row) == 4 + len(ENGINES)] == [
-        "| what happens",
+        "| fault",
         "| ---",
         *(f"| {fault.name}" for fault in FAULTS),
     ]

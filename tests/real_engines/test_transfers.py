@@ -27,7 +27,7 @@ from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.link import EngineLink
-from areal_lab.engines.weights.push import ActivePush, Outcome, Pusher
+from areal_lab.engines.weights.push import ActivePush, PushOutcome, Pusher
 from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.preflight.check import ConfigError, check_transfer
@@ -87,7 +87,7 @@ def member(lab: Lab, tmp_path: Path, announce: Announce) -> Iterator[EngineProce
 
 async def push(
     pusher: Pusher, lab: Lab, version: int, *others: EngineProcess, flush_cache: bool = True
-) -> Outcome:
+) -> PushOutcome:
     """Send the weights of a version to the server, and to others."""
     pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
     targets = [EngineTarget(one.base_url) for one in (lab.engine, *others)]
@@ -127,7 +127,7 @@ def test_a_server_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
 
 @pushed_to
 @pytest.mark.parametrize("mode", list(PauseMode))
-def test_running_answers_go_on_under_what_was_sent(
+def test_running_responses_continue_under_the_sent_weights(
     lab: Lab, pusher: Pusher, mode: PauseMode
 ) -> None:
     in_place = mode is PauseMode.IN_PLACE
@@ -151,7 +151,7 @@ def test_running_answers_go_on_under_what_was_sent(
 
 
 @pushed_to
-def test_a_broadcast_that_does_not_fit_is_an_answer_and_the_next_one_is_taken(
+def test_a_broadcast_that_does_not_fit_is_refused_and_the_next_one_works(
     lab: Lab, grouped: Pusher
 ) -> None:
     """By HTTP it is one, too, of the embedded engine (`tests/engines`). SGLang dies of it; a run
@@ -252,7 +252,7 @@ def test_a_server_that_hangs_during_the_broadcast_takes_the_next_one(
 
 
 @pushed_to
-def test_a_server_whose_group_is_left_answers_at_once(
+def test_a_server_whose_group_is_left_replies_at_once(
     lab: Lab, sender: BroadcastSender, grouped: Pusher
 ) -> None:
     """As when the trainer dies: the server waits for a broadcast that never starts."""
@@ -287,7 +287,7 @@ async def disturbed(
     sender: BroadcastSender,
     grouped: Pusher,
     *others: EngineProcess,
-) -> Outcome:
+) -> PushOutcome:
     """Version 1 goes through a group; then something happens to it, once, just before version 2."""
     assert (await push(grouped, lab, 1, *others)).failures == ()
     await assert_holds(lab, 1)

@@ -146,7 +146,7 @@ def test_requests_held_in_place_find_none_either(lab: Lab) -> None:
     assert lab.errors(1, PROMPT, result).max() < 10 * lab.facts.error
 
 
-def test_an_update_without_a_pause_does_not_wait_for_answers_to_end(lab: Lab) -> None:
+def test_an_update_without_a_pause_does_not_wait_for_responses_to_end(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         async with lab.running([request("r", PROMPT, 900)]) as answers:
             await lab.load(1)
@@ -193,7 +193,7 @@ def test_requests_that_are_held_outlast_their_time_limit(lab: Lab) -> None:
     assert len(tokens_of(result)) == 5
 
 
-def test_an_abort_meets_one_request_and_not_those_whose_names_begin_alike(lab: Lab) -> None:
+def test_an_abort_ends_one_request_and_not_those_with_the_same_prefix(lab: Lab) -> None:
     """SGLang aborts by prefix; vLLM ignores an id that is not its own."""
 
     async def scenario() -> list[Generated]:

@@ -158,7 +158,7 @@ def test_an_async_function_that_hangs_is_cancelled_in_its_worker() -> None:
 
 
 @pytest.mark.parametrize(("word", "status"), [("crash", "error"), ("hang", "timeout")])
-def test_what_brings_a_worker_down_among_many_is_found(
+def test_the_completion_that_crashes_a_worker_is_found(
     word: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal_lab.rewards.service._SOFT_TIMEOUT_GRACE_S", 0.0)
@@ -236,7 +236,7 @@ def test_workers_do_not_load_torch() -> None:
     assert score_group(["torch"])[0][0].reward == 0.0
 
 
-def test_what_the_function_prints_goes_to_the_log_folder(tmp_path: Path) -> None:
+def test_output_of_the_function_goes_to_the_log_folder(tmp_path: Path) -> None:
     def score(completion: str, example: dict[str, str]) -> float:
         print("looking at", completion, "for", example["answer"])
         return 1.0

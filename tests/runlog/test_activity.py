@@ -148,7 +148,7 @@ def test_without_spans_everything_follows_from_events_and_actions():
     ]
 
 
-def test_spans_are_what_was_done_and_the_rest_has_a_cause():
+def test_spans_are_busy_time_and_the_rest_has_a_cause():
     log = log_of(
         *SYNCHRONOUS,
         span("trainer", "forward/backward", 5.5, 7.0),

@@ -190,7 +190,7 @@ def test_an_action_that_does_not_follow_is_found():
     assert "Save(version=7)" in replay.difference
 
 
-def test_an_event_that_cannot_have_happened_is_found():
+def test_an_impossible_event_is_found():
     impossible = (*INTERRUPTED.records, EventRecord(9.5, GroupFinished(44, 0, 0)))
     replay = check_replay(dataclasses.replace(INTERRUPTED, records=impossible))
     assert "is impossible" in replay.difference
@@ -275,7 +275,7 @@ def test_slices_of_one_thread_nest_and_never_cross():
                 assert not a_start < b_start < a_end < b_end
 
 
-def test_groups_that_overlap_have_slots_of_their_own_and_reuse_free_ones():
+def test_overlapping_groups_have_separate_slots_and_reuse_free_ones():
     groups = (group(2, 7.0, 8.0, (1, 1)), group(3, 7.5, 9.0, (1, 1)))
     log = dataclasses.replace(TRACED, records=(*TRACED.records, *groups))
     slots = {e["name"]: e["tid"] for e in trace_events(log) if e.get("cat") == "group"}

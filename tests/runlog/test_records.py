@@ -151,7 +151,7 @@ def test_infinity_is_a_string_in_the_line_and_a_float_again_in_the_record():
     assert decode(line).limits["eta"] == math.inf
 
 
-def test_a_reward_that_could_not_be_judged_is_nan_on_both_sides():
+def test_a_reward_that_failed_is_nan_after_a_round_trip():
     record = GroupRecord(
         group=0,
         engine=0,
@@ -190,7 +190,7 @@ def test_finite_json_reaches_into_lists_and_mappings():
         ('{"kind":"metric","process":"p","name":"n","t_s":0,"value":"big"}', "big"),
     ],
 )
-def test_what_cannot_be_read_says_why(line, says):
+def test_an_unreadable_line_says_why(line, says):
     with pytest.raises(ValueError, match=says):
         decode(line)
 

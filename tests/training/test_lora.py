@@ -153,7 +153,7 @@ def test_merged_weights_and_the_adapter_are_the_model(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("transfer", ["folder", "adapter"])
-def test_what_engines_get(folder: Path, tmp_path: Path, transfer: str) -> None:
+def test_weights_for_engines(folder: Path, tmp_path: Path, transfer: str) -> None:
     model = adapted(folder, targets=("q_proj", "v_proj"))
     learner = learner_of(model, folder, transfer=transfer, weights_root=str(tmp_path))
     weights: Any = export(learner, 4, None)
@@ -260,7 +260,7 @@ def test_which_layers_get_one(folder: Path) -> None:
     assert target_modules(model, ["all-linear"]) == ALL
     assert target_modules(model, ["down_proj", "q_proj"]) == ("q_proj", "down_proj")
     for wrong, words in (
-        (["lm_head"], "'lm_head' is no linear layer of this model that can have an adapter"),
+        (["lm_head"], "'lm_head' is not a linear layer of this model that can have an adapter"),
         (["q_proj", "query"], "'query' is no linear layer .*; there are q_proj, k_proj"),
         (["all-linear", "q_proj"], "'all-linear' is no linear layer"),
         ([], "it is empty"),

@@ -144,7 +144,7 @@ def with_loss(learner: Learner, function: Any) -> Learner:
     return dataclasses.replace(learner, loss=dataclasses.replace(learner.loss, function=function))
 
 
-def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_gives(
+def test_first_minibatch_gives_the_proximal_logprobs_of_a_separate_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
@@ -307,7 +307,7 @@ def own_loss(
     return Plain(-(advantages * logprobs)[mask].sum() / token_count, -logprobs)
 
 
-def test_own_loss_by_import_path_sees_every_sample(folder: Path) -> None:
+def test_custom_loss_by_import_path_sees_every_sample(folder: Path) -> None:
     learner = learner_for(folder, loss_fn=f"{__name__}:own_loss")
     request = random_batch(equal_groups=1)
     outcome = train_batch(learner, request)
@@ -376,7 +376,7 @@ TURNS: list[tuple[int, int]] = []
 """Turns and sequences of each micro-batch that `of_turns` saw."""
 
 
-def test_a_loss_of_turns_is_told_them(folder: Path) -> None:
+def test_a_loss_over_turns_gets_them(folder: Path) -> None:
     TURNS.clear()
     request = random_batch()
     learner = learner_for(folder, loss_fn=f"{__name__}:of_turns")
@@ -391,7 +391,7 @@ def test_a_loss_of_turns_is_told_them(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [five_lines, of_sequences, of_prompts, of_turns])
-def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
+def test_custom_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
     results = []
     for tokens in (4096, 30):
         learner = learner_for(
@@ -459,7 +459,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return group_advantages(rewards, groups, baseline=mean_of_others, scale=no_scale)
 
 
-def test_own_advantages_by_import_path(folder: Path) -> None:
+def test_custom_advantages_by_import_path(folder: Path) -> None:
     request = random_batch()
     learner = learner_for(folder, advantage_fn=f"{__name__}:leave_one_out")
     ours = batch_advantages(request.trajectories, learner.advantages)
@@ -565,7 +565,7 @@ def test_minibatches_are_whole_groups_in_equal_number() -> None:
     trajectories = random_batch(groups=5, samples=2).trajectories
     split = split_by_group(trajectories, 2)
     assert split == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
-    with pytest.raises(ValueError, match="has only 5 groups"):
+    with pytest.raises(ValueError, match="must be <= 5"):
         split_by_group(trajectories, 6)
 
 

@@ -100,7 +100,7 @@ by_both = pytest.mark.parametrize("pair", ["http_tensor", "distributed"], indire
 
 
 @by_both
-def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair) -> None:
+def test_an_engine_holds_the_exported_version_while_training_continues(pair: Pair) -> None:
     trainer, engine = pair.trainer, pair.engine
 
     async def work() -> None:
@@ -131,7 +131,7 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
 
 
 @by_http
-def test_an_engine_that_is_gone_is_an_answer_and_not_the_trainers_end(pair: Pair) -> None:
+def test_a_lost_engine_is_reported_and_does_not_end_the_trainer(pair: Pair) -> None:
     async def work() -> None:
         weights = await pair.exported()
         os.kill(pair.engine.child.pid, signal.SIGKILL)

@@ -82,7 +82,7 @@ def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> 
         assert trainer.child.process.returncode == 0
 
     with_trainer(folder, tmp_path, work)
-    assert "asked to end" in (tmp_path / "trainer.log").read_text()
+    assert "stopping as requested" in (tmp_path / "trainer.log").read_text()
 
 
 def test_a_request_for_another_version_is_refused(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_pauses(mode: str, sglang: str, vllm: str) -> None:
     assert VLLM.pause(PauseMode(mode)).path == f"/pause?mode={vllm}"
 
 
-def test_sglang_is_told_to_flush_unless_requests_live_in_the_cache() -> None:
+def test_sglang_must_flush_unless_requests_use_the_cache() -> None:
     for mode in PauseMode:
         (call,) = SGLANG.load(WEIGHTS, mode)
         assert body_of(call) == {
@@ -111,7 +111,7 @@ def test_sglang_is_told_to_flush_unless_requests_live_in_the_cache() -> None:
         }
 
 
-def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() -> None:
+def test_vllm_drops_its_cache_before_it_gets_the_version() -> None:
     reset = "/reset_prefix_cache?reset_running_requests=true"
     for mode in (PauseMode.RETRACT, PauseMode.ABORT):
         paths = [call.path for call in VLLM.load(WEIGHTS, mode)]
@@ -125,7 +125,7 @@ def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() 
     assert body_of(version) == {"new_version": "7"}
 
 
-def test_refusals_inside_answers_of_200() -> None:
+def test_refusals_inside_replies_with_status_200() -> None:
     assert SGLANG.refusal({"success": True, "message": "fine"}) is None
     assert SGLANG.refusal({"success": False, "message": "why"}) == "why"
     assert VLLM.refusal({"results": [None]}) is None
@@ -168,7 +168,7 @@ def test_a_message_of_sglang() -> None:
     assert (chunk.finish_reason, chunk.retractions, chunk.cached_tokens) == ("stop", 1, 2)
 
 
-def test_what_sglang_repeats_of_an_aborted_sample_is_read() -> None:
+def test_repeated_tokens_of_an_aborted_sample_in_sglang_are_read() -> None:
     """Aborted while it waits again: the last token, with the log-probs of all of them."""
     message = sglang_message([7, 8, 9], completion_tokens=3, finish_reason={"type": "abort"})
     message["output_ids"] = [9]
@@ -254,7 +254,7 @@ def test_bad_messages_of_vllm(message: dict[str, Any], error: str) -> None:
         VLLM.read(message)
 
 
-def test_vllm_says_in_the_middle_of_an_answer_that_what_computes_has_ended() -> None:
+def test_vllm_reports_in_a_reply_that_its_compute_process_ended() -> None:
     message = {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}
     with pytest.raises(EngineUnreachable, match="it is broken: EngineCore encountered an issue"):
         VLLM.read({"error": message | {"code": 500}})

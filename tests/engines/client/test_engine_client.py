@@ -213,11 +213,11 @@ def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> N
     loads((first, "x"), (second, "y"), (first, "x"))
     with pytest.raises(VersionMismatch, match="still holds the weights of an earlier set"):
         loads((first, "x"), (second, "x"))
-    with pytest.raises(VersionMismatch, match="not those that it had of this set before"):
+    with pytest.raises(VersionMismatch, match="differ from those it had for the same set before"):
         loads((first, "x"), (second, "y"), (first, "z"))
 
 
-def test_a_refusal_after_the_weights_have_changed_is_told_from_one_before(tmp_path: Path) -> None:
+def test_a_refusal_after_the_weights_changed_differs_from_one_before(tmp_path: Path) -> None:
     """SGLang refuses a flush after it has loaded the weights, and reports the old version."""
     weights = [
         write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
@@ -556,7 +556,7 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "during"])
-def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -> None:
+def test_samples_that_an_abort_pause_ended_are_sent_again(order: str) -> None:
     """Under another id: SGLang aborts requests with the id of a reply that ended less than two
     seconds ago. Requests sent during the pause are held until its end, too."""
     sent: list[list[int]] = []

@@ -102,7 +102,7 @@ def test_the_spans_of_the_last_message_replace_what_was_stamped() -> None:
     assert (stream.generated().finish_reason, stream.generated().retractions) == ("stop", 1)
 
 
-def test_what_is_cut_off_ends_with_abort() -> None:
+def test_an_unfinished_sample_ends_with_abort() -> None:
     stream = SampleStream("a")
     assert stream.generated() == Generated(
         request_id="a", segments=(), finish_reason="abort", retractions=0, cached_tokens=0
@@ -174,7 +174,7 @@ def failing(
     return asyncio.run(scenario())
 
 
-def test_what_had_arrived_is_part_of_the_error() -> None:
+def test_received_tokens_are_part_of_the_error() -> None:
     stream = event(0, [7, 8], 2) + event(1, [3], 1, "stop") + event(0, [9], 3)
     for pieces in ([stream], [stream[:30], stream[30:]], [bytes([one]) for one in stream]):
         error = failing(pieces, httpx.ReadError("reset"))
@@ -184,7 +184,7 @@ def test_what_had_arrived_is_part_of_the_error() -> None:
         assert error.partial["b"].finish_reason == "stop"
 
 
-def test_an_answer_that_ends_early_is_an_engine_that_is_gone() -> None:
+def test_a_reply_that_ends_early_is_a_lost_engine() -> None:
     error = failing([event(0, [7], 1), b"data: [DONE]\n\n"])
     assert "ended early" in str(error)
     assert list(error.partial) == ["a"]
@@ -243,7 +243,7 @@ def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_abort_that_breaks_the_answer_costs_no_other_sample(gone: bool) -> None:
+def test_an_abort_that_breaks_the_reply_costs_no_other_sample(gone: bool) -> None:
     """The aborted one keeps its tokens, the other is sent again, unless the server is gone."""
     sent: list[list[list[int]]] = []
 

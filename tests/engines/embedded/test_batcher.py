@@ -156,7 +156,7 @@ def test_temperature_is_part_of_the_reported_distribution_and_truncation_is_not(
         assert largest_error(model, sample, temperature=0.7) < FLOAT32_ERROR
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it() -> None:
+def test_stop_tokens_end_a_response_and_belong_to_it() -> None:
     batcher = batcher_of(tiny_model())
     batcher.add(request("free", [5, 6, 7], 30, seed=3))
     free = run(batcher)["free"].tokens

@@ -58,7 +58,7 @@ def test_uniforms_are_uniform_over_seeds_and_over_positions() -> None:
         ({"top_k": 50}, [0, 1, 2, 4, 5], 1.0),
     ],
 )
-def test_draws_follow_the_distribution(
+def test_samples_follow_the_distribution(
     options: dict[str, float], kept: list[int], temperature: float
 ) -> None:
     count = 20_000
@@ -82,7 +82,7 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one() -> None:
 
 
 @given(st.permutations(range(8)), st.integers(1, 8))
-def test_a_row_draws_the_same_in_any_batch(order: list[int], size: int) -> None:
+def test_a_row_samples_the_same_tokens_in_any_batch(order: list[int], size: int) -> None:
     kinds: list[dict[str, float]] = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.8}]
     logits = torch.randn(8, 40, generator=torch.Generator().manual_seed(1))
     sampling = [params(seed, **kinds[seed % 4]) for seed in range(8)]

@@ -268,7 +268,7 @@ def test_an_abort_pause_without_new_weights_changes_no_token(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_in_place_goes_on_with_the_old_cache(lab: Lab) -> None:
+def test_in_place_continues_with_the_old_cache(lab: Lab) -> None:
     async def scenario() -> None:
         weights, new = lab.weights(1)
         prompt = list(range(2, 40))
@@ -354,7 +354,7 @@ def test_a_damaged_folder_leaves_the_old_weights_serving(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_what_the_engine_did_is_told_in_order(lab: Lab) -> None:
+def test_activity_of_the_engine_is_reported_in_order(lab: Lab) -> None:
     async def scenario() -> None:
         await lab.client.generate([request("r", [5, 6, 7], 20)])
         spans, following = await lab.client.spans()

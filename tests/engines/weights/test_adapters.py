@@ -185,7 +185,7 @@ def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: 
     play(act, api)
 
 
-def test_what_is_ended_while_it_is_held_back_is_never_sent(api: Dialect) -> None:
+def test_a_request_aborted_while_held_is_never_sent(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.pause(PauseMode.ABORT)
         drawing = asyncio.create_task(client.generate([request(name, [5], 2) for name in "ab"]))
@@ -204,7 +204,7 @@ def test_what_is_ended_while_it_is_held_back_is_never_sent(api: Dialect) -> None
 
 
 @pytest.mark.parametrize("path", ["/load_lora_adapter", "/unload_lora_adapter"])
-def test_a_refusal_leaves_the_adapter_before_and_what_waits_goes_on(
+def test_a_refusal_keeps_the_previous_adapter_and_waiting_requests_continue(
     api: Dialect, path: str
 ) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
@@ -250,7 +250,7 @@ def test_a_server_that_was_started_again_is_lost_and_its_tokens_are_kept(api: Di
     play(act, api)
 
 
-def test_requests_that_do_not_end_are_waited_for_as_long_as_an_answer_is(api: Dialect) -> None:
+def test_requests_that_do_not_end_are_waited_for_until_the_timeout(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         fake.holds, fake.deaf = True, 10**6
         client._connection.timeout_s = 0.2
@@ -297,7 +297,7 @@ def test_a_version_that_the_server_makes_up_changes_no_label(api: Dialect) -> No
     play(act, api)
 
 
-def test_a_list_of_models_that_is_none_is_an_error_of_the_engine(api: Dialect) -> None:
+def test_a_malformed_list_of_models_is_an_error_of_the_engine(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         fake.no_list = True
         with pytest.raises(EngineError, match="its list of models is"):
@@ -306,7 +306,7 @@ def test_a_list_of_models_that_is_none_is_an_error_of_the_engine(api: Dialect) -
     play(act, api)
 
 
-def test_what_is_held_back_ends_when_the_connection_does(api: Dialect) -> None:
+def test_held_requests_end_when_the_connection_closes(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.pause(PauseMode.ABORT)
         waiting = asyncio.create_task(client.generate([request("a", [5], 2)]))
@@ -338,7 +338,7 @@ def test_adapters_need_a_server_for_them_and_abort(
     play(act, api)
 
 
-def test_weights_of_the_server_itself_are_drawn_by_no_adapter(api: Dialect, tmp_path: Path) -> None:
+def test_base_weights_sample_without_an_adapter(api: Dialect, tmp_path: Path) -> None:
     """Who attaches to a server gives it the model that the adapters are to."""
     whole = WeightsFolder(path=tmp_path, version=0, checksum="", size_bytes=0)
 

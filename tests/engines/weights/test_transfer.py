@@ -139,7 +139,7 @@ def test_every_engine_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_running_answer_goes_on_under_the_new_weights(
+def test_a_running_response_continues_under_the_new_weights(
     lab: Lab, pusher: Pusher, mode: str
 ) -> None:
     assert lab.push(pusher, "a").failures == ()
@@ -200,7 +200,7 @@ def test_an_engine_with_other_weights_is_a_mismatch(
 # --- groups ---
 
 
-def test_a_group_is_used_again_and_made_anew_when_its_engines_change(lab: Lab) -> None:
+def test_a_process_group_is_reused_until_its_engines_change(lab: Lab) -> None:
     sender = BroadcastSender(timeout_s=TIMEOUT_S)
     pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
     made = []
@@ -216,7 +216,7 @@ def test_a_group_is_used_again_and_made_anew_when_its_engines_change(lab: Lab) -
     pusher.close()
 
 
-def test_a_group_that_an_engine_left_is_made_anew(lab: Lab) -> None:
+def test_a_process_group_that_an_engine_left_is_formed_again(lab: Lab) -> None:
     sender = BroadcastSender(timeout_s=TIMEOUT_S)
     pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
     assert lab.push(pusher, "a", "b").failures == ()

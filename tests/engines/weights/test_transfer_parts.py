@@ -94,7 +94,7 @@ class Evil:
         pickle.dumps([("a", torch.ones(3))])[:-9],
     ],
 )
-def test_what_is_not_made_of_tensors_is_refused(content: bytes) -> None:
+def test_a_payload_of_other_objects_is_refused(content: bytes) -> None:
     with pytest.raises(UnsafePayload, match="the tensors cannot be read"):
         decode(base64.b64encode(content).decode())
 

@@ -77,7 +77,7 @@ def test_a_server_that_hangs_over_its_first_weights_is_not_waited_for() -> None:
     )
 
 
-def test_one_that_says_that_it_is_there_may_take_long() -> None:
+def test_a_server_that_replies_may_take_long() -> None:
     async def scenario() -> None:
         asked = 0
         often = asyncio.Event()
@@ -98,7 +98,7 @@ def test_one_that_says_that_it_is_there_may_take_long() -> None:
     asyncio.run(scenario())
 
 
-def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> None:
+def test_a_server_with_a_hung_compute_process_is_lost_unless_paused() -> None:
     async def answer() -> httpx.Response:
         return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
 
@@ -132,7 +132,7 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
     asyncio.run(scenario())
 
 
-def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
+def test_an_error_with_its_weights_is_raised_unchanged() -> None:
     async def answer() -> httpx.Response:
         return httpx.Response(200)
 
@@ -144,7 +144,7 @@ def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
     assert [str(error) for error in raised.value.exceptions] == ["no room"]
 
 
-def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
+def test_a_server_that_dies_over_its_first_weights_is_lost_with_its_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start and at a restart: the exit is reported, not the broken connection it causes."""
@@ -197,7 +197,7 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
         ({"top_k": 20}, r"gconfig\.top_k is 20, but must be -1 with vllm.*; set gconfig\."),
     ],
 )
-def test_a_server_that_cannot_do_what_is_asked_of_it_is_refused(
+def test_a_server_without_a_requested_feature_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str
 ) -> None:
     """The engine type at an address is not configured, so it is known only after attaching."""
