@@ -94,9 +94,7 @@ def gather() -> Facts:
     """Look at this machine and this environment. Loads neither torch nor the model."""
     try:
         # What only notebooks and developers need is not missing from a user's machine.
-        requirements = tuple(
-            r for r in requires("areal_lab") or () if "extra ==" not in r or _for_training(r)
-        )
+        requirements = tuple(r for r in requires("areal_lab") or () if _applies(r, "train"))
     except PackageNotFoundError:
         requirements = None
     names = [Requirement(text).name for text in requirements or ()]
@@ -349,7 +347,13 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
 
 def _for_training(requirement: str) -> bool:
     """Whether a line of the package's requirements belongs to the extra `train`."""
-    return 'extra == "train"' in requirement.replace("'", '"')
+    return _applies(requirement, "train") and not _applies(requirement, "")
+
+
+def _applies(requirement: str, extra: str) -> bool:
+    """Whether a line of the package's requirements counts here, with this extra."""
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate({"extra": extra})
 
 
 def _version(package: str) -> str | None:
