@@ -196,7 +196,7 @@ def _logged_run(config: SimulationConfig, notes: Console) -> Log:
             f"{config.seed}",
             highlight=False,
         )
-        config = dataclasses.replace(config, workload=dataclasses.replace(workload, steps=most))
+        config = config.with_settings({"workload.steps": most})
     records: list[Record] = []
     simulate(config, log=records.append)
     header = records[0]

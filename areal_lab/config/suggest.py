@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def plain(name: str) -> str:
@@ -19,3 +19,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     return f"known are {', '.join(by_plain.values())}"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing if no known name is near. For error messages.
+
+    Of dotted names the last part decides: `lr` is near `actor.optimizer.lr`.
+    """
+    by_name = {full.lower(): full for full in known}
+    by_leaf = {full.rsplit(".", 1)[-1].lower(): full for full in reversed(known)}
+    leaf = name.rsplit(".", 1)[-1].lower()
+    if leaf in by_leaf:  # below another group, or below none: `lr`, `rollout.n_samples`
+        found = [by_leaf[leaf]]
+    else:
+        found = [by_name[near] for near in difflib.get_close_matches(name.lower(), by_name, n=1)]
+        found = found or [by_leaf[near] for near in difflib.get_close_matches(leaf, by_leaf, n=1)]
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from areal_lab.config.problem import Kind
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
-from simulator.plan.space import OTHER, Refusal
+from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
 from simulator.report.provenance import warnings
 from simulator.stats.format import number, quantity
@@ -111,7 +111,7 @@ def nothing_possible(plan: Plan) -> str:
     reasons.sort(key=lambda reason: -reason[0])
     told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
     mend = "relax a bound, or change candidates"
-    if any(one.kind == OTHER for one in space.impossible):
+    if any(one.kind is Kind.SETTINGS for one in space.impossible):
         mend = "mend these settings in base, or change candidates"
     return f"no candidate is possible: {'; '.join(told)}; {mend}"
 
@@ -145,7 +145,7 @@ def plan_warnings(plan: Plan) -> list[str]:
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
-        config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
+        config = some.config.with_settings({"seeds": plan.config.search.seeds})
         own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
         name = find_gpu(spelled).name
         for line in warnings(config):

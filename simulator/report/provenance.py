@@ -37,7 +37,7 @@ class Part(NamedTuple):
 def cost_parts(config: SimulationConfig) -> list[Part]:
     """What a configuration's times rest on; the configuration must have passed its check."""
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
+    rollout_gpu = find_gpu(config.cluster.generating_gpu)
     return [
         *_engine_parts(config, model, rollout_gpu),
         _training_part(config, gpu),
@@ -73,10 +73,8 @@ def warnings(config: SimulationConfig) -> list[str]:
 
 
 def _memory_warning(config: SimulationConfig) -> str:
-    cluster = config.cluster
-    others = cluster.rollout_gpus if cluster.placement == "disaggregated" else 0
-    gpu = find_gpu(cluster.gpu)
-    return unchecked_memory(find_model(config.model), gpu, cluster.gpus - others)
+    gpu = find_gpu(config.cluster.gpu)
+    return unchecked_memory(find_model(config.model), gpu, config.cluster.training_gpus)
 
 
 def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:
@@ -137,7 +135,7 @@ def _measured_training(config: SimulationConfig) -> Part:
 
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
-    if config.cluster.placement == "colocated":
+    if config.cluster.colocated:
         switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
         given = config.weights.switch_s is not None
         yield Part("switching", switch.provenance, 0.0 if given else None)
