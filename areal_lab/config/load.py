@@ -95,8 +95,12 @@ def load_record(
     return loaded
 
 
-def read_yaml(path: Path) -> Mapping[Any, Any]:
+def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
     """The mapping in a YAML file, references in it not yet resolved.
+
+    Args:
+        path: the file.
+        what: the mapping should hold, for messages.
 
     Raises:
         ValueError: in one line: no such file, no YAML (with the line), or no mapping.
@@ -121,7 +125,7 @@ def read_yaml(path: Path) -> Mapping[Any, Any]:
         reason = str(error).split("\n", 1)[0]
         raise ValueError(f"{path} cannot be read: {reason}") from error
     if not isinstance(tree, Mapping):
-        raise ValueError(f"{path} holds a {type(tree).__name__}, but must hold settings (`a: b`)")
+        raise ValueError(f"{path} holds a {type(tree).__name__}, but must hold {what}")
     return tree
 
 

@@ -91,11 +91,13 @@ class PriceEntry(Record):
     """Price of a GPU type, in dollars per GPU-hour; replaces the catalogue's."""
 
     gpu: str
+    """Name in the catalogue."""
     typical: NonNegative
+    """Usual price."""
     low: NonNegative | None = None
-    """null is `typical`."""
+    """Low end; null takes `typical`."""
     high: NonNegative | None = None
-    """null is `typical`."""
+    """High end; null takes `typical`."""
 
 
 class SearchConfig(Record):

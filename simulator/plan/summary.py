@@ -146,20 +146,17 @@ def plan_warnings(plan: Plan) -> list[str]:
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
         config = some.config.with_settings({"seeds": plan.config.search.seeds})
+        gpu = find_gpu(spelled)
         own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
-        name = find_gpu(spelled).name
-        for line in warnings(config):
-            about_price = "price" in line
-            if about_price and (name in own or config.cluster.price_per_gpu_h is not None):
-                continue
-            if about_price and find_gpu(spelled).price.typical is None:
-                line = (  # noqa: PLW2901 - the same, with this file's way to mend it
-                    f"{name}: nobody publishes a price, so money is unknown; give one as prices: "
-                    f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
-                )
-            if line not in found:
-                found.append(line)
-    return found
+        unknown = gpu.price.typical is None and config.cluster.price_per_gpu_h is None
+        given = gpu.name in own
+        found += warnings(config, prices=not (given or unknown))
+        if unknown and not given:  # the same, with this file's way to fix it
+            found.append(
+                f"{gpu.name}: nobody publishes a price, so money is unknown; give one as prices: "
+                f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
+            )
+    return list(dict.fromkeys(found))
 
 
 def no_comparison(plan: Plan) -> str:

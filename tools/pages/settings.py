@@ -23,8 +23,8 @@ A command takes a YAML file and `a.b=c` overrides:
 
 An override wins over the file, and the file over the defaults below. Values are YAML; `inf` is
 infinity, `null` leaves a value to the program. A file may refer to its own settings:
-`run_dir: runs/${experiment_name}`. A value that is not allowed is refused before anything starts, in
-one line each, all of them at once.
+`run_dir: runs/${experiment_name}`. Values that are not allowed are refused before anything starts,
+all of them at once, in one line each.
 
 In Python the same records are `areal_lab.TrainConfig`, `simulator.SimulationConfig` and
 `simulator.PlanConfig`. `config.gconfig.n_samples = 4` assigns and checks;

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.config.record import settings
+from areal_lab.config.problem import ConfigError
+from areal_lab.config.record import Record, settings
+from areal_lab.config.reference import description
 from simulator.assembly.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
-from simulator.config.schema import SimulationConfig
+from simulator.config.schema import ClusterConfig, SimulationConfig
+from simulator.plan.schema import PlanConfig
 from simulator.workload.lengths import LogNormalLengths, lengths_from
 
 # Table 1 of the paper (arXiv:2505.24298): GPUs and steps.
@@ -31,6 +34,26 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert config.trainer.step_s == 150.0
     assert config.weights.update_s is None
     assert config.name == "mine"
+
+
+@pytest.mark.parametrize("record", [SimulationConfig, PlanConfig])
+def test_every_setting_is_documented_and_bounded(record: type[Record]) -> None:
+    start = record()
+    for setting in settings(record):
+        assert description(setting), setting.name
+        assert start.with_settings({setting.name: setting.default}) == start
+        if type(setting.default) in (int, float):
+            with pytest.raises(ConfigError, match=setting.name):
+                start.with_settings({setting.name: math.nan})
+
+
+def test_gpus_generate_and_train_side_by_side_or_in_turn() -> None:
+    cluster = ClusterConfig(gpus=8, rollout_gpus=6, gpu="H100", rollout_gpu="H20")
+    assert (cluster.generating_gpus, cluster.training_gpus) == (6, 2)
+    assert (cluster.colocated, cluster.generating_gpu) == (False, "H20")
+    cluster = ClusterConfig(gpus=8, rollout_gpus=6, gpu="H100", placement="colocated")
+    assert (cluster.generating_gpus, cluster.training_gpus) == (8, 8)
+    assert (cluster.colocated, cluster.generating_gpu) == (True, "H100")
 
 
 def test_a_name_of_its_own_is_kept(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from areal_lab.config.problem import Kind, Problem
+from simulator.assembly.check import problems
+from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report
 from simulator.plan.result import Comparison, Plan, limit_of
@@ -159,6 +162,24 @@ def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
     assert "2 by limits.gpus = 3 (as: 4 GPUs)" in told
     assert "1 by limits.eta = 4 (as: eta 8)" in told
     assert "(as: 1 GPU cannot be split into engines of 1" in told
+
+
+def test_no_decision_depends_on_the_words_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(
+        *("candidates.gpu=[A100-40, H100]", "base.model=R1-Distill-Qwen-32B"),
+        *("candidates.placement=[disaggregated, colocated]", "candidates.gpus=[4, 64]"),
+        *("candidates.trainer_tensor_parallel=[1, 3, 8]", "base.workload.answers.max_tokens=4000"),
+    )
+    as_they_are = expand(plan)
+    assert {one.kind for one in as_they_are.impossible} == set(Kind) - {Kind.MACHINE, Kind.SETTINGS}
+
+    def reworded(config: SimulationConfig) -> list[Problem]:
+        return [dataclasses.replace(one, message="no") for one in problems(config)]
+
+    monkeypatch.setattr("simulator.plan.space.problems", reworded)
+    others = expand(plan)
+    assert len(others.possible) == len(as_they_are.possible)
+    assert [one.kind for one in others.impossible] == [one.kind for one in as_they_are.impossible]
 
 
 def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
