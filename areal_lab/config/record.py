@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -110,11 +111,13 @@ class Record(BaseModel):
                 if not isinstance(record, Record) or leaf not in type(record).model_fields:
                     raise AttributeError
             except AttributeError:
-                known = [setting.name for setting in settings(type(self))]
-                message = f"unknown setting {name!r}{nearest(name, known)}"
+                names = [setting.name for setting in settings(type(self))]
+                message = f"unknown setting {name!r}{nearest(name, names)}"
                 found.append(Problem(Kind.SETTINGS, name, message))
                 continue
-            found += _assigned(record, leaf, value, f"{group}." if group else "")
+            known = record.__dict__[leaf]
+            if known != value or type(known) is not type(value):  # a plan changes few at a time
+                found += _assigned(record, leaf, value, f"{group}." if group else "")
         if found:
             raise ConfigError(*found)
         return changed
@@ -238,12 +241,23 @@ def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[P
 def _copied(record: _R) -> _R:
     """A copy that shares no record and no list; its values have been checked."""
     copy = record.model_copy()
-    for name, value in record.__dict__.items():
-        if isinstance(value, Record):
-            copy.__dict__[name] = _copied(value)
-        elif isinstance(value, list):
-            copy.__dict__[name] = [_copied(v) if isinstance(v, Record) else v for v in value]
+    for name in _shareable(type(record)):
+        value = record.__dict__[name]
+        copy.__dict__[name] = (
+            [_copied(one) if isinstance(one, Record) else one for one in value]
+            if isinstance(value, list)
+            else _copied(value)
+        )
     return copy
+
+
+@cache
+def _shareable(record: type[Record]) -> tuple[str, ...]:
+    """Fields that hold records or lists."""
+    kinds = {name: field.annotation for name, field in record.model_fields.items()}
+    return tuple(
+        name for name, kind in kinds.items() if is_record(kind) or get_origin(kind) is list
+    )
 
 
 def _problems(

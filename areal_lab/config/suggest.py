@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 
+@lru_cache(maxsize=1024)  # the names of a catalogue are compared again and again
 def plain(name: str) -> str:
     """A name without case, blanks and punctuation: `H100 SXM` and `h100-sxm` are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
