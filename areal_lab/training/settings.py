@@ -61,11 +61,6 @@ class TrainerSettings:
             raise ValueError(f"minibatches, token budget and threads must be >= 1: {self}")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, but must be > 0 in training")
-        if not self.optimizer.gradient_clipping > 0:
-            raise ValueError(
-                f"gradient_clipping is {self.optimizer.gradient_clipping}, but must be > 0; "
-                "infinity switches it off"
-            )
         if self.optimizer.lr_scheduler_type != "constant" and self.optimizer_steps < 1:
             raise ValueError(
                 f"optimizer_steps is {self.optimizer_steps}, but must be >= 1 for a learning rate "
