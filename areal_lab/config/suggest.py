@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 
@@ -14,13 +14,17 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'a' or 'b'?`, or all known names where none is near. For error messages."""
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that look like this one."""
     by_plain = {plain(one): one for one in known}
-    near = [by_plain[one] for one in difflib.get_close_matches(plain(name), by_plain, n=3)]
-    if near:
+    return [by_plain[one] for one in difflib.get_close_matches(plain(name), by_plain, n=3)]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """`did you mean 'a' or 'b'?`, or all known names where none is near. For error messages."""
+    if near := near_names(name, known):
         return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"known are {', '.join(by_plain.values())}"
+    return f"known are {', '.join(known)}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ def test_what_is_allowed_is_said_in_words() -> None:
         ("first.kind", "pye", "must be one of pie, cake; did you mean 'pie'?"),
         ("first.size", 0, "first.size is 0, but must be -1 or an integer >= 1"),
         ("first.order", [10], "first.order is [10], but must be a list of integers <= 9"),
-        ("first.kake", 1, "unknown setting 'first.kake'; did you mean 'first.cakes'?"),
+        ("first.cake", 1, "unknown setting 'first.cake'; did you mean 'first.cakes'?"),
         ("second.cakes", 1, "unknown setting 'second.cakes'; did you mean 'first.cakes'?"),
         ("name.x", 1, "unknown setting 'name.x'"),
         ("others", [{"cakes": 0}], "others[0].cakes is 0, but must be an integer >= 1"),
@@ -90,9 +90,9 @@ def test_values_are_checked_when_a_record_is_made_and_when_one_is_assigned() -> 
 
 def test_all_mistakes_of_a_record_are_told() -> None:
     with pytest.raises(ConfigError) as caught:
-        Shop(opne=False, first={"cakes": 0, "share": 2}, name=[])  # type: ignore[call-arg, arg-type]
+        Shop(public=False, first={"cakes": 0, "share": 2}, name=[])  # type: ignore[call-arg, arg-type]
     assert {one.setting for one in caught.value.problems} == {
-        *("opne", "first.cakes", "first.share", "name"),
+        *("public", "first.cakes", "first.share", "name"),
     }
 
 
