@@ -29,7 +29,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         (
             "weights.switch_s",
             weights.switch_s,
-            config.cluster.placement != "colocated",
+            not config.cluster.colocated,
             "only colocated GPUs switch; use weights.update_s",
         ),
         (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
@@ -111,10 +112,12 @@ def check_training_memory(
         mend = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
     else:
         mend = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
-    raise ValueError(
-        f"training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
+    raise refusal(
+        "trainer",
+        f"trainer: training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
         f"{state / GIB:.1f}, activations {memory.activations / GIB:.1f}, reserved "
-        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {mend}"
+        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {mend}",
+        Kind.MEMORY,
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from areal_lab.config.problem import Kind
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
-from simulator.plan.space import OTHER, Refusal
+from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
 from simulator.report.provenance import warnings
 from simulator.stats.format import number, quantity
@@ -111,7 +111,7 @@ def nothing_possible(plan: Plan) -> str:
     reasons.sort(key=lambda reason: -reason[0])
     told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
     mend = "relax a bound, or change candidates"
-    if any(one.kind == OTHER for one in space.impossible):
+    if any(one.kind is Kind.SETTINGS for one in space.impossible):
         mend = "mend these settings in base, or change candidates"
     return f"no candidate is possible: {'; '.join(told)}; {mend}"
 
@@ -145,21 +145,18 @@ def plan_warnings(plan: Plan) -> list[str]:
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
-        config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
+        config = some.config.with_settings({"seeds": plan.config.search.seeds})
+        gpu = find_gpu(spelled)
         own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
-        name = find_gpu(spelled).name
-        for line in warnings(config):
-            about_price = "price" in line
-            if about_price and (name in own or config.cluster.price_per_gpu_h is not None):
-                continue
-            if about_price and find_gpu(spelled).price.typical is None:
-                line = (  # noqa: PLW2901 - the same, with this file's way to mend it
-                    f"{name}: nobody publishes a price, so money is unknown; give one as prices: "
-                    f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
-                )
-            if line not in found:
-                found.append(line)
-    return found
+        unknown = gpu.price.typical is None and config.cluster.price_per_gpu_h is None
+        given = gpu.name in own
+        found += warnings(config, prices=not (given or unknown))
+        if unknown and not given:  # the same, with this file's way to fix it
+            found.append(
+                f"{gpu.name}: nobody publishes a price, so money is unknown; give one as prices: "
+                f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
+            )
+    return list(dict.fromkeys(found))
 
 
 def no_comparison(plan: Plan) -> str:
