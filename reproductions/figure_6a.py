@@ -18,9 +18,9 @@ from simulator.assembly.simulate import build
 from simulator.catalogue.models import find_model
 from simulator.costs.trainer_speeds import areal_counted_flops
 from simulator.costs.training_memory import training_memory
-from simulator.run.draws import LENGTHS, stream
 from simulator.stats.statistics import Estimate, estimate
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 GAIN, SPEED = 0.05, 0.10
 FACTOR = Parameter(

@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
 from reproductions.harness import Reproduction, Row, configured, length, main, run
-from simulator.run.draws import LENGTHS, stream
 from simulator.run.pools import PoolShares
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,10 +19,10 @@ from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import prefill_cost
 from simulator.engine.replica import PrefillSeconds, Replica
 from simulator.engine.timesheet import RecordSpan
-from simulator.run.draws import STRAGGLERS, stream
 from simulator.run.system import MakeEngine
 from simulator.workload.faults import engine_slowdowns
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import STRAGGLERS, stream
 
 MOST_RUNNING: Final = 256
 """Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""

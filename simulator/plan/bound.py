@@ -29,8 +29,8 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.run.draws import LENGTHS, stream
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 _BATCHES = 3
 """Whose lengths are drawn: the first ones that the simulation draws with this seed."""

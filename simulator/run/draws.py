@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.events import GroupId
 from simulator.run.system import System
-
-LENGTHS: Final = 1
-REWARDS: Final = 2
-TOOLS: Final = 3
-ENGINE_FAILURES: Final = 4
-TRAINER_FAILURES: Final = 5
-STRAGGLERS: Final = 6
-
-
-def stream(seed: int, purpose: int, number: int) -> np.random.Generator:
-    """The generator of one block of one stream of a seed."""
-    return np.random.default_rng([seed, purpose, number])
+from simulator.workload.streams import LENGTHS, REWARDS, TOOLS, stream
 
 
 class GroupDraws(NamedTuple):

@@ -13,8 +13,8 @@ import math
 from typing import TYPE_CHECKING
 
 from areal_lab.control.events import EngineJoined, EngineLost
-from simulator.run.draws import ENGINE_FAILURES, stream
 from simulator.run.system import Failures, Process
+from simulator.workload.streams import ENGINE_FAILURES, stream
 
 if TYPE_CHECKING:
     from simulator.run.drive import Drive, Slot

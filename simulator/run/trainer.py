@@ -13,9 +13,9 @@ import numpy as np
 
 from areal_lab.control.events import Train
 from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
-from simulator.run.draws import TRAINER_FAILURES, stream
 from simulator.run.pools import EXPORT, TO_TRAINING
 from simulator.run.system import Process, Timing
+from simulator.workload.streams import TRAINER_FAILURES, stream
 
 if TYPE_CHECKING:
     from simulator.run.drive import Drive

@@ -26,10 +26,10 @@ from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.records import TRAINER, Log
 from areal_lab.runlog.replay import check_replay
 from simulator.run.conversations import Conversations
-from simulator.run.draws import ENGINE_FAILURES
 from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.run.trainer import Trainer
+from simulator.workload.streams import ENGINE_FAILURES
 from tests.simulator.engine.toy_engine import ToyEngine
 from tests.simulator.run.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
 

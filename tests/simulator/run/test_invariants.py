@@ -45,11 +45,12 @@ from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost
-from simulator.run.draws import LENGTHS, Draws, stream
+from simulator.run.draws import Draws
 from simulator.run.pools import GENERATE
 from simulator.run.result import SimulationResult
 from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
+from simulator.workload.streams import LENGTHS, stream
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Latencies,
