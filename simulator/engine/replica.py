@@ -43,6 +43,8 @@ PREFILL = "prefill"
 RECOMPUTE = "recompute"
 PAUSED = "paused"
 ACTIVITIES = (IDLE, DECODE, PREFILL, RECOMPUTE, PAUSED)
+NOT_WORK = frozenset({IDLE, PAUSED})
+"""Activities in which an engine does no work; the cause follows from the state of the run."""
 
 RESERVE_RUNNING_TOKENS = 401
 """Room of the cache kept for a sequence that runs, when others are admitted.

@@ -23,6 +23,7 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.run.system import System, Timing
@@ -49,9 +50,6 @@ COLUMNS = {
     "train_flops": "useful floating point operations of the step; nan if not modeled",
 }
 """What is kept of every step, by name."""
-
-NOT_WORK = frozenset({"idle", "paused"})
-"""What an engine counts that is no work; why it was idle follows from what the run was doing."""
 
 
 @dataclass(slots=True)
