@@ -10,7 +10,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from areal_lab.runlog.activity import (
@@ -25,11 +24,9 @@ from areal_lab.runlog.activity import (
 )
 from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
+from simulator.run.flights import Slot
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
 from simulator.run.system import System, Timing
-
-if TYPE_CHECKING:
-    from simulator.run.drive import Slot
 
 COLUMNS = {
     "end_s": "end of the training step, seconds since the start of the run",

@@ -17,7 +17,6 @@ goes on, so that an `Interrupt` that comes with a push is performed when the eng
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import assert_never
 
 import simpy
@@ -49,50 +48,22 @@ from areal_lab.runlog.records import (
     EventRecord,
     engine_process,
 )
-from simulator.engine.versions import Decoded, first_and_last
+from simulator.engine.versions import first_and_last
 from simulator.run.accounting import Book
 from simulator.run.conversations import Conversations
-from simulator.run.draws import Draws, GroupDraws
+from simulator.run.draws import Draws
 from simulator.run.failures import node_of_engines
+from simulator.run.flights import Flight, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
 from simulator.run.reward_queue import Judges
-from simulator.run.system import Done, Engine, Process, System
+from simulator.run.system import Done, Process, System
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
 """The coordinator's reason to drop what is left over."""
 _CLOCK_ROUNDING = 1e-12
 """A timer is a difference of times added to a time: it may come a few last bits early."""
-
-
-class Flight:
-    """A group from its start until it is trained on."""
-
-    __slots__ = ("begun_s", "decoded", "done", "draws", "generated_s", "group", "slot")
-
-    def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
-        self.group = group
-        self.slot = slot
-        self.begun_s = begun_s
-        self.draws = draws
-        self.generated_s = math.nan
-        self.done: Done
-        self.decoded: Sequence[Decoded]
-
-
-class Slot:
-    """An engine, its timer, and what the coordinator runs on it."""
-
-    __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
-
-    def __init__(self, number: EngineId, engine: Engine) -> None:
-        self.number = number
-        self.engine = engine
-        self.wake_s = math.inf
-        self.flights: dict[GroupId, Flight] = {}  # not yet generated
-        self.paused = False
-        self.dead = False
 
 
 class Drive:
@@ -355,6 +326,11 @@ class Drive:
         self.loaded = None
         self.tell(WeightsPushed(version))
 
+    def until_loaded(self) -> Process:
+        """Wait until all engines hold the newest weights."""
+        while self.loaded is not None:
+            yield self.loaded
+
     # --- the trainer's side ----------------------------------------------------------------------
 
     def step_done(self, version: Version) -> None:
@@ -383,6 +359,14 @@ class Drive:
         slot.engine.fail(now_s)
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
         self.book.engine_changed(now_s, slot)
+
+    def may_lose(self, slot: Slot) -> bool:
+        """Count an engine as lost, with its groups, unless it is the last one."""
+        if len(self.coordinator.engine_loads) == 1:
+            return False
+        slot.flights.clear()
+        self.book.engine_losses += 1
+        return True
 
     def mend(self, slot: Slot) -> None:
         """An engine works again, with the weights of the others; what it still has begins anew."""

@@ -10,17 +10,44 @@ the groups on it begin again.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from areal_lab.control.events import EngineJoined, EngineLost
+import simpy
+
+from areal_lab.control.events import EngineJoined, EngineLost, Event
+from simulator.run.flights import Slot
 from simulator.run.system import Failures, Process
 from simulator.workload.streams import ENGINE_FAILURES, stream
 
-if TYPE_CHECKING:
-    from simulator.run.drive import Drive, Slot
+
+class Run(Protocol):
+    """What a node uses of the run that it is part of."""
+
+    env: simpy.Environment
+    seed: int
+
+    def tell(self, event: Event) -> None:
+        """Let the coordinator handle an event."""
+        ...
+
+    def fail(self, slot: Slot) -> None:
+        """Let an engine lose everything, which the coordinator does not know yet."""
+        ...
+
+    def may_lose(self, slot: Slot) -> bool:
+        """Count an engine as lost, unless it is the last one."""
+        ...
+
+    def until_loaded(self) -> Process:
+        """Wait until all engines hold the newest weights."""
+        ...
+
+    def mend(self, slot: Slot) -> None:
+        """Let an engine work again."""
+        ...
 
 
-def node_of_engines(run: Drive, failures: Failures, node: int, slots: list[Slot]) -> Process:
+def node_of_engines(run: Run, failures: Failures, node: int, slots: list[Slot]) -> Process:
     """The life of one node."""
     generator = stream(run.seed, ENGINE_FAILURES, node)
     while not math.isinf(uptime_s := failures.uptime_s(generator)):
@@ -30,15 +57,12 @@ def node_of_engines(run: Drive, failures: Failures, node: int, slots: list[Slot]
         yield run.env.timeout(failures.detection_s)
         in_place: list[Slot] = []
         for slot in slots:
-            if len(run.coordinator.engine_loads) == 1:
+            if run.may_lose(slot):
+                run.tell(EngineLost(slot.number))
+            else:
                 in_place.append(slot)
-                continue
-            slot.flights.clear()
-            run.book.engine_losses += 1
-            run.tell(EngineLost(slot.number))
         yield run.env.timeout(failures.restart_s)
-        while run.loaded is not None:
-            yield run.loaded
+        yield from run.until_loaded()
         for slot in slots:
             run.mend(slot)
             if slot not in in_place:
