@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from simulator.plan.schema import load_plan as load_plan
     from simulator.plan.search import find_plan as find_plan
     from simulator.plan.trial import workers as workers
+    from simulator.run.one_seed import run_system as run_system
     from simulator.run.result import Replicated as Replicated
     from simulator.run.result import SimulationResult as SimulationResult
-    from simulator.run.run_system import run_system as run_system
     from simulator.run.system import System as System
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
@@ -76,7 +76,7 @@ _HOMES = {
     "problems": "simulator.assembly.check",
     "build": "simulator.assembly.simulate",
     "System": "simulator.run.system",
-    "run_system": "simulator.run.run_system",
+    "run_system": "simulator.run.one_seed",
     # hardware and models
     "GPU": "simulator.catalogue.find_gpu",
     "GPUS": "simulator.catalogue.find_gpu",

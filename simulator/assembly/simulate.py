@@ -34,8 +34,8 @@ from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationCon
 from simulator.costs.colocation import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
+from simulator.run.one_seed import run_system
 from simulator.run.result import Replicated, SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import System, UpdateSeconds
 from simulator.workload.faults import failures_from
 from simulator.workload.latency import Latency, latency_from

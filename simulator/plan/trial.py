@@ -19,7 +19,7 @@ from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
 from simulator.run.system import System, Timing, Training
 
 

@@ -78,14 +78,14 @@ class Moment:
         )
 
 
-class Book:
+class Accounting:
     """Told by the shell of everything that changes; knows what every process is doing."""
 
     def __init__(self, system: System, slots: Sequence[Slot]) -> None:
         self._system = system
         self._slots = slots
         self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
-        self._judging = [0] * len(slots)
+        self._scoring = [0] * len(slots)
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it off a log.
         self._behind = self._pushing = self._interrupted = self._loading = False
@@ -158,9 +158,9 @@ class Book:
             self._all_started = True
             self._look_at_all(now_s)
 
-    def judging(self, now_s: float, slot: Slot, change: int) -> None:
+    def scoring(self, now_s: float, slot: Slot, change: int) -> None:
         """One more or one less of the engine's groups is being judged."""
-        self._judging[slot.number] += change
+        self._scoring[slot.number] += change
         self.engine_changed(now_s, slot)
 
     def engine_changed(self, now_s: float, slot: Slot) -> None:
@@ -185,7 +185,7 @@ class Book:
             return GENERATE
         if self._interrupted:
             return PAUSED if self._behind else PAUSED_FOR_TRAINING
-        if self._judging[slot.number]:
+        if self._scoring[slot.number]:
             return WAIT_REWARDS
         if self._all_started:
             return NOTHING_LEFT

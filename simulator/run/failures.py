@@ -42,7 +42,7 @@ class Run(Protocol):
         """Wait until all engines hold the newest weights."""
         ...
 
-    def mend(self, slot: Slot) -> None:
+    def restart(self, slot: Slot) -> None:
         """Let an engine work again."""
         ...
 
@@ -64,6 +64,6 @@ def node_of_engines(run: Run, failures: Failures, node: int, slots: list[Slot]) 
         yield run.env.timeout(failures.restart_s)
         yield from run.until_loaded()
         for slot in slots:
-            run.mend(slot)
+            run.restart(slot)
             if slot not in in_place:
                 run.tell(EngineJoined(slot.number))

@@ -18,12 +18,12 @@ from simulator.run.system import Done, Engine
 class Flight:
     """A group from its start until it is trained on."""
 
-    __slots__ = ("begun_s", "decoded", "done", "draws", "generated_s", "group", "slot")
+    __slots__ = ("decoded", "done", "draws", "generated_s", "group", "slot", "start_s")
 
-    def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
+    def __init__(self, group: GroupId, slot: Slot, start_s: float, draws: GroupDraws) -> None:
         self.group = group
         self.slot = slot
-        self.begun_s = begun_s
+        self.start_s = start_s
         self.draws = draws
         self.generated_s = math.nan
         self.done: Done

@@ -81,12 +81,12 @@ class Recorder:
             lengths: tokens, one per sample.
         """
         cut = self._cut_tokens
-        begun_s, generated_s, end_s = times_s
+        start_s, generated_s, end_s = times_s
         self.write(
             GroupRecord(
                 group=group,
                 engine=engine,
-                t_s=begun_s,
+                t_s=start_s,
                 generated_s=generated_s,
                 end_s=end_s,
                 rewards=(0.0,) * len(lengths),

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 
 
-class Judges:
+class RewardQueue:
     """First come, first served, by `workers` workers; 0 has one for everybody."""
 
     def __init__(self, workers: int) -> None:
         self._free_s = [0.0] * workers
         heapify(self._free_s)
 
-    def judged_s(self, now_s: float, latencies_s: Iterable[float]) -> float:
+    def scored_s(self, now_s: float, latencies_s: Iterable[float]) -> float:
         """When the last of the samples that arrive now is judged.
 
         Calls must come in order of time: a sample's place in the line is known when it joins it.

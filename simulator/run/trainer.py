@@ -14,7 +14,7 @@ import simpy
 
 from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
-from simulator.run.accounting import Book
+from simulator.run.accounting import Accounting
 from simulator.run.flights import Flight
 from simulator.run.pools import EXPORT, TO_TRAINING
 from simulator.run.system import Process, System, Timing
@@ -27,7 +27,7 @@ class Run(Protocol):
     env: simpy.Environment
     seed: int
     system: System
-    book: Book
+    accounting: Accounting
     kept: dict[GroupId, Flight]
 
     def until_loaded(self) -> Process:
@@ -60,7 +60,7 @@ class Trainer:
         flights = [run.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
         answers = chain.from_iterable([flight.decoded for flight in flights])
-        run.book.batch(env.now, train.version, answers)
+        run.accounting.batch(env.now, train.version, answers)
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
@@ -75,31 +75,31 @@ class Trainer:
     def _until_loaded(self) -> Process:
         begin_s = self._env.now
         yield from self._run.until_loaded()
-        self._run.book.trainer_clock.add(WAIT_WEIGHTS, self._env.now - begin_s)
+        self._run.accounting.trainer_clock.add(WAIT_WEIGHTS, self._env.now - begin_s)
         self._run.trainer_span("wait", begin_s, self._env.now, WAIT_WEIGHTS)
 
     def _busy(self, name: str, seconds: float) -> Process:
         if seconds > 0:
             begin_s = self._env.now
             yield self._env.timeout(seconds)
-            self._run.book.trainer_clock.add(name, seconds)
+            self._run.accounting.trainer_clock.add(name, seconds)
             self._run.trainer_span(name, begin_s, self._env.now)
 
     def _work(self, timing: Timing) -> Process:
         """The step; if a node fails, from its beginning again once the node is back."""
-        env, book = self._env, self._run.book
+        env, accounting = self._env, self._run.accounting
         begin_s = env.now
         while self._fails_s and min(self._fails_s) < env.now + timing.seconds:
             yield from self._failure()
-        book.trainer_clock.add(LOST, env.now - begin_s)
+        accounting.trainer_clock.add(LOST, env.now - begin_s)
         self._run.trainer_span("wait", begin_s, env.now, LOST)
         begin_s = env.now
         yield env.timeout(timing.seconds)
         for name, seconds in timing.parts.items():
-            book.trainer_clock.add(name, seconds)
+            accounting.trainer_clock.add(name, seconds)
             self._run.trainer_span(name, begin_s, min(begin_s + seconds, env.now))
             begin_s += seconds
-        book.trained(timing)
+        accounting.trained(timing)
 
     def _failure(self) -> Process:
         failures = self._run.system.failures
@@ -109,6 +109,6 @@ class Trainer:
         # It may have failed, and come back, while nothing was to be done.
         if works_s > self._env.now:
             yield self._env.timeout(works_s - self._env.now)
-        self._run.book.trainer_restarts += 1
+        self._run.accounting.trainer_restarts += 1
         uptime_s = failures.uptime_s(self._nodes[first])
         self._fails_s[first] = works_s + uptime_s if math.isfinite(uptime_s) else math.inf

@@ -23,8 +23,8 @@ from simulator.report.comparison import show_comparison
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
+from simulator.run.one_seed import IDLE_CAUSES
 from simulator.run.result import Replicated
-from simulator.run.run_system import IDLE_CAUSES
 from simulator.stats.format import duration, number, quantity, short_time
 from tools.pages.simulator import PAGE
 

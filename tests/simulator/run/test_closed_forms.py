@@ -23,8 +23,8 @@ from simulator.costs.prefill import prefill_cost
 from simulator.costs.training_timing import Sizes
 from simulator.engine.replica import Replica
 from simulator.run.draws import Draws
-from simulator.run.reward_queue import Judges
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
+from simulator.run.reward_queue import RewardQueue
 from simulator.run.system import Seconds, UpdateSeconds
 from simulator.workload.lengths import LogNormalLengths
 from tests.simulator.engine.toy_engine import toy_engines
@@ -300,12 +300,12 @@ def test_eta_is_the_buffer_of_the_queue_m_m_1_k(eta: int, generated_per_trained:
 # --- rewards as a queue --------------------------------------------------------------------------
 
 
-def waits_of_judges(gaps_s: np.ndarray, times_s: np.ndarray, workers: int) -> np.ndarray:
-    judges = Judges(workers)
+def waits_for_scoring(gaps_s: np.ndarray, times_s: np.ndarray, workers: int) -> np.ndarray:
+    queue = RewardQueue(workers)
     waits_s, now_s = [], 0.0
     for gap_s, work_s in zip(gaps_s.tolist(), times_s.tolist(), strict=True):
         now_s += gap_s
-        waits_s.append(judges.judged_s(now_s, [work_s]) - now_s - work_s)
+        waits_s.append(queue.scored_s(now_s, [work_s]) - now_s - work_s)
     return np.array(waits_s)
 
 
@@ -335,24 +335,24 @@ def less_noisy_mean_s(
     return float(waits_s.mean() - slope * (twin_s.mean() - known_s))
 
 
-def test_one_judge_with_a_constant_time_is_the_queue_m_d_1() -> None:
+def test_one_reward_worker_with_a_constant_time_is_the_queue_m_d_1() -> None:
     generator, rho, n = np.random.default_rng(1), 0.6, 400_000
-    waits_s = waits_of_judges(generator.exponential(1 / rho, n), np.ones(n), 1)
+    waits_s = waits_for_scoring(generator.exponential(1 / rho, n), np.ones(n), 1)
     assert waits_s.mean() == pytest.approx(rho / (2 * (1 - rho)), rel=0.02)
 
 
-def test_one_judge_with_any_time_is_the_queue_m_g_1() -> None:
+def test_one_reward_worker_with_any_time_is_the_queue_m_g_1() -> None:
     generator, rho, n = np.random.default_rng(2), 0.5, 400_000
     gaps_s, times_s = generator.exponential(1 / rho, n), generator.uniform(0, 2, n)
-    waits_s = waits_of_judges(gaps_s, times_s, 1)
+    waits_s = waits_for_scoring(gaps_s, times_s, 1)
     assert waits_s.mean() == pytest.approx(one_server_s(rho, 1, 4 / 3), rel=0.02)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
-def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
+def test_several_reward_workers_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
     generator, load, n = np.random.default_rng(3), 0.7 * workers, 400_000
     gaps_s, times_s = generator.exponential(1 / load, n), generator.exponential(1.0, n)
-    waits_s = waits_of_judges(gaps_s, times_s, workers)
+    waits_s = waits_for_scoring(gaps_s, times_s, workers)
     known_s = one_server_s(load, workers, 2.0)
     mean_s = less_noisy_mean_s(waits_s, gaps_s, times_s, workers, known_s)
     assert mean_s == pytest.approx(erlang_s(load, workers), rel=0.02)
@@ -407,8 +407,8 @@ def test_an_engine_with_several_places_is_the_queue_m_m_c() -> None:
     assert mean_s == pytest.approx(erlang_s(load, places), rel=0.02)
 
 
-def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> None:
-    def judged(workers: int) -> float:
+def test_scoring_a_group_delays_it_and_lengthens_a_synchronous_step() -> None:
+    def step_s(workers: int) -> float:
         system = toy_system(
             synchronous(),
             batch=2,
@@ -418,10 +418,10 @@ def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> N
         )
         return run_system(system, 1).step_s
 
-    assert judged(0) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
-    assert judged(6) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
-    assert judged(4) == pytest.approx(GENERATE_S + 50 + 10, rel=EXACT)
-    assert judged(1) == pytest.approx(GENERATE_S + 50 + 30, rel=EXACT)
+    assert step_s(0) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert step_s(6) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert step_s(4) == pytest.approx(GENERATE_S + 50 + 10, rel=EXACT)
+    assert step_s(1) == pytest.approx(GENERATE_S + 50 + 30, rel=EXACT)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 7])

@@ -46,9 +46,9 @@ from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost
 from simulator.run.draws import Draws
+from simulator.run.one_seed import run_system
 from simulator.run.pools import GENERATE
 from simulator.run.result import SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.workload.streams import LENGTHS, stream
 from tests.simulator.engine.toy_engine import toy_engines
@@ -158,17 +158,17 @@ def check_every_group_ends_once(system: System, result: SimulationResult, log: L
 
 
 def check_order_of_a_groups_life(log: Log) -> None:
-    begun: dict[int, float] = {}
-    judged: dict[int, float] = {}
+    started: dict[int, float] = {}
+    scored: dict[int, float] = {}
     for group in log.groups:
         assert group.t_s <= group.generated_s <= group.end_s
-        judged[group.group] = group.end_s
+        scored[group.group] = group.end_s
     for record in log.actions:
         match record.action:
             case StartGroup(group):
-                begun[group] = record.t_s
+                started[group] = record.t_s
             case Train(_, groups):
-                assert all(begun[group] <= judged[group] <= record.t_s for group in groups)
+                assert all(started[group] <= scored[group] <= record.t_s for group in groups)
 
 
 def check_tokens(system: System, seed: int, log: Log) -> None:
@@ -449,11 +449,11 @@ def test_a_step_leaves_little_more_than_its_row() -> None:
 
 
 def test_nothing_is_left_over_at_the_end() -> None:
-    from simulator.run.drive import Drive
+    from simulator.run.event_loop import EventLoop
 
     system = toy_system(asynchronous(2), steps=200, lengths=lognormal(100))
-    drive = Drive(replace(system, make_engine=toy_engines(1.0, 3)), 1)
-    drive.run()
-    assert len(drive.flights) + len(drive.kept) == 0
-    assert all(not slot.flights for slot in drive.slots)
-    assert len(drive.env._queue) < 50
+    loop = EventLoop(replace(system, make_engine=toy_engines(1.0, 3)), 1)
+    loop.run()
+    assert len(loop.flights) + len(loop.kept) == 0
+    assert all(not slot.flights for slot in loop.slots)
+    assert len(loop.env._queue) < 50

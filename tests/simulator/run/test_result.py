@@ -13,9 +13,9 @@ import pytest
 from areal_lab.control.schedule import asynchronous, synchronous
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.run.accounting import COLUMNS
+from simulator.run.one_seed import run_system
 from simulator.run.pools import PoolShares, pool_shares, shared_gpus, split
 from simulator.run.result import Replicated, SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import UpdateSeconds
 from simulator.stats.statistics import Estimate, estimate, student_t
 from tests.simulator.run.toy_system import lognormal, toy_system

@@ -2,7 +2,7 @@
 
 pipeline.drive, asyncio, stub performer -+
                                          +-> the same events and actions at the same times
-simulator.run.drive, simpy, toy engine ------+
+simulator.run.event_loop, simpy, toy engine ------+
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.schedule import Schedule
 from areal_lab.runlog.records import Log, Record, RunHeader
+from simulator.run.one_seed import run_system
 from simulator.run.result import SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System
 from tests.simulator.engine.toy_engine import toy_engines
 

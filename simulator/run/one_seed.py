@@ -1,4 +1,4 @@
-"""Run a system with one seed: drive it to its end, and add up what the book says."""
+"""Run a system with one seed: loop it to its end, and add up what the book says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from areal_lab.runlog.activity import (
 )
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.run.accounting import Moment, add_up
-from simulator.run.drive import Drive
+from simulator.run.event_loop import EventLoop
 from simulator.run.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
 from simulator.run.recorder import Write
 from simulator.run.result import Counts, SimulationResult, ascending, columns_of
@@ -45,33 +45,33 @@ def run_system(
         write: takes the records of `areal_lab.runlog.records`, the header first; None costs
             nothing.
     """
-    drive = Drive(system, seed, write)
+    loop = EventLoop(system, seed, write)
     with no_search_for_cycles():
-        drive.run()
-    book = drive.book
-    counts, window = drive.coordinator.counts, book.end.since(book.begin)
+        loop.run()
+    accounting = loop.accounting
+    counts, window = loop.coordinator.counts, accounting.end.since(accounting.begin)
     pools = _pools(system, window)
     cost, energy = _economics(system, pools, system.steps - system.warmup_steps)
     return SimulationResult(
         name=name,
         seed=seed,
-        columns=columns_of(book.columns),
+        columns=columns_of(accounting.columns),
         warmup_steps=system.warmup_steps,
         pools=pools,
-        token_lags=ascending(book.token_lags),
-        head_lags=ascending(book.head_lags),
-        tail_lags=ascending(book.tail_lags),
+        token_lags=ascending(accounting.token_lags),
+        head_lags=ascending(accounting.head_lags),
+        tail_lags=ascending(accounting.tail_lags),
         counts=Counts(
             started=counts.started + counts.dropped,
             trained=counts.trained,
-            unfinished=drive.unfinished,
-            dropped=counts.dropped - drive.unfinished,
+            unfinished=loop.unfinished,
+            dropped=counts.dropped - loop.unfinished,
             generated_tokens=window.generated_tokens,
             recomputed_tokens=window.recomputed_tokens,
             preemptions=window.preemptions,
             interruptions=window.interruptions,
-            engine_losses=book.engine_losses,
-            trainer_restarts=book.trainer_restarts,
+            engine_losses=accounting.engine_losses,
+            trainer_restarts=accounting.trainer_restarts,
         ),
         gpus=system.gpus,
         cost=cost,

@@ -26,7 +26,7 @@ from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.records import TRAINER, Log
 from areal_lab.runlog.replay import check_replay
 from simulator.run.conversations import Conversations
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.run.trainer import Trainer
 from simulator.workload.streams import ENGINE_FAILURES

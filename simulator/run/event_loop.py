@@ -49,14 +49,14 @@ from areal_lab.runlog.records import (
     engine_process,
 )
 from simulator.engine.versions import first_and_last
-from simulator.run.accounting import Book
+from simulator.run.accounting import Accounting
 from simulator.run.conversations import Conversations
 from simulator.run.draws import Draws
 from simulator.run.failures import node_of_engines
 from simulator.run.flights import Flight, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
-from simulator.run.reward_queue import Judges
+from simulator.run.reward_queue import RewardQueue
 from simulator.run.system import Done, Process, System
 from simulator.run.trainer import Trainer
 
@@ -66,7 +66,7 @@ _CLOCK_ROUNDING = 1e-12
 """A timer is a difference of times added to a time: it may come a few last bits early."""
 
 
-class Drive:
+class EventLoop:
     """The one owner of a simulated run; see the module's text."""
 
     def __init__(self, system: System, seed: int, write: Write | None = None) -> None:
@@ -77,9 +77,9 @@ class Drive:
         self.coordinator = Coordinator(system.limits)
         self.draws = Draws(system, seed)
         self.slots = [self._make_slot(number) for number in range(system.engines)]
-        self.book = Book(system, self.slots)
+        self.accounting = Accounting(system, self.slots)
         self.trainer = Trainer(self)
-        self.judges = Judges(system.reward_workers)
+        self.rewards = RewardQueue(system.reward_workers)
         self.flights: dict[GroupId, Flight] = {}
         self.kept: dict[GroupId, Flight] = {}
         self.over = self.env.event()
@@ -129,7 +129,7 @@ class Drive:
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
         if not isinstance(event, GroupFinished):
-            self.book.event(now_s, event)
+            self.accounting.event(now_s, event)
         for action in self.coordinator.handle(event):
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
@@ -140,11 +140,11 @@ class Drive:
                     self.env.process(self.trainer.train(action))
                 case PushWeights():
                     self.loaded = self.env.event()
-                    self.book.push_began(now_s)
+                    self.accounting.push_began(now_s)
                     self.env.process(self._push(action.version))
                 case Interrupt():
                     self._pause_due = True
-                    self.book.interrupted(now_s)
+                    self.accounting.interrupted(now_s)
                 case Resume():
                     self._resume(now_s)
                 case Save():
@@ -158,7 +158,7 @@ class Drive:
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
-            self.book.nothing_left(now_s)
+            self.accounting.nothing_left(now_s)
         if self._dirty:
             for slot in self._dirty:
                 self._set_timer(slot)
@@ -187,7 +187,7 @@ class Drive:
             slot.flights[flight.group] = flight
         else:
             slot.flights[flight.group] = flight
-            self.book.engine_changed(now_s, slot)
+            self.accounting.engine_changed(now_s, slot)
         if slot.dead:
             return  # Nobody knows yet; it begins again elsewhere when it is known.
         slot.engine.submit(
@@ -228,28 +228,28 @@ class Drive:
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
-                self.book.engine_changed(now_s, slot)
-            self._judged(flight)
+                self.accounting.engine_changed(now_s, slot)
+            self._scored(flight)
             return
-        self.book.judging(now_s, slot, +1)
-        judged_s = self.judges.judged_s(now_s, latencies_s)
-        timer = self.env.timeout(judged_s - now_s, flight)
+        self.accounting.scoring(now_s, slot, +1)
+        scored_s = self.rewards.scored_s(now_s, latencies_s)
+        timer = self.env.timeout(scored_s - now_s, flight)
         assert timer.callbacks is not None
-        timer.callbacks.append(self._on_judged)
+        timer.callbacks.append(self._on_scored)
 
-    def _on_judged(self, timer: simpy.Event) -> None:
+    def _on_scored(self, timer: simpy.Event) -> None:
         flight = timer.value
         assert isinstance(flight, Flight)
-        self.book.judging(self.env.now, flight.slot, -1)
+        self.accounting.scoring(self.env.now, flight.slot, -1)
         if self.flights.get(flight.group) is flight:  # else it was dropped, or began again
-            self._judged(flight)
+            self._scored(flight)
 
-    def _judged(self, flight: Flight) -> None:
+    def _scored(self, flight: Flight) -> None:
         group, done = flight.group, flight.done
         del self.flights[group]
         self.kept[group] = flight
         if self.recorder is not None:
-            times_s = (flight.begun_s, flight.generated_s, self.env.now)
+            times_s = (flight.start_s, flight.generated_s, self.env.now)
             lengths = flight.draws.lengths
             self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
         flight.decoded = decoded = done.decoded
@@ -266,8 +266,8 @@ class Drive:
             if slot.engine.next_s() <= now_s:
                 self._advance(now_s, slot)  # It may end at this very moment.
             if slot.flights.pop(group, None) is not None:
-                self.book.dropped_tokens += slot.engine.drop(now_s, group)
-                self.book.engine_changed(now_s, slot)
+                self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
+                self.accounting.engine_changed(now_s, slot)
                 self._dirty[slot] = None
         self.flights.pop(group, None)
         self.kept.pop(group, None)
@@ -276,7 +276,7 @@ class Drive:
 
     def _pause(self, now_s: float) -> None:
         self._pause_due, self._paused = False, True
-        self.book.interruptions += 1
+        self.accounting.interruptions += 1
         for slot in self.slots:
             if slot.dead:
                 continue
@@ -285,7 +285,7 @@ class Drive:
             slot.engine.pause(now_s)
             slot.paused = True
             self._dirty[slot] = None
-        self.book.paused(now_s)
+        self.accounting.paused(now_s)
         self._set_timers()
 
     def _resume(self, now_s: float) -> None:
@@ -295,7 +295,7 @@ class Drive:
                 slot.engine.resume(now_s, self.version)
                 self._dirty[slot] = None
             slot.paused = False
-        self.book.resumed(now_s)
+        self.accounting.resumed(now_s)
 
     def _set_timers(self) -> None:
         if not self._telling:
@@ -315,7 +315,7 @@ class Drive:
         if load_s > 0:
             begin_s = env.now
             loading = [slot for slot in self.slots if not slot.dead]
-            self.book.loading(begin_s)
+            self.accounting.loading(begin_s)
             yield env.timeout(load_s)
             if self.recorder is not None:
                 for slot in loading:
@@ -358,17 +358,17 @@ class Drive:
             self._advance(now_s, slot)
         slot.engine.fail(now_s)
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
-        self.book.engine_changed(now_s, slot)
+        self.accounting.engine_changed(now_s, slot)
 
     def may_lose(self, slot: Slot) -> bool:
         """Count an engine as lost, with its groups, unless it is the last one."""
         if len(self.coordinator.engine_loads) == 1:
             return False
         slot.flights.clear()
-        self.book.engine_losses += 1
+        self.accounting.engine_losses += 1
         return True
 
-    def mend(self, slot: Slot) -> None:
+    def restart(self, slot: Slot) -> None:
         """An engine works again, with the weights of the others; what it still has begins anew."""
         slot.dead = False
         for flight in list(slot.flights.values()):
@@ -376,7 +376,7 @@ class Drive:
         if self._paused:
             slot.engine.pause(self.env.now)
             slot.paused = True
-        self.book.engine_changed(self.env.now, slot)
+        self.accounting.engine_changed(self.env.now, slot)
         self._set_timers()
 
     # --- the end ---------------------------------------------------------------------------------
