@@ -9,9 +9,9 @@
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
 
-An engine has one timer, set to the next time its batch changes: one simpy event per change, none
-per token or sample. New weights are noticed `delay_s` after `PushWeights`; until then generation
-goes on, so that an `Interrupt` that comes with a push is performed when the engines load.
+Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
+token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
+so an `Interrupt` that comes with a push is performed when the engines load.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from simulator.run.system import Done, Process, System
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
-"""The coordinator's reason to drop what is left over."""
+"""The coordinator's reason to drop what is left at the end."""
 _CLOCK_ROUNDING = 1e-12
-"""A timer is a difference of times added to a time: it may come a few last bits early."""
+"""A timer is a difference of times added to a time: rounding may let it fire a little early."""
 
 
 class EventLoop:
-    """The one owner of a simulated run; see the module's text."""
+    """Owns all state of a simulated run; see the module docstring."""
 
     def __init__(self, system: System, seed: int, write: Write | None = None) -> None:
         self.env = simpy.Environment()
@@ -85,20 +85,20 @@ class EventLoop:
         self.over = self.env.event()
         self.finish: Finish | None = None
         self.version: Version = 0
-        """What the engines hold."""
+        """Held by the engines."""
         self.loaded: simpy.Event | None = None
-        """While a version is on its way: comes when all engines have it."""
+        """During a weight update: fires when all engines hold the new version."""
         steps = system.limits.train_steps
         self._last_start = None if steps is None else steps * system.limits.batch_groups
         self.unfinished = 0
-        """Groups that the end of the run gave up."""
+        """Groups that the end of the run dropped."""
         self._pause_due = self._paused = False
         self._dirty: dict[Slot, None] = {}
         self._inbox: list[Event] = []
         self._telling = False
 
     def run(self) -> Finish:
-        """From the start to `Finish`."""
+        """Run from the start to `Finish`."""
         system = self.system
         if system.failures is not None:
             for node in range(0, len(self.slots), system.engines_per_node):
@@ -110,21 +110,21 @@ class EventLoop:
         return self.finish
 
     def tell(self, event: Event) -> None:
-        """Let the coordinator handle `event`, and perform what it answers.
+        """Let the coordinator handle `event`, and perform the actions it returns.
 
-        What happens while actions are performed is told after the last of them, as the pipeline's
-        queue does.
+        Events that arise while actions are performed are handled after the last of them, as in the
+        pipeline's queue.
         """
         self._inbox.append(event)
         if self._telling:
             return
         self._telling = True
-        for told in self._inbox:  # may grow meanwhile
-            self._tell(told)
+        for queued in self._inbox:  # may grow meanwhile
+            self._handle(queued)
         self._inbox.clear()
         self._telling = False
 
-    def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
+    def _handle(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
@@ -176,7 +176,7 @@ class EventLoop:
 
     def _start(self, now_s: float, start: StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
-        before = self.flights.get(group)  # of an engine that was lost
+        before = self.flights.get(group)  # set if its engine was lost
         draws = self.draws.of(group) if before is None else before.draws
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
         self._submit(now_s, flight, start.version)
@@ -189,14 +189,14 @@ class EventLoop:
             slot.flights[flight.group] = flight
             self.accounting.engine_changed(now_s, slot)
         if slot.dead:
-            return  # Nobody knows yet; it begins again elsewhere when it is known.
+            return  # The run does not know yet; the group restarts elsewhere once it does.
         slot.engine.submit(
             now_s, flight.group, self.system.prompt_tokens, flight.draws.lengths, version
         )
         self._dirty[slot] = None
 
     def _set_timer(self, slot: Slot) -> None:
-        """See that somebody looks when the engine changes; a timer that comes earlier will do."""
+        """Set a timer for the engine's next change, unless an earlier one is set."""
         next_s = slot.engine.next_s()
         if next_s < slot.wake_s:
             slot.wake_s = next_s
@@ -211,10 +211,10 @@ class EventLoop:
         slot: Slot = timer.value  # type: ignore[assignment]
         now_s = self.env.now
         if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):
-            return  # An earlier timer has replaced this one, and was served.
+            return  # An earlier timer has replaced this one and was handled.
         slot.wake_s = math.inf
         self._advance(now_s, slot)
-        if math.isinf(slot.wake_s):  # else it has had new work at once, and a timer with it
+        if math.isinf(slot.wake_s):  # else it got new work, and a timer with it
             self._set_timer(slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
@@ -241,7 +241,7 @@ class EventLoop:
         flight = timer.value
         assert isinstance(flight, Flight)
         self.accounting.scoring(self.env.now, flight.slot, -1)
-        if self.flights.get(flight.group) is flight:  # else it was dropped, or began again
+        if self.flights.get(flight.group) is flight:  # else it was dropped or restarted
             self._scored(flight)
 
     def _scored(self, flight: Flight) -> None:
@@ -264,7 +264,7 @@ class EventLoop:
         if flight is not None and not flight.slot.dead:
             slot = flight.slot
             if slot.engine.next_s() <= now_s:
-                self._advance(now_s, slot)  # It may end at this very moment.
+                self._advance(now_s, slot)  # It may end at this moment.
             if slot.flights.pop(group, None) is not None:
                 self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
                 self.accounting.engine_changed(now_s, slot)
@@ -334,25 +334,25 @@ class EventLoop:
     # --- the trainer's side ----------------------------------------------------------------------
 
     def step_done(self, version: Version) -> None:
-        """The trainer has a new version."""
+        """Report the trainer's new version."""
         if self.system.limits.train_steps is None and version == self.system.steps:
             self.tell(StopRequested())
         self.tell(TrainStepDone(version))
 
     def _save(self, version: Version) -> Process:
-        # A checkpoint is written beside the work; who waits for it is the coordinator's business.
+        # A checkpoint is written in the background; the coordinator decides what waits for it.
         yield self.env.timeout(0)
         self.tell(CheckpointDone(version))
 
     def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        """Note what the trainer did, or waited for."""
+        """Record what the trainer did or waited for."""
         if self.recorder is not None:
             self.recorder.span(TRAINER, name, begin_s, end_s, cause)
 
     # --- failures --------------------------------------------------------------------------------
 
     def fail(self, slot: Slot) -> None:
-        """An engine loses everything; the coordinator does not know yet."""
+        """Let an engine lose everything, before the coordinator knows."""
         now_s = self.env.now
         if slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)
@@ -369,7 +369,7 @@ class EventLoop:
         return True
 
     def restart(self, slot: Slot) -> None:
-        """An engine works again, with the weights of the others; what it still has begins anew."""
+        """Let an engine work again with the others' weights; groups it still has start over."""
         slot.dead = False
         for flight in list(slot.flights.values()):
             self._submit(self.env.now, flight, self.version)
@@ -387,5 +387,5 @@ class EventLoop:
             self.recorder.end_s = self.env.now
             for slot in self.slots:
                 if not (slot.paused or slot.dead):
-                    slot.engine.pause(self.env.now)  # ends, and thereby tells, what it was doing
+                    slot.engine.pause(self.env.now)  # ends and records what it was doing
         self.over.succeed()

@@ -1,10 +1,9 @@
-"""Nodes of engines that fail: what they lose, when the run knows, and how they come back.
+"""Node failures: what engines lose, when the run notices, and how they come back.
 
     works --uptime--> dead --detection--> EngineLost --restart--> EngineJoined --> works
 
-Work that is sent to a dead engine before the failure is known waits for nobody: it begins again
-elsewhere. A run without any engine ends; the last one is restarted by its supervisor in place, and
-the groups on it begin again.
+Groups sent to a dead engine before the failure is detected start over on another engine. A run
+without engines would end, so the last engine is restarted in place and its groups start over on it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from simulator.workload.streams import ENGINE_FAILURES, stream
 
 
 class Run(Protocol):
-    """What a node uses of the run that it is part of."""
+    """The part of the event loop that a node uses."""
 
     env: simpy.Environment
     seed: int
@@ -31,7 +30,7 @@ class Run(Protocol):
         ...
 
     def fail(self, slot: Slot) -> None:
-        """Let an engine lose everything, which the coordinator does not know yet."""
+        """Let an engine lose everything, before the coordinator knows."""
         ...
 
     def may_lose(self, slot: Slot) -> bool:

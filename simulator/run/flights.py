@@ -1,7 +1,7 @@
-"""Groups on their way through a run, and the engines that generate them.
+"""Groups between start and training, and the engines that generate them.
 
 start --> generated --> scored --> trained on
-Slot (engine, timer) holds the Flights that its engine still generates
+a Slot (engine, timer) holds the Flights that its engine still generates
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Flight:
 
 
 class Slot:
-    """An engine, its timer, and what the coordinator runs on it."""
+    """An engine, its timer, and the groups the coordinator runs on it."""
 
     __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
 

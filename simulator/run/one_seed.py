@@ -1,4 +1,4 @@
-"""Run a system with one seed: loop it to its end, and add up what the book says."""
+"""Simulate a system with one seed and compute its result."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run_system(
     """Simulate `system` from its first step to its last.
 
     Args:
-        seed: the same seed gives the same draws to every system.
-        write: takes the records of `areal_lab.runlog.records`, the header first; None costs
-            nothing.
+        seed: every system gets the same draws from the same seed.
+        write: receives the records of `areal_lab.runlog.records`, the header first; None writes
+            none and takes no time.
     """
     loop = EventLoop(system, seed, write)
     with no_search_for_cycles():
@@ -81,10 +81,10 @@ def run_system(
 
 @contextmanager
 def no_search_for_cycles() -> Iterator[None]:
-    """Python looks for cycles among objects each time that some hundred more of them are alive.
+    """Disable the cyclic garbage collector during a run: it took 10 to 20 % of the time.
 
-    A run keeps many, the segments of answers that are to be trained on, and they die by their
-    reference counts: looking among them took 10 to 20 % of the time.
+    A run keeps many objects, the segments of responses that wait for training, but none of them
+    form cycles: reference counts free them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -110,12 +110,12 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
 
 
 def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
-    """Seconds by state, what engines did split by their own account of it."""
+    """Seconds by state; generation is split by what engines counted."""
     states = dict(window.engines)
     generate_s = states.pop(GENERATE, 0.0)
     work_s = sum(window.work.values())
     if system.turns > 1 and work_s < generate_s:
-        # Groups were there, but every sample of theirs was at its tool.
+        # The engine had groups, but all their samples waited for tools.
         add_up(states, {ON_ITS_WAY: generate_s - work_s})
         generate_s = work_s
     add_up(states, split(generate_s, window.work))
@@ -123,7 +123,7 @@ def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
 
 
 def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
-    """Money and energy of one training step, in the mean."""
+    """Average cost and energy of one training step."""
     gpus = {"all": system.rollout_gpu, "rollout": system.rollout_gpu}
     gpus["training"] = system.training_gpu
     uses = [
@@ -137,7 +137,7 @@ def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> t
         for name, shares in pools.items()
         if (gpu := gpus[name]) is not None
     ]
-    if len(uses) < len(pools):  # made by hand
+    if len(uses) < len(pools):  # a system without GPUs of the catalogue
         hours = sum(shares.gpus * shares.seconds for shares in pools.values()) / steps / HOUR_S
         unknown = Cost(dollars=None, low=None, high=None, gpu_hours=hours, parts={}, sources={})
         return unknown, Energy(kwh=math.nan, parts={})

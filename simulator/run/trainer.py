@@ -1,4 +1,4 @@
-"""The training side: takes a batch, works as long as it costs, exports the weights.
+"""The trainer: takes a batch, works for the time it costs, exports the weights.
 
 Train --> (engines loaded) --> switch --> work --> (engines loaded) --> export --> TrainStepDone
 """
@@ -22,7 +22,7 @@ from simulator.workload.streams import TRAINER_FAILURES, stream
 
 
 class Run(Protocol):
-    """What the trainer uses of the run that it is part of."""
+    """The part of the event loop that the trainer uses."""
 
     env: simpy.Environment
     seed: int
@@ -35,7 +35,7 @@ class Run(Protocol):
         ...
 
     def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        """Note what the trainer did, or waited for."""
+        """Record what the trainer did or waited for."""
         ...
 
     def step_done(self, version: Version) -> None:
@@ -44,7 +44,7 @@ class Run(Protocol):
 
 
 class Trainer:
-    """Trains on one batch at a time; the coordinator sees to that."""
+    """Trains on one batch at a time, which the coordinator ensures."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -55,19 +55,19 @@ class Trainer:
         self._fails_s = [failures.uptime_s(node) for node in self._nodes] if failures else []
 
     def train(self, train: Train) -> Process:
-        """One step, from the batch to the version that can be pushed."""
+        """Perform one step, from the batch to a version that can be pushed."""
         run, env, system = self._run, self._env, self._run.system
         flights = [run.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
-        answers = chain.from_iterable([flight.decoded for flight in flights])
-        run.accounting.batch(env.now, train.version, answers)
+        responses = chain.from_iterable([flight.decoded for flight in flights])
+        run.accounting.batch(env.now, train.version, responses)
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
         if system.switch is not None:
             yield from self._busy(TO_TRAINING, system.switch.to_training_s)
         yield from self._work(timing)
-        # Engines are done with the weights before these, so that storage holds one set at a time.
+        # Engines must have loaded the previous weights: storage holds one set at a time.
         yield from self._until_loaded()
         yield from self._busy(EXPORT, system.weights.export_s)
         run.step_done(train.version + 1)
@@ -86,7 +86,7 @@ class Trainer:
             self._run.trainer_span(name, begin_s, self._env.now)
 
     def _work(self, timing: Timing) -> Process:
-        """The step; if a node fails, from its beginning again once the node is back."""
+        """Train; if a node fails, start the step over once the node is back."""
         env, accounting = self._env, self._run.accounting
         begin_s = env.now
         while self._fails_s and min(self._fails_s) < env.now + timing.seconds:
@@ -106,7 +106,7 @@ class Trainer:
         assert failures is not None
         first = min(range(len(self._nodes)), key=self._fails_s.__getitem__)
         works_s = self._fails_s[first] + failures.detection_s + failures.restart_s
-        # It may have failed, and come back, while nothing was to be done.
+        # It may have failed and come back while the trainer had nothing to do.
         if works_s > self._env.now:
             yield self._env.timeout(works_s - self._env.now)
         self._run.accounting.trainer_restarts += 1

@@ -1,4 +1,4 @@
-"""Systems small enough to do by hand."""
+"""Systems small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Latencies:
 
 @dataclass
 class PerToken:
-    """Training that takes so many seconds for every token."""
+    """Training that takes `token_s` seconds per token."""
 
     token_s: float
     steps: list[tuple[int, ...]] = field(default_factory=list)
