@@ -40,9 +40,9 @@ from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
     RecordedRun,
-    answer_tokens,
-    judging_seconds,
     read_recorded_run,
+    response_tokens,
+    scoring_seconds,
     training_points,
     update_seconds,
 )
@@ -184,7 +184,7 @@ def _from_run(
 
 
 def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
-    tokens = answer_tokens(run.log)
+    tokens = response_tokens(run.log)
     fitted = [batch.groups for batch in steps if not is_held_out(batch.version)]
     held_out = [batch.groups for batch in steps if is_held_out(batch.version)]
     cap = run.settings.get("gconfig.max_new_tokens")
@@ -221,7 +221,7 @@ def _updates(run: RecordedRun) -> dict[str, Value]:
         "weights.backend": "disk",
         "weights.poll_s": 0.0,
         "weights.export_s": fmean(exports_s),
-        "workload.reward.mean_s": fmean(judging_seconds(run.log)),
+        "workload.reward.mean_s": fmean(scoring_seconds(run.log)),
     }
     if loads_s:
         settings["weights.load_s"] = fmean(loads_s)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
 from simulator.config.schema import SimulationConfig
-from simulator.workload.recorded_run import RecordedRun, answer_tokens
+from simulator.workload.recorded_run import RecordedRun, response_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
@@ -61,7 +61,7 @@ def cluster_settings(run: RecordedRun) -> dict[str, Value]:
 
 def samples_per_prompt(run: RecordedRun) -> int:
     """Answers to each prompt: what most groups have."""
-    sizes = Counter(len(tokens) for tokens in answer_tokens(run.log).values())
+    sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
     return sizes.most_common(1)[0][0] if sizes else 1
 
 

@@ -1,4 +1,4 @@
-"""What one process does at a time, and for how long so far."""
+"""Seconds of one process by activity."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 RecordSpan: TypeAlias = Callable[[str, float, float], None]
-"""Told `name, start_s, end_s` of everything that was done, when it ends."""
+"""Called with `name, start_s, end_s` of every activity when it ends."""
 
 
 class Timesheet:
-    """Seconds by activity: they add up to the time that has passed since 0."""
+    """Seconds by activity; they sum to the time since 0."""
 
     __slots__ = ("_record", "activity", "seconds", "since_s")
 
     def __init__(self, activities: tuple[str, ...], record: RecordSpan | None = None) -> None:
-        """Begin at 0 s with the first of the activities."""
+        """Start at 0 s with the first of the activities."""
         self.seconds = dict.fromkeys(activities, 0.0)
         self.activity = activities[0]
         self.since_s = 0.0
         self._record = record
 
     def begin(self, activity: str, time_s: float) -> None:
-        """From `time_s` on it does this, which may be what it does already."""
+        """Switch to `activity` at `time_s`; no effect if it is the current one."""
         if activity == self.activity:
             return
         since_s = self.since_s
@@ -33,7 +33,7 @@ class Timesheet:
         self.activity, self.since_s = activity, time_s
 
     def until(self, time_s: float) -> dict[str, float]:
-        """Seconds by activity until `time_s`, or the latest beginning if that is later."""
+        """Seconds by activity until `time_s`, or until the latest switch if that is later."""
         seconds = dict(self.seconds)
         seconds[self.activity] += max(0.0, time_s - self.since_s)
         return seconds

@@ -1,9 +1,9 @@
-"""A recorded run, as `areal-lab train` leaves it: its log, its settings, and what they say of work.
+"""A recorded run of `areal-lab train`: its log, its settings, and the work measured in them.
 
-    RUN/events.jsonl (or .gz) --read_events--> Log --> answers, training steps, updates
-    RUN/config.yaml           --> settings, where there is one
+    RUN/events.jsonl (or .gz) --read_events--> Log --> responses, training steps, updates
+    RUN/config.yaml           --> settings, if there is one
 
-Only the log is needed: records of its coordinator and of groups suffice, spans say more. Seconds
+Only the log is needed: records of the coordinator and of groups suffice, spans add detail. Seconds
 are since the start of the run.
 """
 
@@ -33,12 +33,12 @@ EVENTS: Final = ("events.jsonl", "events.jsonl.gz")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What is known of a run."""
+    """Log and settings of a run."""
 
     source: Path
     log: Log
     settings: Mapping[str, Any]
-    """Of its config.yaml, by dotted name, whatever version wrote it; empty if there is none."""
+    """From its config.yaml, by dotted name, of any version; empty if there is none."""
 
     @property
     def steps(self) -> list[TrainedBatch]:
@@ -47,12 +47,12 @@ class RecordedRun:
 
     @property
     def began_s(self) -> float:
-        """When training began; a measurement of the rewards may have come before."""
+        """When training began; an evaluation may have come before."""
         return next((r.t_s for r in self.log.events if isinstance(r.event, RunStarted)), 0.0)
 
     @property
     def engines(self) -> int:
-        """That the run began with."""
+        """Number of engines at the start of the run."""
         return next(
             (len(r.event.engines) for r in self.log.events if isinstance(r.event, RunStarted)), 0
         )
@@ -60,23 +60,23 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """One training step: what it was given, and what it took without the export of weights."""
+    """One training step: its batch, and its duration without the export of weights."""
 
     step: int
     """From 1."""
     tokens: int
-    """Of the answers."""
+    """Of the responses."""
     samples: int
     seconds: float
     export_s: float
-    """Seconds of the export; 0 where the log has no span of it."""
+    """Seconds of the export; 0 if the log has no span of it."""
 
 
 def read_recorded_run(path: Path) -> RecordedRun:
-    """Read a run folder, or its events.jsonl.
+    """Read a run folder or its events.jsonl.
 
     Raises:
-        ValueError: in one line: there is no log, or it cannot be read.
+        ValueError: one line: there is no log, or it cannot be read.
     """
     log = read_events(path)
     folder = path if path.is_dir() else path.parent
@@ -84,10 +84,10 @@ def read_recorded_run(path: Path) -> RecordedRun:
 
 
 def read_events(path: Path) -> Log:
-    """The log of a run folder, or of a file.
+    """The log of a run folder or of a file.
 
     Raises:
-        ValueError: in one line: there is none, or it cannot be read.
+        ValueError: one line: there is none, or it cannot be read.
     """
     file = events_file(path)
     try:
@@ -102,10 +102,10 @@ def read_events(path: Path) -> Log:
 
 
 def events_file(path: Path) -> Path:
-    """Where the log of a run folder is; a file is it itself.
+    """Path of the log of a run folder; `path` itself if it is a file.
 
     Raises:
-        ValueError: in one line: there is none.
+        ValueError: one line: there is none.
     """
     if path.is_file():
         return path
@@ -113,12 +113,12 @@ def events_file(path: Path) -> Path:
         raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
     found = [path / name for name in EVENTS if (path / name).is_file()]
     if not found:
-        raise ValueError(f"{path} is no run folder: it has no events.jsonl")
+        raise ValueError(f"{path} is not a run folder: it has no events.jsonl")
     return found[0]
 
 
-def answer_tokens(log: Log) -> dict[GroupId, list[int]]:
-    """Tokens of each answer, by group; groups that were given up are left out."""
+def response_tokens(log: Log) -> dict[GroupId, list[int]]:
+    """Tokens of each response, by group; aborted groups are left out."""
     return {
         record.group: [max(1, sum(tokens for _, tokens in sample)) for sample in record.segments]
         for record in log.groups
@@ -127,10 +127,10 @@ def answer_tokens(log: Log) -> dict[GroupId, list[int]]:
 
 
 def training_points(run: RecordedRun) -> list[TrainingPoint]:
-    """What each training step took.
+    """Batch and duration of each training step.
 
-    From the moment that the trainer was told until it said it was done, less the export of the
-    weights and the wait for engines that had not yet loaded those before.
+    The duration is from the trainer's start to its end, minus the export of the weights and the
+    wait for engines that had not yet loaded the previous ones.
     """
     spans = [span for span in run.log.spans if span.process == TRAINER]
     return [
@@ -140,7 +140,7 @@ def training_points(run: RecordedRun) -> list[TrainingPoint]:
 
 
 def update_seconds(log: Log) -> list[float]:
-    """Of each update, from its announcement until all engines had the weights."""
+    """Seconds of each update, from its start until all engines had the weights."""
     begun_s, found = None, []
     for record in log.records:
         match record:
@@ -154,13 +154,13 @@ def update_seconds(log: Log) -> list[float]:
     return found
 
 
-def judging_seconds(log: Log) -> list[float]:
-    """Of each group, from the end of its last answer until all were judged."""
+def scoring_seconds(log: Log) -> list[float]:
+    """Seconds of each group from the end of its last response until all were scored."""
     return [record.end_s - record.generated_s for record in log.groups]
 
 
 def updates(log: Log) -> Iterator[tuple[float, float]]:
-    """When generation was disturbed: from interruption or push until the weights were there."""
+    """Start and end of each weight update: from interruption or push until it was loaded."""
     since_s = None
     for record in log.records:
         match record:
@@ -174,7 +174,7 @@ def updates(log: Log) -> Iterator[tuple[float, float]]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    # Loaded here and not above: replays of a log alone need none.
+    # Loaded here and not above: replaying a log alone does not need it.
     yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
 
     if not path.is_file():

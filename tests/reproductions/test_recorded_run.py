@@ -23,8 +23,8 @@ from reproductions.record_pair import (
     run_command,
 )
 from reproductions.recorded_run import IDLE_BAR, STEP_BAR, reproduce
-from simulator.workload.recorded_run import answer_tokens as recorded_tokens
 from simulator.workload.recorded_run import read_recorded_run
+from simulator.workload.recorded_run import response_tokens as recorded_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "calibrate.md"
 FULL = Arguments(
