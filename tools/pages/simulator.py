@@ -1,7 +1,7 @@
-"""What is made by machine in `docs/simulator.md`: `python -m tools.pages.simulator` rewrites it.
+"""The generated parts of `docs/simulator.md`; `python -m tools.pages.simulator` rewrites them.
 
-Tables of settings from the records and docstrings of `simulator.config`, the list of presets, and
-the output of the two examples, of which one is a YAML file in the page itself. A test compares.
+They are tables of settings (from the records and docstrings of `simulator.config`), the list of
+presets, and the output of two examples, one of which is a YAML file in the page. A test compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"
 
 
 def settings_tables() -> str:
-    """A table for each record, as Markdown."""
+    """A table for each record of settings, as Markdown."""
     documented = documented_settings(SimulationConfig)
     lines: list[str] = []
     by_prefix: dict[str, list[Documented]] = {}
@@ -44,7 +44,7 @@ def settings_tables() -> str:
             default = shown_default(one.default)
             lines.append(f"| `{leaf}` | `{default}` | {one.doc} |")
         lines.append("")
-    lines.append("Other spellings that are understood:")
+    lines.append("Accepted aliases:")
     spellings = [
         f"{', '.join(f'`{one}`' for one in others)} for `{name}`"
         for name, others in spellings_by_setting(ALIASES)
@@ -54,7 +54,7 @@ def settings_tables() -> str:
 
 
 def presets_table() -> str:
-    """Names and titles, as Markdown."""
+    """Names and titles of presets, as Markdown."""
     rows = [f"| `{name}` | {title} |" for name, title in presets().items()]
     return "\n".join(["| preset | |", "|---|---|", *rows])
 
@@ -66,7 +66,7 @@ def own_file(page: str) -> str:
 
 
 def example_output(source: str | Path) -> str:
-    """What `areal-lab simulate` prints, as Markdown."""
+    """The output of `areal-lab simulate`, as Markdown."""
     from rich.console import Console
 
     config = load_simulation(source)
@@ -78,10 +78,10 @@ def example_output(source: str | Path) -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with everything that is made by machine made anew.
+    """The page with all generated parts regenerated.
 
     Raises:
-        ValueError: if a mark is missing.
+        ValueError: a marker is missing.
     """
     with TemporaryDirectory() as folder:
         own = Path(folder) / "my_cluster.yaml"
@@ -99,12 +99,12 @@ def rewritten(page: str) -> str:
 
 
 def draw_picture() -> None:
-    """The gantt of the first example."""
+    """Draw the timeline of the first example."""
     run_command(Wanted(sources=("small",), gantt=PICTURE, as_json=True))
 
 
 def _around(page: str, section: str) -> tuple[str, str, str]:
-    """What is before, between and after the marks of a section."""
+    """The text before, between and after the markers of a section."""
     begin, end = (f"<!-- {word} {section} -->" for word in ("begin", "end"))
     before, found, rest = page.partition(begin)
     inside, found_end, after = rest.partition(end)

@@ -205,8 +205,8 @@ def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> No
     file.write_text(json.dumps(shape))
     config = load_simulation("small", [f"model={file}"])
     found = warnings(config)
-    assert any("'unheard_of' is not known: it is counted as if it were Llama" in a for a in found)
-    assert any("24 of its 24 layers look at a part of the context only" in line for line in found)
+    assert any("'unheard_of' is unknown: it is counted like Llama" in a for a in found)
+    assert any("24 of its 24 layers attend to only a part of the context" in line for line in found)
     assert not any("Llama" in line for line in warnings(load_simulation("small")))
 
 
