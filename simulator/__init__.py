@@ -1,12 +1,12 @@
-"""What a cluster does under asynchronous reinforcement learning, in simulated seconds.
+"""Simulate a cluster under asynchronous reinforcement learning.
 
     config = simulator.SimulationConfig(model="R1-Distill-Qwen-1.5B")
     result = simulator.simulate(config)          one seed: rows per step, shares of time, lags
     many = simulator.replicate(config)           all seeds: 95 % intervals
-    plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    what to rent
-    found = simulator.calibrate_from(Path("run"))                   costs of a recorded run
+    plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    which cluster to rent
+    fitted = simulator.calibrate_from(Path("run"))                  costs of a recorded run
 
-Names are loaded when they are first used; none of them loads torch.
+Names are loaded on first use; none of them loads torch.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ __all__ = [  # noqa: PLE0604 - the table above is the one list of names
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home (PEP 562)."""
+    """Load a public name from its module (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """All public names, loaded or not."""
+    """All public names, whether loaded or not."""
     return sorted(_HOMES)

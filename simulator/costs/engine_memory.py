@@ -58,9 +58,10 @@ def cache_tokens(
         )
     else:
         problem = (
-            f"a sequence of {longest_tokens} tokens does not fit: {model.name} on {gpu.name} with "
-            f"tensor_parallel={tensor_parallel} and memory_utilization={utilization:g} has room "
-            f"for {max(0, tokens)} tokens next to its weights"
+            f"a sequence of {longest_tokens} tokens does not fit in memory: {model.name} on "
+            f"{gpu.name} with tensor_parallel={tensor_parallel} and "
+            f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
+            "weights"
         )
     raise ValueError(f"{problem}; {_fix(model, gpu, tensor_parallel, utilization, longest_tokens)}")
 
