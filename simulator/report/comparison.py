@@ -1,4 +1,4 @@
-"""Compare two simulations on a terminal: side by side, with the ratio of the second to the first."""
+"""Compare two simulations on a terminal: both side by side, and the second over the first."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
 
 
 def comparison(first: Replicated, second: Replicated) -> dict[str, Any]:
-    """Ratios of the second to the first, seed by seed; null bounds for one seed, null if unknown."""
+    """Second over first, seed by seed; null bounds for one seed, null if unknown."""
     ratios = {name: second.ratio(first, value) for name, value in COMPARED.items()}
     told: dict[str, Any] = {name: _bounds(ratio.to_json()) for name, ratio in ratios.items()}
     for name, value in _BY_COST.items():
