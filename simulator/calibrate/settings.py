@@ -1,4 +1,4 @@
-"""What a recorded run did, as settings of a simulation: sizes, schedule, engines; no costs.
+"""Settings of a simulation that repeat a recorded run: sizes, schedule, engines; no costs.
 
 header of the log, groups, config.yaml --> {"workload.prompts_per_batch": 4, ...}
 """
@@ -18,14 +18,14 @@ from simulator.workload.recorded_run import RecordedRun, response_tokens
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
 _WARM_UP = 5
-"""One step in so many is left out of averages, as the pipeline is still filling."""
+"""One of this many steps is excluded from averages as warm-up."""
 
 
 def recorded_settings(run: RecordedRun) -> dict[str, Value]:
-    """What was done: with these a simulation does the same.
+    """Settings with which a simulation has the workload and schedule of the run.
 
     Raises:
-        ValueError: in one line, if the header of the log lacks one.
+        ValueError: one line: the header of the log lacks one.
     """
     steps = len(run.steps)
     settings: dict[str, Value] = {
@@ -51,7 +51,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
 
 
 def cluster_settings(run: RecordedRun) -> dict[str, Value]:
-    """One device for each engine and one for the trainer; of the embedded engine, cores."""
+    """One device per engine and one for the trainer; for the embedded engine, CPU cores."""
     engines = max(1, run.engines)
     settings: dict[str, Value] = {"cluster.gpus": engines + 1, "cluster.rollout_gpus": engines}
     if run.settings.get("rollout.backend", EMBEDDED) == EMBEDDED:
@@ -60,13 +60,13 @@ def cluster_settings(run: RecordedRun) -> dict[str, Value]:
 
 
 def samples_per_prompt(run: RecordedRun) -> int:
-    """Answers to each prompt: what most groups have."""
+    """Responses per prompt, in most groups."""
     sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
     return sizes.most_common(1)[0][0] if sizes else 1
 
 
 def with_settings(config: SimulationConfig, settings: Mapping[str, Value]) -> SimulationConfig:
-    """A copy with these settings, by dotted name."""
+    """A copy with these settings, given by dotted name."""
     changed = copy.deepcopy(config)
     for name, value in settings.items():
         *path, last = name.split(".")
@@ -90,7 +90,7 @@ def value_of(config: SimulationConfig, name: str) -> Value:
 def _limit(run: RecordedRun, name: str) -> bool | int | float | str:
     value: Scalar = run.log.header.limits.get(name)
     if value is None and name == "train_steps":
-        return 0  # until it was stopped
+        return 0  # a run without an end
     if value is None:
-        raise ValueError(f"the header of {run.source} does not say {name}; it cannot be replayed")
+        raise ValueError(f"the header of {run.source} has no {name}; the run cannot be replayed")
     return value
