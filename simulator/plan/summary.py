@@ -62,7 +62,7 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
         yield (
             f"{name}: {candidate.hardware} ({candidate.split}; {candidate.schedule}; micro-batches "
             f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
-            f"{money(best)}; {best.limit}"
+            f"{money(best)}; bottleneck: {best.limit}"
         )
         if best.hours.high > limits.deadline_h and math.isfinite(best.hours.high):
             yield f"its confidence interval exceeds the deadline of {limits.deadline_h:g} h"
@@ -135,7 +135,7 @@ def verdict(one: Comparison) -> str:
             f"whether asynchrony pays {where} is undecided with {seeds} seeds, {pair}; use more: "
             f"search.seeds={4 * seeds}"
         )
-    why = "" if slow.limit == STALENESS_BOUND else f"; the synchronous run is {slow.limit}"
+    why = "" if slow.limit == STALENESS_BOUND else f"; bottleneck of the synchronous run: {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
 

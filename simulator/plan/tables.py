@@ -60,9 +60,9 @@ def _front_table(plan: Plan) -> Table:
     table.add_column("GPUs")
     table.add_column("generate + train", no_wrap=True)
     table.add_column("schedule", no_wrap=True)
-    for name in ("hours", "dollars", "engines", "trainer"):
+    for name in ("hours", "dollars", "engines busy", "trainer busy"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+    table.add_column("bottleneck", no_wrap=True)
     for one in plan.front:
         mark = "*" if one is plan.best else "" if one.meets(plan.config.limits) else "!"
         candidate = one.candidate

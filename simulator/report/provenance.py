@@ -113,14 +113,14 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
             )
             yield Part("engine CPU", source, None)
         else:
-            yield Part("engine CPU", "rollout.engine_overhead_s, given", 0.0)
+            yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
 
 
 def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
     if config.trainer.step_s is not None:
         return _measured_training(config)
     if config.trainer.mfu is not None:
-        return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
+        return Part("training", f"a utilization of {config.trainer.mfu:g}, {GIVEN}", None)
     error = speed_error(gpu).error
     if gpu.name in FITTED_ON:
         return Part("training", AREAL.provenance, error)
@@ -134,7 +134,7 @@ def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
 def _measured_training(config: SimulationConfig) -> Part:
     trainer, calibration = config.trainer, config.calibration
     if not trainer.token_s:
-        return Part("training", f"a step of {trainer.step_s:g} s, given", 0.0)
+        return Part("training", f"a step of {trainer.step_s:g} s, {GIVEN}", 0.0)
     source = (
         f"measured: {trainer.step_s:.3g} s per step, {1e3 * trainer.token_s:.3g} ms per token; "
         f"{calibration.source or GIVEN}"

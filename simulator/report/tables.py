@@ -209,7 +209,7 @@ def empty_table(*titles: str, text: bool = False, wrap_last: bool = False) -> Ta
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
-        left = text or place == 0 or (last and title == "")
+        left = text or place == 0 or (last and (wrap_last or title == ""))
         table.add_column(
             title,
             justify="left" if left else "right",

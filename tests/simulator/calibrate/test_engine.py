@@ -110,7 +110,7 @@ def test_prompts_with_a_common_prefix_only_cost_the_rest(tmp_path: Path) -> None
     found = calibrate_from(run)
     assert found.settings["workload.prompt_tokens"] == 20
     (told_of,) = [note for note in found.notes if "prompts share a prefix" in note]
-    assert "of their tokens are read" in told_of
+    assert "of their tokens are prefilled" in told_of
     # Of 48 groups, three more run next to the last one prefilled, which its span does not show.
     (prefill,) = [part for part in found.parts if part.name == "prefill"]
     assert found.settings["rollout.prefill_token_s"] == pytest.approx(
