@@ -58,7 +58,7 @@ _ROUGH: Final = (
     "by its longest response, including prefill, queue and network; held-out error {error:.0%}"
 )
 _COMMON: Final = (
-    "prompts share a prefix, which the engine computes once: only {share:.0%} of their tokens are "
+    "prompts share a prefix, which the engine computes once: {share:.0%} of their tokens are "
     "prefilled, and prefill_token_s is reduced accordingly; this underestimates prefills after "
     "interruptions, which share less"
 )

@@ -135,7 +135,7 @@ def verdict(one: Comparison) -> str:
             f"whether asynchrony pays {where} is undecided with {seeds} seeds, {pair}; use more: "
             f"search.seeds={4 * seeds}"
         )
-    why = "" if slow.limit == STALENESS_BOUND else f"; bottleneck of the synchronous run: {slow.limit}"
+    why = "" if slow.limit == STALENESS_BOUND else f"; synchronous bottleneck: {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
 
