@@ -201,7 +201,7 @@ def times(value: Estimate, factor: float) -> Estimate:
 
 
 def point_of(hours: float, candidate: Candidate, hourly: Cost) -> Point:
-    """Where a candidate lies that takes so long."""
+    """Hours, money and GPUs of a candidate that takes `hours`."""
     if hourly.dollars is None:
         cluster = candidate.config.cluster
         unit = f"GPU-hours of {cluster.gpu} {cluster.rollout_gpu}".rstrip()

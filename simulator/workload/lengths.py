@@ -342,7 +342,7 @@ def _check_bounds(max_tokens: int, group_correlation: float, drift_per_step: flo
     if not -1 < drift_per_step < math.inf:
         raise ValueError(
             f"workload.answers.drift_per_step is {drift_per_step}, but must be > -1 and finite; "
-            "0.001 is 0.1 % a step"
+            "0.001 is 0.1 % per step"
         )
 
 
