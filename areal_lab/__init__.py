@@ -41,7 +41,14 @@ def __getattr__(name: str) -> object:
     """Load a public name from its home (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError:
+        from areal_lab.extras import require
+
+        require(f"areal_lab.{name}", "train")
+        raise
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

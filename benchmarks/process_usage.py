@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-SHARED_MEMORY = Path("/dev/shm")
+from areal_lab.host.shared_memory import SHARED_MEMORY
 
 _MIB = 1 << 20
 

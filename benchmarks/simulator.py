@@ -10,7 +10,7 @@ Rows take parts away. `given training times` replaces the cost of a training ste
 `trainer.step_s` does. `engines alone` has no coordinator and no simpy: the same engines are given
 65,536 sequences at once, which wait for places, and run until all have ended.
 
-`plan_s` is wall time of the search of `areal-lab plan configs/plan_example.yaml` with one split
+`plan_s` is wall time of the search of `areal-lab plan plan_example` with one split
 more, on 2 processes: `possible` configurations, of which a closed form leaves `screened` to be
 simulated, some of them with several seeds and changed inputs (`simulations`).
 

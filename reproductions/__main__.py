@@ -23,7 +23,8 @@ from reproductions import (
     table_7,
     where_asynchrony_pays,
 )
-from reproductions.harness import QUICK_SEEDS, SEEDS, Reproduction, Row
+from reproductions.harness import QUICK_SEEDS, SEEDS
+from reproductions.records import Reproduction, Row
 from reproductions.show import draw, to_markdown
 
 PAGE = Path(__file__).parent / "README.md"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
-from reproductions.harness import Reproduction, Row, expected, length, main, run
+from reproductions.harness import expected, length, main, run
+from reproductions.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import Reproduction, Row, expected, length, main, run
+from reproductions.harness import expected, length, main, run, throughput_rows
+from reproductions.records import Reproduction
 from simulator.run.result import Replicated
 
 BAR = 0.10
@@ -33,34 +34,13 @@ def reproduce(arguments: Arguments) -> Reproduction:
     """Simulate every eta."""
     printed: dict[str, float] = expected("figure_5c")["tokens_per_s"]
     runs = {eta: _run(eta, arguments) for eta in printed}
-    rows = [
-        Row(
-            name=f"eta {eta} / eta 0",
-            paper=value / printed["0"],
-            ours=runs[eta].ratio(runs["0"], lambda result: result.tokens_per_s),
-            unit="times",
-            bar=BAR,
-        )
-        for eta, value in printed.items()
-        if eta != "0"
-    ]
-    rows += [
-        Row(
-            name=f"eta {eta}",
-            paper=value,
-            ours=runs[eta].tokens_per_s,
-            unit="trained tokens/s",
-            fitted=eta == FITTED_ETA,
-        )
-        for eta, value in printed.items()
-    ]
     return Reproduction(
         name="figure_5c",
         claim=(
             "Against synchronous training, eta 1, 2, 4, 8, 16 and infinity give 2.09, 2.77, 2.77, "
             "2.89, 2.97 and 3.08 times the throughput (Figure 5c)."
         ),
-        rows=rows,
+        rows=throughput_rows(printed, runs, bar=BAR, fitted=[FITTED_ETA]),
         parameters=parameters("1.5B"),
         why=WHY,
     )

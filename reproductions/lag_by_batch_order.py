@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED
-from reproductions.harness import Reproduction, Row, length, main, run
+from reproductions.harness import length, main, run
+from reproductions.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 if TYPE_CHECKING:

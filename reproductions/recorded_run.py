@@ -10,9 +10,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_lab.runlog.intervals import student_t
+from areal_lab.runlog.read_run import RecordedRun, read_run
 from benchmarks.harness import Arguments
-from reproductions.harness import Parameter, Reproduction, Row, main
+from reproductions.harness import main
 from reproductions.record_pair import ETA, KINDS, RECORDED
+from reproductions.records import Parameter, Reproduction, Row
 from simulator.calibrate.fit import is_held_out
 from simulator.calibrate.fit_run import FIRST, Calibration, calibrate_from
 from simulator.calibrate.plots import draw_replay
@@ -21,13 +24,8 @@ from simulator.calibrate.report import configuration
 from simulator.calibrate.work import EnginePoint, span_points
 from simulator.config.schema import SimulationConfig
 from simulator.costs.measured_engine import measured_decode, measured_prefill
-from simulator.stats.statistics import Estimate, student_t
-from simulator.workload.recorded_run import (
-    RecordedRun,
-    TrainingPoint,
-    read_recorded_run,
-    training_points,
-)
+from simulator.stats.statistics import Estimate
+from simulator.workload.recorded_run import TrainingPoint, training_points
 
 STEP_BAR, IDLE_BAR = 0.15, 0.10
 IDLE = ("trainer idle", f"{ENGINES} idle")
@@ -50,7 +48,7 @@ WHY = (
 
 def reproduce(arguments: Arguments, folder: Path = RECORDED) -> Reproduction:
     """Calibrate on the synchronous run of a pair and predict both; `--quick` without intervals."""
-    known, unknown = (read_recorded_run(folder / kind) for kind in KINDS)
+    known, unknown = (read_run(folder / kind) for kind in KINDS)
     found = calibrate_from(folder / "synchronous")
     costs = configuration(found)
     own, predicted = (
@@ -118,7 +116,7 @@ def _without(folder: Path, step: int, unknown: RecordedRun) -> Replay:
 
 
 def _fitted_steps(run: RecordedRun) -> list[int]:
-    steps = [batch.version for batch in run.steps]
+    steps = [batch.version for batch in run.batches]
     return [step for step in steps if step not in FIRST and not is_held_out(step)]
 
 
@@ -128,7 +126,7 @@ def _contention(costs: SimulationConfig, run: RecordedRun) -> list[dict[str, str
     assert decode is not None
     assert prefill is not None
     assert trainer.step_s is not None
-    points = [p for p in span_points(run) if 1 < p.place <= len(run.steps)]
+    points = [p for p in span_points(run) if 1 < p.place <= len(run.batches)]
     decoding = [point for point in points if not point.prompt_tokens]
     reading = [point for point in points if point.prompt_tokens]
 

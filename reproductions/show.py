@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Arguments, machine, table
-from reproductions.harness import Reproduction, Row
+from reproductions.records import Reproduction, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

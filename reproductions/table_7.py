@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import Reproduction, Row, expected, length, main, run
+from reproductions.harness import expected, length, main, run, throughput_rows
+from reproductions.records import Reproduction
 from simulator.run.result import Replicated
 
 BAR = 0.10
@@ -33,34 +34,13 @@ def reproduce(arguments: Arguments) -> Reproduction:
     """Simulate every eta."""
     printed: dict[str, float] = expected("table_7")["tokens_per_s"]
     runs = {eta: _run(eta, arguments) for eta in printed}
-    rows = [
-        Row(
-            name=f"eta {eta} / eta 0",
-            paper=value / printed["0"],
-            ours=runs[eta].ratio(runs["0"], lambda result: result.tokens_per_s),
-            unit="times",
-            bar=BAR,
-        )
-        for eta, value in printed.items()
-        if eta != "0"
-    ]
-    rows += [
-        Row(
-            name=f"eta {eta}",
-            paper=value,
-            ours=runs[eta].tokens_per_s,
-            unit="trained tokens/s",
-            bar=BAR,
-        )
-        for eta, value in printed.items()
-    ]
     return Reproduction(
         name="table_7",
         claim=(
             "On 8 GPUs with 8k tokens of context, eta 1, 2, 4, 8 and 16 give 1.76, 1.76, 1.81, "
             "1.90 and 1.92 times the throughput of synchronous training (Table 7)."
         ),
-        rows=rows,
+        rows=throughput_rows(printed, runs, bar=BAR, rate_bar=BAR),
         parameters=parameters("1.5B"),
         why=WHY,
         sensitivity=[

@@ -21,7 +21,8 @@ import numpy as np
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
-from reproductions.harness import Reproduction, Row, configured, length, main, run
+from reproductions.harness import configured, length, main, run
+from reproductions.records import Reproduction, Row
 from simulator.run.pools import PoolShares
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate

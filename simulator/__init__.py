@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from areal_lab.runlog.read_run import read_run as read_run
     from simulator.assembly.check import check_config as check_config
     from simulator.assembly.check import problems as problems
     from simulator.assembly.simulate import build as build
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from simulator.run.system import System as System
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
-    from simulator.workload.recorded_run import read_recorded_run as read_recorded_run
 
 _HOMES = {
     # simulate
@@ -68,7 +68,7 @@ _HOMES = {
     # calibrate, and replay a recorded run
     "calibrate_from": "simulator.calibrate.fit_run",
     "Calibration": "simulator.calibrate.fit_run",
-    "read_recorded_run": "simulator.workload.recorded_run",
+    "read_run": "areal_lab.runlog.read_run",
     "replay": "simulator.calibrate.replay",
     "Replay": "simulator.calibrate.replay",
     # check and build

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from areal_lab.cli import engine as engine_command
-
-FAILED: Final = 1
-WRONG_SETTINGS: Final = 2
-INTERRUPTED: Final = 130
+from areal_lab.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_SETTINGS,
+    failure,
+    reported,
+    stop,
+)
+from areal_lab.extras import MissingExtra, require
 
 app = typer.Typer(
     name="areal-lab",
@@ -34,21 +38,45 @@ app = typer.Typer(
 app.add_typer(engine_command.app, name="engine")
 
 
-class _TrainCommand(TyperCommand):
-    """Shows every setting below its help."""
+def _with_settings(schema: Callable[[], tuple[type, Mapping[str, str]]]) -> type[TyperCommand]:
+    """A command that shows every setting below its help."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.config.reference import format_settings
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            from areal_lab.config.reference import format_settings
 
-        super().format_help(ctx, formatter)
-        formatter.write("\nSettings, with their defaults:\n\n")
-        formatter.write(format_settings() + "\n")
+            super().format_help(ctx, formatter)
+            formatter.write("\nSettings, with their defaults:\n\n")
+            formatter.write(format_settings(*schema()) + "\n")
+
+    return Command
 
 
-@app.command(cls=_TrainCommand)
+def _train_settings() -> tuple[type, Mapping[str, str]]:
+    from areal_lab.config.load import ALIASES
+    from areal_lab.config.schema import TrainConfig
+
+    return TrainConfig, ALIASES
+
+
+def _simulate_settings() -> tuple[type, Mapping[str, str]]:
+    from simulator.config.load import ALIASES
+    from simulator.config.schema import SimulationConfig
+
+    return SimulationConfig, ALIASES
+
+
+def _plan_settings() -> tuple[type, Mapping[str, str]]:
+    from simulator.plan.schema import ALIASES, PlanConfig
+
+    return PlanConfig, ALIASES
+
+
+@app.command(cls=_with_settings(_train_settings))
+@reported
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file, as configs/arithmetic.yaml.")
+        str, typer.Argument(metavar="CONFIG", help="YAML file, or a name: arithmetic, gsm8k.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -56,41 +84,25 @@ def train(
     ] = None,
 ) -> None:
     """Train a model as CONFIG says; prints the run folder as its last line."""
+    require("areal-lab train", "train")
     from areal_lab.config.load import load_config
     from areal_lab.preflight import check as preflight
 
-    try:
-        settings = load_config(config, overrides or [])
-    except ValueError as error:
-        raise _stop(str(error), WRONG_SETTINGS) from error
-    for note in preflight.notes(settings):
-        typer.secho(f"note: {note}", err=True, fg="yellow")
+    settings = load_config(config, overrides or [])
 
     from areal_lab.pipeline.console import run_to_end
 
     try:
         code = run_to_end(settings)
-    except preflight.ConfigError as error:
-        raise _stop(str(error), WRONG_SETTINGS) from error
+    except preflight.ConfigError:
+        raise
     except Exception as error:  # the last place that can tell the user
-        raise _stop(_failure(error), FAILED) from error
+        raise stop(failure(error), FAILED) from error
     raise typer.Exit(code)
 
 
-class _SimulateCommand(TyperCommand):
-    """Shows every setting and every preset below its help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.config.reference import format_settings
-        from simulator.config.load import ALIASES
-        from simulator.config.schema import SimulationConfig
-
-        super().format_help(ctx, formatter)
-        formatter.write("\nSettings, with their defaults:\n\n")
-        formatter.write(format_settings(SimulationConfig, ALIASES) + "\n")
-
-
-@app.command(cls=_SimulateCommand)
+@app.command(cls=_with_settings(_simulate_settings))
+@reported
 def simulate(
     arguments: Annotated[
         list[str] | None,
@@ -106,7 +118,9 @@ def simulate(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="Two files or presets, side by side: small 'small eta=0'."
+            metavar="A B",
+            help="Two files or presets, side by side: small 'small eta=0'. Of --trace and "
+            "--gantt each has a file of its own, which ends with -a or -b.",
         ),
     ] = None,
     seeds: Annotated[
@@ -137,32 +151,28 @@ def simulate(
     if list_presets:
         print_presets()
         return
-    try:
-        sources, overrides = _sources(arguments or [], preset, compare)
-        if against:
-            from areal_lab.cli.calibrate import run_replay
+    sources, overrides = _sources(arguments or [], preset, compare)
+    if against:
+        from areal_lab.cli.calibrate import run_replay
 
-            _check_replay(compare, {"--seeds": seeds, "--trace": trace, "--gantt": gantt})
-            run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
-            return
-        run_command(
-            Wanted(
-                sources=sources,
-                overrides=overrides,
-                seeds=seeds,
-                as_json=as_json,
-                trace=trace,
-                gantt=gantt,
-                plots=plots,
-            )
+        _check_replay(compare, {"--seeds": seeds, "--trace": trace, "--gantt": gantt})
+        run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
+        return
+    run_command(
+        Wanted(
+            sources=sources,
+            overrides=overrides,
+            seeds=seeds,
+            as_json=as_json,
+            trace=trace,
+            gantt=gantt,
+            plots=plots,
         )
-    except ValueError as error:  # of several mistakes, each has a line
-        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
-    except OSError as error:
-        raise _stop(_failure(error), FAILED) from error
+    )
 
 
-@app.command(cls=_SimulateCommand)
+@app.command(cls=_with_settings(_simulate_settings))
+@reported
 def calibrate(
     source: Annotated[
         Path,
@@ -185,40 +195,16 @@ def calibrate(
     ] = None,
 ) -> None:
     """Fit the simulator's costs and lengths to a recorded run, with errors on what is held out."""
-    from areal_lab.cli.calibrate import WantedCalibration, run_calibration
+    from areal_lab.cli.calibrate import run_calibration
 
-    try:
-        run_calibration(
-            WantedCalibration(
-                source=source,
-                overrides=tuple(overrides or ()),
-                out=out,
-                as_json=as_json,
-                plot=plot,
-            )
-        )
-    except ValueError as error:  # of several mistakes, each has a line
-        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
-    except OSError as error:
-        raise _stop(_failure(error), FAILED) from error
+    run_calibration(source, overrides or [], out=out, as_json=as_json, plot=plot)
 
 
-class _PlanCommand(TyperCommand):
-    """Shows every setting below its help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from areal_lab.config.reference import format_settings
-        from simulator.plan.schema import ALIASES, PlanConfig
-
-        super().format_help(ctx, formatter)
-        formatter.write("\nSettings, with their defaults:\n\n")
-        formatter.write(format_settings(PlanConfig, ALIASES) + "\n")
-
-
-@app.command(cls=_PlanCommand)
+@app.command(cls=_with_settings(_plan_settings))
+@reported
 def plan(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="Question, as configs/plan_example.yaml.")
+        str, typer.Argument(metavar="FILE.yaml", help="Question, or a name: plan_example.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -234,25 +220,13 @@ def plan(
     ] = None,
 ) -> None:
     """Find the fewest GPUs, the least money or the shortest time for a number of steps."""
-    from areal_lab.cli.plan import WantedPlan, run_plan
+    from areal_lab.cli.plan import run_plan
 
-    try:
-        run_plan(
-            WantedPlan(
-                file=file,
-                overrides=tuple(overrides or ()),
-                as_json=as_json,
-                plot=plot,
-                workers=workers,
-            )
-        )
-    except ValueError as error:  # of several mistakes, each has a line
-        raise _stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
-    except OSError as error:
-        raise _stop(_failure(error), FAILED) from error
+    run_plan(file, overrides or [], as_json=as_json, plot=plot, workers=workers)
 
 
 @app.command()
+@reported
 def trace(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[
@@ -262,13 +236,8 @@ def trace(
     """Print what a run did, and export its trace for chrome://tracing or ui.perfetto.dev."""
     from areal_lab.pipeline.report import export_trace, format_run
 
-    if not (run / "events.jsonl").is_file():
-        raise _stop(f"{run} is not a run folder: it has no events.jsonl", WRONG_SETTINGS)
-    try:
-        typer.echo(format_run(run))
-        typer.echo(f"trace: {export_trace(run, out or run / 'trace.json')}")
-    except (ValueError, OSError) as error:
-        raise _stop(_failure(error), FAILED) from error
+    typer.echo(format_run(run))
+    typer.echo(f"trace: {export_trace(run, out or run / 'trace.json')}")
 
 
 @app.command()
@@ -280,6 +249,7 @@ def config() -> None:
 
 
 @app.command()
+@reported
 def doctor(
     overrides: Annotated[
         list[str] | None,
@@ -287,7 +257,7 @@ def doctor(
     ] = None,
     *,
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE", help="Explain what this configuration would start where."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
@@ -296,16 +266,14 @@ def doctor(
     from areal_lab.cli import doctor as examination
 
     if overrides and config is None:
-        raise _stop(f"{overrides[0]!r} changes a configuration; add --config FILE", WRONG_SETTINGS)
+        raise ValueError(f"{overrides[0]!r} changes a configuration; add --config FILE")
     findings = examination.judge(examination.gather())
     plan = None
     if config is not None:
+        require("areal-lab doctor --config", "train")
         from areal_lab.config.load import load_config
 
-        try:
-            plan, refusal = examination.explain_config(load_config(config, overrides or []))
-        except ValueError as error:
-            raise _stop(str(error), WRONG_SETTINGS) from error
+        plan, refusal = examination.explain_config(load_config(config, overrides or []))
         findings += [] if refusal is None else [refusal]
     told = examination.as_json if as_json else examination.as_table
     typer.echo(told(findings, plan))
@@ -318,6 +286,8 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except MissingExtra as error:
+        sys.exit(stop(str(error), WRONG_SETTINGS).exit_code)
     except BrokenPipeError:  # as in `areal-lab config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
@@ -359,21 +329,6 @@ def _check_replay(compare: tuple[str, str] | None, unused: Mapping[str, object])
             f"{' and '.join(given)} would have no effect: --against replays a recorded run, once; "
             "leave out one or the other"
         )
-
-
-def _stop(message: str, code: int) -> typer.Exit:
-    """Say why, in red on stderr, and end with this code."""
-    typer.secho(f"error: {message}", err=True, fg="red")
-    return typer.Exit(code)
-
-
-def _failure(error: BaseException) -> str:
-    """The message of an error the user can act on; with the traceback if it is another."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, RuntimeError | OSError | ValueError) and str(error):
-        return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()
 
 
 if __name__ == "__main__":

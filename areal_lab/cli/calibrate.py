@@ -4,61 +4,57 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
+from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
+from areal_lab.runlog.read_run import read_run
 from simulator.assembly.check import check_config
 from simulator.calibrate.fit_run import Calibration, calibrate_from
 from simulator.calibrate.replay import Compared, Replay, replay
 from simulator.calibrate.report import configuration, show, to_json, to_yaml
 from simulator.config.load import ALIASES, load_simulation
 from simulator.stats.format import number
-from simulator.workload.recorded_run import read_recorded_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH: Final = 100
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedCalibration:
-    """Everything that one call of `areal-lab calibrate` asks for."""
-
-    source: Path
-    overrides: tuple[str, ...] = ()
-    out: Path | None = None
-    """None writes simulation.yaml into the run folder, or beside the CSV file."""
-    as_json: bool = False
-    plot: Path | None = None
-
-
-def run_calibration(wanted: WantedCalibration) -> None:
+def run_calibration(
+    source: Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    as_json: bool = False,
+    plot: Path | None = None,
+) -> None:
     """Fit, write the YAML, print.
+
+    Args:
+        out: None writes simulation.yaml into the run folder, or beside the CSV file.
 
     Raises:
         ValueError: in one line: what is wrong with the source, with a setting, or with a file to
             write.
     """
-    out = file_to_write("--out", wanted.out or _beside(wanted.source))
-    plot = wanted.plot and picture_to_write("--plot", wanted.plot)
-    found = calibrate_from(wanted.source, wanted.overrides)
+    out = file_to_write("--out", out or _beside(source))
+    plot = plot and picture_to_write("--plot", plot)
+    found = calibrate_from(source, overrides)
     check_config(configuration(found))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(to_yaml(found), encoding="utf-8")
-    if wanted.as_json:
+    if as_json:
         print(json.dumps({**to_json(found), "file": str(out)}, indent=2, allow_nan=False))
     else:
-        show(_console(sys.stdout), found)
-    notes = _console(sys.stderr)
+        show(console_on(sys.stdout), found)
+    notes = console_on(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
     if plot:
         from simulator.calibrate.plots import write_fit
 
         notes.print(f"written: {write_fit(found, plot)}", highlight=False, soft_wrap=True)
-    if not wanted.as_json:
+    if not as_json:
         _next(notes, found, out)
 
 
@@ -80,22 +76,23 @@ def run_replay(
         folder_to_write("--plots", plots)
     config = load_simulation(source, overrides)
     names = [one.partition("=")[0].strip() for one in overrides]
+    recorded = read_run(run)
     found = replay(
         config,
-        read_recorded_run(run),
+        recorded,
         own=[ALIASES.get(name, name) for name in names],
-        name=_run_name(run),
+        name=recorded.folder.name,
     )
     costs = Path(source).name if source else config.name
     if as_json:
         print(json.dumps({"config": config.name, **found.to_json()}, indent=2, allow_nan=False))
     else:
-        show_replay(_console(sys.stdout), found, costs)
+        show_replay(console_on(sys.stdout), found, costs)
     if plots:
         from simulator.calibrate.plots import write_replay
 
         path = write_replay(found, plots / "replay.png", costs)
-        _console(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)
+        console_on(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
 def show_replay(console: Console, found: Replay, costs: str) -> None:
@@ -142,19 +139,8 @@ def _beside(source: Path) -> Path:
     return source.parent / "simulation.yaml"
 
 
-def _run_name(run: Path) -> str:
-    return (run if run.is_dir() else run.parent).resolve().name
-
-
 def _next(notes: Console, found: Calibration, out: Path) -> None:
     command = f"areal-lab simulate {out}"
     if found.run is not None:
         command += f" --against {found.source}"
     notes.print(f"next: {command}", highlight=False, soft_wrap=True)
-
-
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    console = Console(file=file)
-    return console if console.is_terminal else Console(file=file, width=WIDTH, soft_wrap=False)

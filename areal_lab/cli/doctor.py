@@ -9,24 +9,26 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
 from areal_lab.engines.launch.verify_environment import examined
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_available_bytes
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 
 GIB = 1 << 30
@@ -58,7 +60,8 @@ class Facts:
     system: str
     machine: str
     requirements: tuple[str, ...] | None
-    """What the package asks for, as in `httpx>=0.28`; None if it is not installed."""
+    """What the package asks for, as in `rich>=13.9` and `httpx>=0.28; extra == "train"`; None if
+    it is not installed."""
     versions: Mapping[str, str | None]
     """Installed version of each required package."""
     cuda: str | None
@@ -90,10 +93,11 @@ class Finding:
 def gather() -> Facts:
     """Look at this machine and this environment. Loads neither torch nor the model."""
     try:
-        # No extras here: what only the developers need is not missing from a user's machine.
-        requirements = tuple(r for r in requires("areal_lab") or () if "extra ==" not in r)
+        # What only notebooks and developers need is not missing from a user's machine.
+        requirements = tuple(r for r in requires("areal_lab") or () if _applies(r, "train"))
     except PackageNotFoundError:
         requirements = None
+    names = [Requirement(text).name for text in requirements or ()]
     packaged = PACKAGED_MODELS[_DEMO_MODEL]
     return Facts(
         python=sys.version_info[:3],
@@ -101,7 +105,7 @@ def gather() -> Facts:
         system=platform.system(),
         machine=platform.machine(),
         requirements=requirements,
-        versions={name: _version(name) for name in map(_name, requirements or ())},
+        versions={name: _version(name) for name in names},
         cuda=_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         memory_available=memory_available_bytes(),
@@ -118,6 +122,8 @@ def gather() -> Facts:
 
 def judge(facts: Facts) -> list[Finding]:
     """Findings in the order a user would mend them."""
+    if any(map(_for_training, facts.requirements or ())) and facts.versions.get("torch") is None:
+        return _judge_base(facts)
     return [
         _python(facts),
         _platform(facts),
@@ -131,6 +137,25 @@ def judge(facts: Facts) -> list[Finding]:
         _shared_memory(facts),
         _disk(facts),
         _gpus(facts),
+        *(judge_engine(found, facts.gpus) for found in facts.engines),
+    ]
+
+
+def _judge_base(facts: Facts) -> list[Finding]:
+    """Of an installation that does not train."""
+    base = tuple(text for text in facts.requirements or () if not _for_training(text))
+    training = Finding(
+        "training",
+        Status.NOTE,
+        "not installed; simulate, plan, calibrate and trace do without",
+        f"{shlex.quote(facts.executable)} -m pip install 'areal_lab[train]'",
+    )
+    return [
+        _python(facts),
+        _platform(facts),
+        *_packages(replace(facts, requirements=base)),
+        training,
+        _cores(facts),
         *(judge_engine(found, facts.gpus) for found in facts.engines),
     ]
 
@@ -199,15 +224,13 @@ def _platform(facts: Facts) -> Finding:
 
 
 def _packages(facts: Facts) -> list[Finding]:
-    from packaging.requirements import Requirement
-
     if facts.requirements is None:
         command = f"{shlex.quote(facts.executable)} -m pip install --editable ."
         return [Finding("areal_lab", Status.FAIL, "not installed as a package", command)]
     findings = []
     for text in facts.requirements:
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate():
+        if requirement.marker and not requirement.marker.evaluate({"extra": "train"}):
             continue
         found = facts.versions.get(requirement.name)
         wanted = f"{requirement.name}{requirement.specifier}"
@@ -231,7 +254,7 @@ def _torch(facts: Facts) -> Finding:
 def _model(facts: Facts) -> Finding:
     if facts.model_package:
         return Finding("model", Status.OK, f"{_DEMO_MODEL} is installed")
-    package = PACKAGED_MODELS[_DEMO_MODEL].distribution
+    package = PACKAGED_MODELS[_DEMO_MODEL].requirement
     return Finding(
         "model",
         Status.FAIL,
@@ -322,9 +345,15 @@ def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
     return Finding(name, Status.OK, where)
 
 
-def _name(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return match.group() if match else requirement
+def _for_training(requirement: str) -> bool:
+    """Whether a line of the package's requirements belongs to the extra `train`."""
+    return _applies(requirement, "train") and not _applies(requirement, "")
+
+
+def _applies(requirement: str, extra: str) -> bool:
+    """Whether a line of the package's requirements counts here, with this extra."""
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate({"extra": extra})
 
 
 def _version(package: str) -> str | None:

@@ -5,7 +5,6 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import tempfile
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from areal_lab.cli.errors import FAILED, INTERRUPTED, reported, stop
+from areal_lab.extras import require
+
 if TYPE_CHECKING:
     from areal_lab.engines.launch.backends import Backend, Build
     from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.engines.protocol import LoraShape
 
-FAILED: Final = 1
-WRONG: Final = 2
-INTERRUPTED: Final = 130
 _TELL_S: Final = 10.0
 """How often a wait for a server says that it goes on."""
 
@@ -37,6 +36,7 @@ app = typer.Typer(
 
 
 @app.command()
+@reported
 def install(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
     *,
@@ -55,15 +55,12 @@ def install(
     from areal_lab.engines.launch.verify_environment import examined
 
     if build not in (None, "cpu", "gpu"):
-        raise _stop(f"--build is {build!r}, but must be cpu or gpu", WRONG)
-    try:
-        recipe = installer.choose(engine, _as_build(build))
-    except ValueError as error:
-        raise _stop(str(error), WRONG) from error
+        raise ValueError(f"--build is {build!r}, but must be cpu or gpu")
+    recipe = installer.choose(engine, _as_build(build))
     try:
         found = examined(environment(engine))
     except OSError as error:
-        raise _stop(
+        raise stop(
             f"{recipe.folder} cannot be looked into ({error.strerror}); let AREAL_LAB_ENGINES name "
             "another folder", FAILED,
         ) from error  # fmt: skip
@@ -84,7 +81,7 @@ def install(
         installer.make(recipe, progress)
     except (installer.InstallError, OSError) as error:
         progress.end()
-        raise _stop(str(error), FAILED) from error
+        raise stop(str(error), FAILED) from error
     except KeyboardInterrupt:
         progress.end()
         again = f"areal-lab engine install {engine}"
@@ -100,6 +97,7 @@ def install(
 
 
 @app.command("list")
+@reported
 def list_engines() -> None:
     """Say which engines there are, which are installed, and where."""
     from areal_lab.engines.launch.backends import BACKENDS
@@ -117,6 +115,7 @@ def list_engines() -> None:
 
 
 @app.command()
+@reported
 def serve(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
     *,
@@ -144,19 +143,22 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model until Ctrl-C; prints the address that a run attaches to."""
-    from areal_lab.engines.launch.backends import backend_of
+    require("areal-lab engine serve", "train")
+    import asyncio
+
+    from areal_lab.engines.launch.backends import ServerOptions, backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
-    from areal_lab.engines.launch.options import server_options
+    from areal_lab.engines.launch.options import fitted
     from areal_lab.engines.launch.start import PortTaken, Start, check_host, start_server
     from areal_lab.host.processes import ChildDied
     from areal_lab.models.locate import resolve_model_path
 
-    try:
-        backend = backend_of(engine)
-        check_host(host)
-        model = resolve_model_path(model_path)
-        options = server_options(
-            backend,
+    backend = backend_of(engine)
+    check_host(host)
+    model = resolve_model_path(model_path)
+    options = fitted(
+        backend,
+        ServerOptions(
             model=model,
             version=str(weight_version),
             host=host,
@@ -169,9 +171,8 @@ def serve(
             tokenizer=any(model.glob("tokenizer*")),
             lora=_lora(backend, model, lora_rank),
             extra=tuple(arguments or ()),
-        )
-    except ValueError as error:
-        raise _stop(str(error), WRONG) from error
+        ),
+    )
     log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
     start = Start(
@@ -186,7 +187,7 @@ def serve(
     try:
         asyncio.run(_until_asked(lambda: start_server(start, options), model_path))
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
-        raise _stop(str(error), FAILED) from error
+        raise stop(str(error), FAILED) from error
 
 
 def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
@@ -218,6 +219,8 @@ async def _until_asked(
     launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str
 ) -> None:
     """Start, say where, wait for Ctrl-C or the server's end."""
+    import asyncio
+
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -262,8 +265,3 @@ def _as_build(text: str | None) -> Build | None:
         case "cpu" | "gpu":
             return text
     return None
-
-
-def _stop(message: str, code: int) -> typer.Exit:
-    typer.secho(f"error: {message}", err=True, fg="red")
-    return typer.Exit(code)

@@ -1,14 +1,20 @@
-"""Where results are to be written, looked at before anything is simulated.
+"""Where results are written: checks of paths before anything is simulated, and the console.
 
-Each function takes the option that the path is from, for messages, and returns what is written.
+Each check takes the option that the path is from, for messages, and returns what is written.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import IO, TYPE_CHECKING, Final
 
+from areal_lab.host.owned_folders import nearest_existing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH: Final = 100
 PICTURES: Final = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
 """Kinds of pictures; without an ending it is the first."""
 
@@ -57,12 +63,18 @@ def folder_to_write(option: str, path: Path) -> Path:
     return path
 
 
+def console_on(file: IO[str], width: int = WIDTH) -> Console:
+    """A console as wide as its terminal, or as wide as tables want to be where there is none."""
+    from rich.console import Console
+
+    console = Console(file=file)
+    return console if console.is_terminal else Console(file=file, width=width, soft_wrap=False)
+
+
 def _check_place(option: str, path: Path) -> None:
     """What is there already, or the nearest folder above it, has to take it."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if place != path and not place.is_dir():
+    place = nearest_existing(path)
+    if not path.exists() and not place.is_dir():
         raise ValueError(f"{option} is {path}, but {place} is a file; name another folder")
     if not os.access(place, os.W_OK):
         raise ValueError(f"{option} is {path}, but {place} cannot be written; name another place")

@@ -6,19 +6,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.outputs import picture_to_write
+from areal_lab.cli.outputs import console_on, picture_to_write
 from simulator.plan.report import plan_report
 from simulator.plan.schema import load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.summary import nothing_possible
 from simulator.plan.tables import show_plan
-from simulator.plan.trial import Progress, workers
+from simulator.plan.trial import Progress
+from simulator.plan.trial import workers as processes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,41 +28,39 @@ _SAY_S: Final = 15.0
 """Between two lines about progress where there is no terminal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedPlan:
-    """Everything that one call of the command asks for."""
+def run_plan(
+    file: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    as_json: bool = False,
+    plot: Path | None = None,
+    workers: int | None = None,
+) -> None:
+    """Load the plan file, search, and print or draw the result.
 
-    file: Path
-    overrides: tuple[str, ...] = ()
-    as_json: bool = False
-    plot: Path | None = None
-    workers: int | None = None
-    """Processes; None has one per processor."""
-
-
-def run_plan(wanted: WantedPlan) -> None:
-    """Do it.
+    Args:
+        workers: processes; None has one per processor.
 
     Raises:
         ValueError: if something about the settings is wrong, one line each; or, after the report,
             if they leave no candidate.
     """
-    config = load_plan(wanted.file, wanted.overrides)
-    plot = wanted.plot and picture_to_write("--plot", wanted.plot)
-    notes = _console(sys.stderr)
+    config = load_plan(file, overrides)
+    plot = plot and picture_to_write("--plot", plot)
+    notes = console_on(sys.stderr, _WIDTH)
     began_s = time.monotonic()
     with (
-        workers(wanted.workers or os.cpu_count() or 1) as run,
+        processes(workers or os.cpu_count() or 1) as run,
         _progress(notes) as progress,
     ):
         plan = find_plan(config, run, progress=progress)
     notes.print(
         f"{plan.simulations} simulations in {time.monotonic() - began_s:.0f} s", highlight=False
     )
-    if wanted.as_json:
+    if as_json:
         print(json.dumps(plan_report(plan), indent=2, allow_nan=False))
     else:
-        show_plan(_console(sys.stdout), plan)
+        show_plan(console_on(sys.stdout, _WIDTH), plan)
     if not plan.space.possible:
         raise ValueError(nothing_possible(plan))
     if plot:
@@ -149,10 +147,3 @@ class _Lines:
             f"{self._name}: {self._done} of {self._total}, {rate:.1f}/s, {left_s:.0f} s left",
             highlight=False,
         )
-
-
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    console = Console(file=file)
-    return console if console.is_terminal else Console(file=file, width=_WIDTH, soft_wrap=False)

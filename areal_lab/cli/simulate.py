@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.outputs import file_to_write, folder_to_write, picture_to_write
+from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
 from areal_lab.runlog.records import Log, Record, RunHeader
 from simulator.assembly.check import check_config
 from simulator.assembly.simulate import replicate, simulate
@@ -28,7 +28,8 @@ from simulator.run.result import Replicated
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH: Final = 100
+_MARKS: Final = ("a", "b")
+"""Of two simulations, as in the JSON."""
 _SMALL_SEQUENCES: Final = 50_000
 """Below, all seeds take less time than starting processes for them."""
 _LOGGED_GROUPS: Final = 6_000
@@ -50,7 +51,9 @@ class Wanted:
     seeds: int | None = None
     as_json: bool = False
     trace: Path | None = None
+    """Of two simulations, `t.json` stands for t-a.json and t-b.json."""
     gantt: Path | None = None
+    """The same of `g.png`."""
     plots: Path | None = None
 
 
@@ -65,7 +68,7 @@ def run_command(wanted: Wanted) -> None:
     for config in configs:
         check_config(config)
     wanted = _with_outputs(wanted)
-    notes = _console(sys.stderr)
+    notes = console_on(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
     for told, (config, overrides) in zip(reports, loaded, strict=True):
@@ -99,7 +102,7 @@ def list_presets(console: Console) -> None:
 
 def print_presets() -> None:
     """A line for each, on stdout."""
-    list_presets(_console(sys.stdout))
+    list_presets(console_on(sys.stdout))
 
 
 def _load(wanted: Wanted, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
@@ -143,12 +146,34 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
 
 def _with_outputs(wanted: Wanted) -> Wanted:
     """The same with the files that will be written: a gantt without an ending is a PNG."""
-    return dataclasses.replace(
+    count = len(wanted.sources)
+    checked = dataclasses.replace(
         wanted,
         trace=wanted.trace and file_to_write("--trace", wanted.trace),
         gantt=wanted.gantt and picture_to_write("--gantt", wanted.gantt),
         plots=wanted.plots and folder_to_write("--plots", wanted.plots),
     )
+    for option, path in (("--trace", checked.trace), ("--gantt", checked.gantt)):
+        for each in _one_each(path, count) if path else ():
+            file_to_write(option, each)
+    return checked
+
+
+def _one_each(path: Path, count: int) -> list[Path]:
+    """A file for each of so many simulations, which are called A and B where there are two."""
+    if count == 1:
+        return [path]
+    return [path.with_stem(f"{path.stem}-{mark}") for mark in _MARKS[:count]]
+
+
+def _marked(configs: Sequence[SimulationConfig]) -> Sequence[SimulationConfig]:
+    """Two are named as the comparison and their files name them."""
+    if len(configs) == 1:
+        return configs
+    return [
+        dataclasses.replace(config, name=f"{mark.upper()}: {config.name}")
+        for mark, config in zip(_MARKS, configs, strict=True)
+    ]
 
 
 def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -161,7 +186,7 @@ def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> Non
     from simulator.report.comparison import show_comparison
     from simulator.report.tables import show_report
 
-    console = _console(sys.stdout)
+    console = console_on(sys.stdout)
     if len(runs) == 1:
         show_report(console, reports[0])
     else:
@@ -175,12 +200,15 @@ def _write_files(
     notes: Console,
 ) -> Iterator[Path]:
     if wanted.trace or wanted.gantt:
-        log = _logged_run(configs[0], notes)
-        if wanted.trace:
-            yield _write_trace(log, wanted.trace)
-        if wanted.gantt:
-            zoom_s = _DRAWN_STEPS * runs[0].step_s.mean
-            yield _draw_gantt(log, wanted.gantt, configs[0], zoom_s)
+        # Two pictures enlarge stretches of the same length.
+        zoom_s = _DRAWN_STEPS * max(run.step_s.mean for run in runs)
+        for number, config in enumerate(_marked(configs)):
+            log = _logged_run(config, notes)
+            if wanted.trace:
+                yield _write_trace(log, _one_each(wanted.trace, len(configs))[number])
+            if wanted.gantt:
+                path = _one_each(wanted.gantt, len(configs))[number]
+                yield _draw_gantt(log, path, config, zoom_s)
     if wanted.plots:
         from simulator.report.plots import write_plots
 
@@ -193,8 +221,8 @@ def _logged_run(config: SimulationConfig, notes: Console) -> Log:
     most = max(workload.warmup_steps + 3, _LOGGED_GROUPS // workload.prompts_per_batch)
     if workload.steps > most:
         notes.print(
-            f"trace and gantt show the first {most} of {workload.steps} steps, of seed "
-            f"{config.seed}",
+            f"trace and gantt of {config.name} show the first {most} of {workload.steps} steps, "
+            f"of seed {config.seed}",
             highlight=False,
         )
         config = dataclasses.replace(config, workload=dataclasses.replace(workload, steps=most))
@@ -225,11 +253,3 @@ def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -
         title += f"; {_DRAWN_ENGINES} of {len(engines)} engines"
     path.parent.mkdir(parents=True, exist_ok=True)
     return save_picture(lambda: draw_timeline(drawn, zoom_s=zoom_s), path, title)
-
-
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    console = Console(file=file)
-    # What is piped is as wide as the tables want to be; a terminal is as wide as it is.
-    return console if console.is_terminal else Console(file=file, width=WIDTH, soft_wrap=False)

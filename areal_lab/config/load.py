@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.shipped import settings_file, training_configs
 
 ALIASES = {
     "eta": "rollout.max_head_offpolicyness",
@@ -69,13 +70,14 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """Merge a YAML file and overrides onto the defaults of a training run.
 
     Args:
-        path: YAML file; None takes the defaults.
+        path: YAML file, or the name of a shipped one (`arithmetic`); None takes the defaults.
         overrides: `a.b=c` each, the value in YAML: `gconfig.stop=["\\n"]`, `eta=inf`.
 
     Raises:
         ValueError: as `load_record` does.
     """
-    return load_record(TrainConfig, path, overrides, ALIASES)
+    file = None if path is None else settings_file(path, training_configs(), "config")
+    return load_record(TrainConfig, file, overrides, ALIASES)
 
 
 def load_record(

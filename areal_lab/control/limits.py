@@ -40,9 +40,10 @@ class Limits:
                 f"schedule {self.schedule.name!r} carries answers over an update and also waits "
                 "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
             )
-        if not self.order.drop_late and self.order.max_lag < lag_bound(self.schedule):
+        order, ahead = self.order, lag_bound(self.schedule)
+        if not order.drop_late and order.max_lag < ahead:
             raise ValueError(
-                f"bounded_lag(max_lag={self.order.max_lag}) cannot hold by waiting: eta is "
-                f"{self.schedule.eta}, which starts groups up to {lag_bound(self.schedule)} "
-                "versions ahead; raise max_lag to that, lower eta, or use drop=True"
+                f"max_lag is {order.max_lag:g} (whole versions), but eta {self.schedule.eta:g} "
+                f"starts groups up to {ahead:g} versions ahead, which waiting cannot undo; "
+                f"raise max_lag to {ahead:g}, lower eta, or set drop_late"
             )

@@ -19,8 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+from areal_lab.control.admission import lag_bound
 from areal_lab.control.backlog import Backlog, EarliestDeadlineFirst, OldestFirst, StartOrder
+from areal_lab.control.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +71,38 @@ def bounded_lag(max_lag: float, *, drop: bool = False) -> BatchOrder:
         max_lag=whole,
         drop_late=drop,
     )
+
+
+ORDERS: Final = (oldest_finished_first().name, strict_start_order().name, bounded_lag(0).name)
+"""Names of the orders above."""
+
+
+def order_named(
+    name: str, schedule: Schedule, *, max_lag: float | None = None, drop_late: bool = False
+) -> BatchOrder:
+    """The batch order of this name, for runs of a schedule.
+
+    Args:
+        name: one of `ORDERS`.
+        schedule: gives `bounded_lag` its bound where `max_lag` does not.
+        max_lag: bound of `bounded_lag`, in versions; None takes `lag_bound(schedule)`.
+        drop_late: whether `bounded_lag` drops what would exceed the bound instead of waiting.
+
+    Raises:
+        ValueError: if there is no such order, with the names there are, or no bound.
+    """
+    match name:
+        case "oldest_finished_first":
+            return oldest_finished_first()
+        case "strict_start_order":
+            return strict_start_order()
+        case "bounded_lag":
+            if max_lag is None:
+                max_lag = lag_bound(schedule)
+                if math.isinf(max_lag):
+                    raise ValueError(
+                        f"batch_order is {name}, but eta is infinite, which gives no bound; "
+                        "set max_lag"
+                    )
+            return bounded_lag(max_lag, drop=drop_late)
+    raise ValueError(f"batch_order is {name!r}, but must be one of {', '.join(ORDERS)}")

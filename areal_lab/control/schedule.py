@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from areal_lab.capacity import admissible, check_eta
 from areal_lab.control.events import Version
@@ -42,6 +43,16 @@ class Schedule:
     def __post_init__(self) -> None:
         check_eta(self.eta)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether generation goes on while the trainer works."""
+        return self.eta > 0 and not self.carry_over
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether responses are interrupted, and finished under new weights."""
+        return self.eta > 0 and self.on_new_weights is OnNewWeights.INTERRUPT
+
     def admissible_groups(self, version: Version, batch_groups: int) -> float:
         """Groups that may have been started while the engines hold `version`: eq. 3."""
         return admissible(version, batch_size=batch_groups, eta=self.eta)
@@ -71,3 +82,32 @@ def partial_rollout(eta: float = math.inf) -> Schedule:
     return Schedule(
         name="partial_rollout", eta=eta, on_new_weights=OnNewWeights.INTERRUPT, carry_over=True
     )
+
+
+FIXED_ETA: Final = {made.name: made.eta for made in (synchronous(), one_step_overlap())}
+"""Schedules that bring their own eta, by name."""
+SCHEDULES: Final = (*FIXED_ETA, asynchronous(0).name, partial_rollout().name)
+"""Names of the schedules above."""
+
+
+def schedule_named(name: str, *, eta: float, interruptible: bool = True) -> Schedule:
+    """The schedule of this name.
+
+    Args:
+        name: one of `SCHEDULES`.
+        eta: staleness bound; ignored by schedules that bring their own.
+        interruptible: as for `asynchronous`, and ignored by the others.
+
+    Raises:
+        ValueError: if there is no such schedule, with the names there are, or eta is no bound.
+    """
+    match name:
+        case "synchronous":
+            return synchronous()
+        case "one_step_overlap":
+            return one_step_overlap()
+        case "asynchronous":
+            return asynchronous(eta, interruptible=interruptible)
+        case "partial_rollout":
+            return partial_rollout(eta)
+    raise ValueError(f"schedule is {name!r}, but must be one of {', '.join(SCHEDULES)}")

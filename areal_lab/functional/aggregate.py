@@ -1,18 +1,19 @@
-"""From one loss per token to one number: where the frameworks disagree most.
+"""Reduce one loss per token to one number. Frameworks disagree most here.
 
-    token_sum          sum over tokens                       the caller has divided already
+    token_sum          sum over tokens                       the caller has already divided
     token_mean         sum over tokens / N                   long sequences count more
     sequence_mean      mean over sequences of their means    each sequence counts the same
     sequence_sum_mean  mean over sequences of their sums     a long one as its length
     fixed_length_mean  sum over tokens / (B L)               the same, L a constant
     prompt_mean        mean over prompts of token means      each prompt counts the same
 
-Padded `[N, T]` and packed `[T]` batches go through the same code. Split a batch and sum the parts:
-with the counts of the whole batch the result does not change. A sequence (or prompt) may be cut
-only where the function says so. One without a token adds 0 and is counted only by a given count.
+Padded `[N, T]` and packed `[T]` batches use the same code. With the counts of the whole batch, the
+results of its micro-batches sum to the result of the batch. A sequence (or prompt) may be split
+over micro-batches only where the function says so. One without a token adds 0 and is counted only
+by a given count.
 
-Sums are in float32 at least, and so are results. A count of 0, which only a tensor can hold,
-divides by 1: a batch without a token gives 0, as an empty mask does.
+Sums and results are float32 at least. A count of 0, which only a tensor can hold, divides by 1: a
+batch without a token gives 0, as an empty mask does.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, wide
+from areal_lab.functional.checks import applied, check_integer, wide
 from areal_lab.functional.masked import masked_sum
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Count: TypeAlias = int | float | Tensor
 """How many tokens (or sequences) the mean is over; a scalar tensor stays on its device.
 
-A number has to be positive. A tensor's value is not looked at; one of 0 counts as 1.
+A number must be positive. A tensor's value is not checked; 0 counts as 1.
 """
 
 Aggregate: TypeAlias = Callable[[Tensor, Tensor, Segments | None], Tensor]
@@ -52,7 +53,7 @@ def token_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        sequences: not looked at; tokens may be split over micro-batches in any way.
+        sequences: ignored; tokens may be split over micro-batches in any way.
         token_count: N, the tokens of the *whole* batch over all micro-batches and ranks, so that
             the sum over the parts is the mean over the whole. None counts this mask; an empty
             mask then gives 0.
@@ -78,7 +79,7 @@ def token_sum(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        sequences: not looked at.
+        sequences: ignored.
 
     Source: episodic REINFORCE, Williams (1992).
 
@@ -191,7 +192,7 @@ def prompt_mean(
     Args:
         values: one value per token.
         mask: True where a token counts.
-        sequences: not looked at.
+        sequences: ignored.
         groups: the prompt that each token belongs to; bind it with `functools.partial`.
         group_count: P of the whole batch. None counts the prompts that have a token.
         group_tokens: $N_p$ of each prompt over the *whole* batch. None counts this mask, which is
@@ -216,6 +217,22 @@ def prompt_mean(
         )
     means = sums / tokens.clamp(min=1)
     return means.sum() / _divisor(group_count, (tokens > 0).sum(), "group_count")
+
+
+def aggregated(
+    aggregate: Aggregate,
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    sequences: Segments | None = None,
+) -> Float[Tensor, ""]:
+    """The aggregate that a caller passed, of these values.
+
+    Raises:
+        TypeError: it is no aggregate.
+    """
+    return applied(
+        "aggregate", aggregate, values, mask, sequences, gives=Tensor, example="token_mean"
+    )
 
 
 def _occupied(mask: Tensor, ids: Tensor, count: int) -> Tensor:

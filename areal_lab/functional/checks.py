@@ -1,13 +1,19 @@
-"""Refuse wrong shapes and types with one sentence: argument, what it is, how to mend it.
+"""Refuse wrong shapes and types with one sentence: the argument, its value and the fix.
 
-Only shapes and dtypes are looked at, never values, so that the checks cost nothing and hold under
-`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where these are known.
+Only shapes and dtypes are checked, never values, so that the checks cost nothing and hold under
+`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where values are known.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
+
+_Result = TypeVar("_Result")
 
 
 def check_token_inputs(mask: Tensor, **values: Tensor) -> None:
@@ -53,8 +59,31 @@ def check_integer(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} has dtype {value.dtype}, but must be integers; pass .long()")
 
 
+def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
+    """Refuse ids outside 0 .. size - 1, where they can be read without waiting for a device.
+
+    Elsewhere (on a GPU, under `vmap` and `torch.compile`) the operation that indexes with them
+    refuses them.
+
+    Raises:
+        ValueError: an id is negative, or `size` or more.
+    """
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or ids.numel() == 0:
+        return
+    try:
+        low, high = (int(end) for end in torch.aminmax(ids))
+    except RuntimeError:
+        # Under vmap the values of one sample cannot be read.
+        return
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} has an entry {low if low < 0 else high}, but must be in 0 .. {size - 1}; "
+            f"{advice}"
+        )
+
+
 def check_floating(name: str, value: Tensor) -> None:
-    """Refuse integers and booleans where numbers are computed with.
+    """Refuse integers and booleans where floating numbers are needed.
 
     Raises:
         ValueError: the dtype is not floating.
@@ -64,7 +93,7 @@ def check_floating(name: str, value: Tensor) -> None:
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Refuse NaN and infinity where values can be looked at: eagerly, not in vmap or compile.
+    """Refuse NaN and infinity where values can be read: eagerly, not in vmap or compile.
 
     Raises:
         ValueError: an entry is not finite.
@@ -73,19 +102,69 @@ def check_finite(name: str, value: Tensor) -> None:
     if bad:
         raise ValueError(
             f"{name} (shape {tuple(value.shape)}) has {bad} entries that are NaN or infinite; "
-            "mend the function that made them, or leave those samples out"
+            "fix the function that made them, or leave those samples out"
         )
 
 
 def count_known(condition: Tensor) -> int:
-    """How many entries are True; 0 where that cannot be looked at, and the caller vouches."""
+    """How many entries are True; 0 where they cannot be read, and the caller vouches."""
     if torch.compiler.is_compiling():
         return 0
     try:
         return int(condition.sum())
     except RuntimeError:
-        # Under vmap the values of one sample cannot be looked at.
+        # Under vmap the values of one sample cannot be read.
         return 0
+
+
+def applied(
+    name: str, function: Callable[..., _Result], *inputs: Any, gives: type[_Result], example: str
+) -> _Result:
+    """`function(*inputs)` of a function that the caller passed as the argument `name`.
+
+    Anything that is not a function, takes other arguments or returns another type is refused. The
+    last two are often a factory that was not called: `truncate` in place of `truncate(2.0)`.
+
+    Raises:
+        TypeError: the function is of the wrong kind.
+    """
+    if not callable(function):
+        raise TypeError(f"{name} is {function!r:.60}, but must be a function; pass {example}")
+    try:
+        result = function(*inputs)
+    except TypeError as error:
+        if _takes(function, inputs):
+            raise
+        raise TypeError(
+            f"{name} is {function!r:.60}, which takes other arguments; pass {example}"
+        ) from error
+    if not isinstance(result, gives):
+        raise TypeError(
+            f"{name} returned a {type(result).__name__}, but must return a {gives.__name__}; "
+            f"pass {example}"
+        )
+    return result
+
+
+def _takes(function: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+    try:
+        inspect.signature(function).bind(*inputs)
+    except (TypeError, ValueError):  # ValueError: a function in C without a signature
+        return False
+    return True
+
+
+def check_number(name: str, value: object, example: str) -> None:
+    """Refuse a tensor or tuple where a factory takes a number: the factory itself was passed on.
+
+    Raises:
+        TypeError: the value is a tuple or a tensor with axes.
+    """
+    if isinstance(value, tuple) or (isinstance(value, Tensor) and value.dim() > 0):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, but must be a number; pass {example}, which "
+            "makes the function"
+        )
 
 
 def wide(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Select before computing: what is masked reaches neither the value nor the gradient.
+"""Select before computing, so that masked values reach neither the result nor the gradient.
 
 `0 * nan` is NaN, so multiplying by a mask is not enough; and `where(mask, exp(x), 0)` still has a
 NaN gradient when a masked `exp(x)` overflows. Inputs are selected first, then computed with.
@@ -25,6 +25,14 @@ def select(
     """
     check_token_inputs(mask, values=values)
     return torch.where(mask, values, torch.full_like(values, fill))
+
+
+def log_difference(
+    logprobs: Float[Tensor, "*shape"], others: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """`logprobs - others`; 0 without a gradient where both are the same infinity, not NaN."""
+    same = (logprobs == others) & logprobs.isinf()
+    return torch.where(same, 0.0, logprobs - others)
 
 
 def masked_sum(
@@ -83,12 +91,13 @@ def masked_quantiles(
     # NaN sorts behind everything else, infinity included, so masked entries come last.
     ordered = select(values, mask, fill=float("nan")).reshape(-1).sort().values
     last = mask.sum() - 1
-    # In float64: a position among millions of tokens has more digits than a float32 or bfloat16.
+    # In float64: a position among millions of tokens has more digits than a float32 or bfloat16,
+    # and so has a value near 0 between two large ones.
     position = quantiles.double() * last.clamp(min=0)
     below = position.floor().long()
     above = torch.minimum(below + 1, last.clamp(min=0))
     low, high = ordered[below], ordered[above]
     # Equal infinities have the difference NaN, and lerp would lose an infinite but exact hit.
-    between = low + (position - below).to(values.dtype) * (high - low)
+    between = (low + (position - below) * (high.double() - low)).to(values.dtype)
     result = torch.where((low == high) | (position == below), low, between)
     return torch.where(last >= 0, result, torch.full_like(result, float("nan")))

@@ -2,7 +2,7 @@ r"""How far the policy has moved from its anchor: $\log r = \log \pi_\theta - \l
 
     theta ---ratio---> anchor (proximal) ---behavior weight---> behavior
 
-The anchor is where the trust region is centred: the proximal policy in the decoupled objective,
+The anchor is where the trust region is centered: the proximal policy in the decoupled objective,
 the behavior policy in ordinary PPO. Only `logprobs` gets a gradient.
 
     tokens                        a  b  .  c  |  d  e       . masked, | next sequence
@@ -26,17 +26,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.advantages.holes import unmasked_runs
 from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Reduction, Segments, segment_reduce, sequences_or_rows
+from areal_lab.functional.masked import log_difference, select
+from areal_lab.functional.segments import (
+    Reduction,
+    Segments,
+    segment_reduce,
+    sequences_or_rows,
+    unmasked_runs,
+    value_of_segment,
+)
 
 
 class AnchoredPolicy(NamedTuple):
-    """The policy seen from its anchor; 0 where masked. Log-probs are float32 at least."""
+    """Log ratio and log-probs of policy and anchor; 0 where masked. Float32 at least."""
 
     log_ratio: Float[Tensor, "*shape"]
-    """log r of each token, as the surrogate shall see it; carries the gradient."""
+    """log r of each token, as the surrogate uses it; carries the gradient."""
     logprobs: Float[Tensor, "*shape"]
     """log pi_theta; carries the gradient. For surrogates of the REINFORCE family."""
     anchor_logprobs: Float[Tensor, "*shape"]
@@ -61,6 +67,8 @@ def token_ratio(
 
     $$ \log r_t = \log \pi_\theta(y_t) - \log \pi_{anchor}(y_t) $$
 
+    Where both log-probs are -infinity the ratio is 1 and has no gradient.
+
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         anchor_logprobs: log pi_anchor of the same tokens.
@@ -76,7 +84,7 @@ def token_ratio(
     logprobs = wide(select(logprobs, mask))
     anchor_logprobs = wide(select(anchor_logprobs.detach(), mask))
     return AnchoredPolicy(
-        log_ratio=logprobs - anchor_logprobs,
+        log_ratio=log_difference(logprobs, anchor_logprobs),
         logprobs=logprobs,
         anchor_logprobs=anchor_logprobs,
         mask=mask,
@@ -156,7 +164,7 @@ def segment_ratio(
     r"""Geometric mean of the ratios of a turn, such as a run of unmasked tokens.
 
     As `sequence_ratio`, with turns in place of sequences. Where they are not given they are
-    `unmasked_runs`: a masked token (a prompt, the answer of a tool) ends a run, and so does the end
+    `unmasked_runs`: a masked token (a prompt, the output of a tool) ends a run, and so does the end
     of a sequence. A batch of chosen tokens only has no holes to see turns by, and has to give them,
     else this is `sequence_ratio`. A trainer gives them to a loss that asks for `turns`:
     `ratio=partial(segment_ratio, turns=turns)`.
@@ -169,7 +177,7 @@ def segment_ratio(
         turns: turn of each token, no turn being of two sequences; None takes the runs of
             unmasked tokens.
 
-    Source: ROLL's `ratio_type=segment`; there is no paper.
+    Source: ROLL's `ratio_type=segment`; no paper defines it.
 
     Raises:
         ValueError: shapes differ.
@@ -212,7 +220,7 @@ def _spread(policy: AnchoredPolicy, segments: Segments, reduce: Reduction) -> Te
     """Mean or sum of the log ratios of each segment at each of its unmasked tokens."""
     ids, count = segments
     reduced = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask, reduce=reduce)
-    return select(reduced[ids], policy.mask)
+    return select(value_of_segment(reduced, ids), policy.mask)
 
 
 def detached_ratio(policy: AnchoredPolicy) -> Float[Tensor, "*shape"]:
@@ -233,7 +241,7 @@ def capped_ratio(
 
 
 def check_cap(cap: float, *, name: str = "cap") -> None:
-    """Refuse a bound that no ratio can keep.
+    """Refuse a bound of a ratio that is not positive.
 
     Raises:
         ValueError: the cap is not positive.

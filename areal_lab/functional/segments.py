@@ -1,10 +1,10 @@
-"""One reduction by integer ids for sequences, groups and turns, padded and packed alike.
+"""Reduce values by integer ids: sequences, groups and turns, padded or packed.
 
     padded [N, T]        ids               packed [T]              ids
     a b c .              0 0 0 0           a b c d e  cu [0 3 5]   0 0 0 1 1
     d e . .              1 1 1 1
 
-Masked tokens add an exact zero, hence both layouts give bit-equal sums on a CPU.
+Masked tokens add an exact zero, so both layouts give bit-equal sums on a CPU.
 """
 
 from __future__ import annotations
@@ -15,40 +15,45 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from areal_lab.functional.checks import (
     check_integer,
+    check_range,
     check_same_shape,
     check_token_inputs,
     count_known,
-    wide,
+    wide_dtype,
 )
 
 Reduction: TypeAlias = Literal["sum", "mean", "min", "max"]
 
 
-class Segments(NamedTuple):
-    """Which segment each token belongs to: the same words for padded and packed batches.
+_RANGE = "give a larger count, or number the segments from 0 with dense_ids"
 
-    A segment is whatever shares an id: a sequence, a turn of it, all samples of one prompt.
+
+class Segments(NamedTuple):
+    """Which segment each token belongs to, in padded and in packed batches.
+
+    A segment is a set of tokens with the same id: a sequence, a turn, all samples of one prompt.
     """
 
     ids: Tensor
     """Number of each token's segment, `0 .. count - 1`; of the shape of the tokens."""
-    count: int  # type: ignore[assignment]  # hides tuple.count, for which it has no use
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nothing here uses
     """Number of segments, those without a token included."""
 
 
 def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
     """The given sequences, or by default the rows along the last axis.
 
-    A single axis is then one sequence, so that a function of one sequence is that of a batch
+    A single axis is then one sequence, so that a function of one sequence works on a batch
     under `vmap`.
 
     Source: definition.
 
     Raises:
-        ValueError: the mask has no axis of tokens, the ids are not of its shape or no integers, or
+        ValueError: the mask has no axis of tokens, the ids are not of its shape or not integers, or
             the count is negative.
     """
     if mask.dim() == 0:
@@ -57,11 +62,29 @@ def sequences_or_rows(mask: Bool[Tensor, "*shape"], sequences: Segments | None =
         rows = math.prod(mask.shape[:-1])
         ids = torch.arange(rows, device=mask.device).reshape(*mask.shape[:-1], 1)
         return Segments(ids.expand(mask.shape), rows)
-    check_same_shape("sequences.ids", sequences.ids, "mask", mask)
-    check_integer("sequences.ids", sequences.ids)
-    if sequences.count < 0:
-        raise ValueError(f"sequences.count is {sequences.count}, but must be >= 0")
+    check_segments("sequences", sequences, "mask", mask)
     return sequences
+
+
+def check_segments(
+    name: str, segments: Segments, tokens_name: str, tokens: Shaped[Tensor, "*shape"]
+) -> None:
+    """Refuse anything but `Segments` of the shape of the tokens.
+
+    Raises:
+        TypeError: a tensor of ids, or something else, in place of `Segments`.
+        ValueError: the ids are of another shape than the tokens or not integers, or the count is
+            negative.
+    """
+    if not isinstance(segments, Segments):
+        raise TypeError(
+            f"{name} is a {type(segments).__name__}, but must be Segments; pass Segments(ids, "
+            "count), or packed_sequences(cu_seqlens, tokens)"
+        )
+    check_same_shape(f"{name}.ids", segments.ids, tokens_name, tokens)
+    check_integer(f"{name}.ids", segments.ids)
+    if segments.count < 0:
+        raise ValueError(f"{name}.count is {segments.count}, but must be >= 0")
 
 
 def packed_sequences(cu_seqlens: Int[Tensor, " boundaries"], tokens: int) -> Segments:
@@ -98,29 +121,32 @@ def segment_reduce(
 
     Returns:
         One value per segment. A segment without a value gives 0 for every reduction. Sums and means
-        of floating values are float32 at least: a bfloat16 cannot count beyond 256.
+        of floating values are added up in float64 and returned in float32 at least: a bfloat16
+        cannot count beyond 256, and a million float32 added one by one are 1 % off.
 
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, or `segments` is negative.
+        ValueError: shapes differ, ids are not integers or not in `0 .. segments - 1`, or `segments`
+            is negative.
     """
     check_same_shape("ids", ids, "values", values)
     check_integer("ids", ids)
     if segments < 0:
         raise ValueError(f"segments is {segments}, but must be >= 0")
+    check_range("ids", ids, segments, _RANGE)
     if mask is None:
         mask = torch.ones_like(values, dtype=torch.bool)
     check_token_inputs(mask, values=values)
     flat_ids, flat_mask = ids.reshape(-1).long(), mask.reshape(-1)
     chosen = torch.where(mask, values, torch.zeros_like(values)).reshape(-1)
-    if reduce in ("sum", "mean") and chosen.is_floating_point():
-        chosen = wide(chosen)
     if reduce == "sum":
-        return _scatter_sum(chosen, flat_ids, segments)
+        total = _scatter_sum(chosen, flat_ids, segments)
+        return total.to(wide_dtype(values.dtype)) if values.is_floating_point() else total
     counts = _scatter_sum(flat_mask.to(torch.int64), flat_ids, segments)
     if reduce == "mean":
-        return _scatter_sum(chosen, flat_ids, segments) / counts.clamp(min=1)
+        means = _scatter_sum(chosen, flat_ids, segments) / counts.clamp(min=1)
+        return means.to(wide_dtype(values.dtype))
     neutral = _neutral(values.dtype, reduce)
     contenders = torch.where(flat_mask, chosen, torch.full_like(chosen, neutral))
     start = torch.full((segments,), neutral, dtype=values.dtype, device=values.device)
@@ -128,13 +154,28 @@ def segment_reduce(
     return torch.where(counts > 0, extremum, torch.zeros_like(extremum))
 
 
+def value_of_segment(
+    values: Shaped[Tensor, " segments"], ids: Int[Tensor, "*shape"]
+) -> Shaped[Tensor, "*shape"]:
+    """Value of each token's segment. The gradient, a sum over tokens, is added up in float64.
+
+    Raises:
+        ValueError: an id is negative, or as large as the number of segments or larger.
+    """
+    check_range("ids", ids, values.shape[0], _RANGE)
+    return values.double()[ids].to(values.dtype)
+
+
 def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
+    """Sum of the values of each id, in float64 for floating values."""
+    if values.is_floating_point():
+        values = values.double()
     start = torch.zeros(segments, dtype=values.dtype, device=values.device)
     return start.scatter_add(0, ids, values)
 
 
 def _neutral(dtype: torch.dtype, reduce: Reduction) -> int | float:
-    """What changes no extremum; among floats infinity, so that infinite values stay themselves."""
+    """A value that changes no extremum; infinity among floats, so that infinite values survive."""
     if dtype.is_floating_point:
         return math.inf if reduce == "min" else -math.inf
     limits = torch.iinfo(dtype)
@@ -158,7 +199,7 @@ def packed_sequence_ids(
     """Id of the sequence that each token of a packed batch belongs to.
 
     Tokens beyond the last boundary are padding: they get the id of the last sequence, and the mask
-    has to be False there.
+    must be False there.
 
     Args:
         cu_seqlens: cumulative lengths `[0, |y_1|, |y_1| + |y_2|, ...]`; empty sequences are fine.
@@ -167,7 +208,7 @@ def packed_sequence_ids(
     Source: definition; the `cu_seqlens` of FlashAttention.
 
     Raises:
-        ValueError: the boundaries are no integers on one axis, do not begin with 0, fall, or end
+        ValueError: the boundaries are not integers on one axis, do not begin with 0, fall, or end
             beyond the tokens; or there are tokens, but no sequence.
     """
     check_integer("cu_seqlens", cu_seqlens)
@@ -189,15 +230,15 @@ def packed_sequence_ids(
 
 
 def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """Number arbitrary integer ids from 0 on, in ascending order of the ids.
+    """Renumber arbitrary integer ids from 0, in ascending order.
 
-    The same as the inverse of `torch.unique`, but with static shapes (vmap, compile). There are
-    at most N different ids, so N is a safe number of segments.
+    The same as the inverse of `torch.unique`, with static shapes (vmap, compile). There are at
+    most N different ids, so N is always a large enough number of segments.
 
     Source: definition.
 
     Raises:
-        ValueError: the ids are no integers.
+        ValueError: the ids are not integers.
     """
     check_integer("ids", ids)
     ordered, order = torch.sort(ids, stable=True)
@@ -205,3 +246,54 @@ def dense_ids(ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
     is_new = torch.cat([is_new[:1] * 0, (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
     numbers = torch.cumsum(is_new, 0)
     return torch.zeros_like(numbers).scatter(0, order, numbers)
+
+
+def sequence_edges(
+    tokens: Shaped[Tensor, "*shape"], sequences: Segments | None = None, *, last: bool
+) -> Bool[Tensor, "*shape"]:
+    """True at the last (or the first) position of each sequence; without sequences, of each row.
+
+    Args:
+        tokens: any tensor of one entry per token, such as the mask; only its shape matters.
+        sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
+        last: the last position, or the first.
+
+    Source: definition.
+
+    Raises:
+        ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or
+            not integers.
+    """
+    if tokens.dim() == 0:
+        raise ValueError("tokens have shape (), but need an axis; pass tokens[None]")
+    width = tokens.shape[-1]
+    if sequences is None:
+        positions = torch.arange(width, device=tokens.device)
+        return (positions == (width - 1 if last else 0)).expand(tokens.shape)
+    check_segments("sequences", sequences, "tokens", tokens)
+    if width == 0:
+        return torch.zeros_like(sequences.ids, dtype=torch.bool)
+    changes = sequences.ids[..., 1:] != sequences.ids[..., :-1]
+    return pad(changes, (0, 1) if last else (1, 0), value=True)
+
+
+def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
+    """Number the runs of neighboring unmasked tokens, which are turns where nothing says more.
+
+    Masked tokens get the number of the run before them. The count is an upper bound, so that it
+    does not depend on the data.
+
+    Source: definition; the segments of ROLL's `ratio_type=segment`.
+
+    Raises:
+        ValueError: as `sequences_or_rows`.
+    """
+    first = sequence_edges(mask, sequences, last=False)
+    before = pad(mask[..., :-1], (1, 0)) if mask.numel() else mask
+    return numbered(mask & (first | ~before))
+
+
+def numbered(starts: Bool[Tensor, "*shape"]) -> Segments:
+    """Segments that begin where `starts` is True."""
+    ids = torch.cumsum(starts.reshape(-1), 0).reshape(starts.shape)
+    return Segments(ids, starts.numel() + 1)

@@ -1,38 +1,50 @@
-"""How much memory there is, as Linux tells it: the machine's, or the container's if less."""
+"""Memory: what the machine or the container has, and the most that processes have held."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
+import psutil
+
+from areal_lab.host.processes import members
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """All that processes here may have together; `sys.maxsize` where the system does not tell."""
-    return min(_machine(meminfo, "MemTotal:"), _limit(cgroup))
+def memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """All that processes here may have together."""
+    return min(int(psutil.virtual_memory().total), _number(cgroup / "memory.max"))
 
 
-def memory_available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+def memory_available_bytes(cgroup: Path = _CGROUP) -> int:
     """What the kernel could give now."""
-    used = _lines(cgroup / "memory.current")
-    left = _limit(cgroup) - int(used[0]) if used and used[0].isdigit() else sys.maxsize
-    return min(_machine(meminfo, "MemAvailable:"), left)
+    left = _number(cgroup / "memory.max") - _number(cgroup / "memory.current", 0)
+    return min(int(psutil.virtual_memory().available), left)
 
 
-def _machine(meminfo: Path, name: str) -> int:
-    found = (int(line.split()[1]) * 1024 for line in _lines(meminfo) if line.startswith(name))
-    return next(found, sys.maxsize)
-
-
-def _limit(cgroup: Path) -> int:
-    limit = _lines(cgroup / "memory.max")
-    return int(limit[0]) if limit and limit[0].isdigit() else sys.maxsize
-
-
-def _lines(path: Path) -> list[str]:
+def peak_rss_bytes(process: int) -> int:
+    """Largest resident memory that a process has had; 0 if it has ended, or where /proc is none."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        status = Path(f"/proc/{process}/status").read_text()
     except OSError:
-        return []
+        return 0
+    return 1024 * sum(map(int, re.findall(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)))
+
+
+def group_peak_rss_bytes(group: int) -> int:
+    """Largest resident memory that each process of a process group has had, summed.
+
+    An upper bound of what they held together: pages that they share count once for each, and they
+    may have had their most at different times. Those that have ended count nothing.
+    """
+    return sum(peak_rss_bytes(process.pid) for process in members(group))
+
+
+def _number(file: Path, otherwise: int = sys.maxsize) -> int:
+    """In a file of the control group; some hold `max`, and where there is no group none exists."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return otherwise

@@ -19,6 +19,11 @@ _LOCK = ".alive"
 _locks: dict[Path, int] = {}
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def make_owned_folder(place: Path, *, mode: int = 0o777) -> Path:
     """A fresh folder below `place`, removed when this process ends normally.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 import select
 import signal
 import sys
@@ -27,10 +26,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
+
+import psutil
 
 _LIFELINE = "AREAL_LAB_LIFELINE"
 """Environment variable of a child: descriptor of the pipe's read end, comma, parent's id."""
+
+_ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 _last_wishes: list[Callable[[], None]] = []
 
@@ -208,21 +211,19 @@ def importing_much() -> Iterator[None]:
         gc.enable()
 
 
-def peak_rss_bytes(group: int) -> int:
-    """Largest resident memory that each process of a process group has had, summed (Linux).
+def group_of(process: int) -> int | None:
+    """Process group of a process; None if it has ended."""
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return None
 
-    An upper bound of what they held together: pages that they share count once for each, and they
-    may have had their most at different times. Those that have ended count nothing.
-    """
-    total_kib = 0
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(place.name)) == group:
-                status = (place / "status").read_text()
-                total_kib += sum(map(int, re.findall(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)))
-        except OSError:
-            continue  # it ended just now
-    return total_kib * 1024
+
+def members(group: int) -> Iterator[psutil.Process]:
+    """Processes of a group that have not ended; a zombie, which nobody has waited for, has."""
+    for process in psutil.process_iter(["status"]):
+        if group_of(process.pid) == group and process.info["status"] not in _ENDED:
+            yield process
 
 
 def last_lines(path: Path, count: int = 20, width: int = 300) -> str:

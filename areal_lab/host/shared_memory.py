@@ -1,4 +1,4 @@
-"""Shared memory that a killed server would leave behind. Linux; loads the standard library only.
+"""Shared memory that a killed server would leave behind. Linux.
 
 A server that is killed removes none of its segments and semaphores in /dev/shm. Which are its own
 is told by what its processes map, so this looks while they live. Files are told by their inodes:
@@ -8,11 +8,14 @@ a semaphore is mapped under a first name that is gone by the time others can ope
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PROC = Path("/proc")
+import psutil
+
+from areal_lab.host.processes import group_of, members
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -41,9 +44,8 @@ def shared_segments(group: int) -> frozenset[Path]:
     """
     found: set[Path] = set()
     files = _files()
-    for process in _processes() if files else ():
-        if _group(process) == group:
-            found |= _segments(process, files)
+    for process in members(group) if files else ():
+        found |= _segments(process.pid, files)
     return frozenset(found)
 
 
@@ -51,36 +53,11 @@ def remove_segments(segments: Collection[Path], group: int) -> None:
     """Remove those that no process outside the group maps. Idempotent."""
     left = set(segments)
     files = {inode: file for inode, file in _files().items() if file in left}
-    for process in _processes() if files else ():
-        if _group(process) != group:
+    for process in psutil.pids() if files else ():
+        if group_of(process) != group:
             left -= _segments(process, files)
     for segment in left:
         segment.unlink(missing_ok=True)
-
-
-def group_lives(group: int) -> bool:
-    """Whether any process of the group has not ended; those that nobody has asked about have."""
-    return any(_group(process) == group and not _ended(process) for process in _processes())
-
-
-def _ended(process: int) -> bool:
-    try:
-        # 4711 (name) S ...; a name may hold blanks and parentheses
-        state = (_PROC / str(process) / "stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return True
-    return state in ("Z", "X")
-
-
-def _processes() -> Iterator[int]:
-    return (int(place.name) for place in _PROC.iterdir() if place.name.isdigit())
-
-
-def _group(process: int) -> int | None:
-    try:
-        return os.getpgid(process)
-    except ProcessLookupError:
-        return None
 
 
 def _files() -> dict[int, Path]:
@@ -94,7 +71,7 @@ def _files() -> dict[int, Path]:
 def _segments(process: int, files: dict[int, Path]) -> set[Path]:
     """Those of the files that a process maps; none if it is gone or another user's."""
     try:
-        maps = (_PROC / str(process) / "maps").read_text(errors="replace")
+        maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
     except OSError:
         return set()
     # address permissions offset device inode path

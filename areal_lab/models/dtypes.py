@@ -1,29 +1,38 @@
-"""Which type matrix products are computed in: one rule for the trainer and the embedded engine."""
+"""Which type matrix products are computed in: one rule for the trainer and every engine."""
 
 from __future__ import annotations
 
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from areal_lab.host.cpu import native_bfloat16
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
 
 
-def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:
-    """Type that matrix products are computed in.
+def dtype_name(name: str, *, native: bool) -> Literal["float32", "bfloat16"]:
+    """The name of a type; `auto` is bfloat16 where the device has instructions for it.
 
-    `auto` is bfloat16 where the device has instructions for it and float32 elsewhere: on a CPU that
-    only emulates bfloat16 it is three times slower than float32.
+    On a CPU that only emulates bfloat16 it is three times slower than float32.
+
+    Args:
+        native: whether the device has them.
 
     Raises:
         ValueError: if the name is not `auto`, `float32` or `bfloat16`.
     """
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
-        raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")
-    if torch.device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if native_bfloat16() else torch.float32
+    match name:
+        case "float32" | "bfloat16":
+            return name
+        case "auto":
+            return "bfloat16" if native else "float32"
+    raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")
+
+
+def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:
+    """Type that matrix products are computed in on this machine's `device`, see `dtype_name`."""
+    import torch  # not above: who only starts servers does without
+
+    gpu = torch.device(device).type == "cuda"
+    native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype_name(name, native=native)]

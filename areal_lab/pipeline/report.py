@@ -44,8 +44,7 @@ def write_report(run_dir: Path) -> list[Path]:
     """Draw the pictures of a run and export its trace into its folder; returns what was written.
 
     Raises:
-        FileNotFoundError: if it is no run folder.
-        ValueError: if its log is damaged other than at its end.
+        ValueError: if it is no run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
@@ -64,8 +63,7 @@ def format_run(run_dir: Path) -> str:
     """What a run did, as text: steps, phases, idle time by cause, lags; and if its log is true.
 
     Raises:
-        FileNotFoundError: if it is no run folder.
-        ValueError: if its log is damaged other than at its end.
+        ValueError: if it is no run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     sections = (

@@ -22,7 +22,7 @@ from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
-from areal_lab.host.processes import peak_rss_bytes
+from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import Fleet
@@ -110,6 +110,8 @@ async def run(
     state = state or RunState()
     folder = RunFolder.create(config)
     display.phase(f"run folder {folder.path}")
+    for note in preflight.notes(config):
+        display.note(f"note: {note}")
     began_s, known = time.time(), Known()
     try:
         async with Fleet() as fleet:
@@ -159,7 +161,7 @@ async def _measured_run(task: Task) -> dict[str, Any]:
     await live.collect_engine_spans(final=True)
     live.log_counts()
     for child in task.fleet.children:
-        live.log.metric(child.name, PEAK_MEMORY, peak_rss_bytes(child.pid))
+        live.log.metric(child.name, PEAK_MEMORY, group_peak_rss_bytes(child.pid))
     log = read_log_file(task.folder.events)
     return summary_so_far(known, task.config, log, wall_s=time.time() - began_s)
 

@@ -1,6 +1,6 @@
 """Training from Python: build a configuration, call `train`, iterate over the steps.
 
-    for report in train(load_config("configs/arithmetic.yaml", ["total_train_steps=20"])):
+    for report in train(load_config("arithmetic", ["total_train_steps=20"])):
         print(report.step, report.reward_mean)
 
 The run lives on a thread with an event loop of its own, so it works in a notebook whose loop is
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.pipeline.step_report import StepReport
+from areal_lab.preflight.check import notes
 from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:
@@ -143,10 +145,13 @@ def train(
         reward_fn: judge by this instead of `config.reward.fn`; may be defined in a notebook.
         loss: train with this policy loss instead of what `config.actor` says; its signature is
             that of `areal_lab.functional.PolicyLoss`, and it may be defined in a notebook.
-        display: where to show progress; silent if None.
+        display: where to show progress; None is silent, and makes warnings of its notes.
 
     Raises:
         ConfigError: in one line, before any process starts.
     """
     checked = prepare(config, problems, loss)
+    if display is None:
+        for note in notes(config):
+            warnings.warn(note, stacklevel=2)
     return TrainingRun(config, checked, reward_fn, loss, display or Silent())

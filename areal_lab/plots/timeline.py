@@ -5,7 +5,9 @@ Idle time is grey or has a pattern, never a color, and time outside training is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from areal_lab.control.events import Interrupt, Resume, WeightsPushed
@@ -62,8 +64,8 @@ _KIND_COLORS = {
     "save": "#6A3D9A",
     "judge": GREEN,
 }
-_OTHER_COLORS = ("#999933", "#882255", "#44AA99", "#AA4499", "#661100")
-_IDLE_LOOKS = {  # face, pattern
+_OTHER_COLORS = ("#999933", "#882255", "#B15928", "#AA4499", "#661100")
+IDLE_LOOKS = {  # face, pattern
     WAIT_BATCH: ("#DDDDDD", ""),
     NOTHING_ADMITTED: ("#FFFFFF", "...."),
     WAIT_WEIGHTS: ("#FFFFFF", "////"),
@@ -76,7 +78,8 @@ _IDLE_LOOKS = {  # face, pattern
     LOST: ("#FFFFFF", "||||"),
     NOT_JOINED: ("#F2F2F2", ""),
 }
-_OTHER_IDLE = ("#FFFFFF", "++")
+"""How causes of idleness look, in pictures of simulations too."""
+OTHER_IDLE = ("#FFFFFF", "++")
 _BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_JUDGE, WAIT_EVENTS})
 """Idleness that is no loss: nothing is drawn."""
 _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499")
@@ -85,6 +88,8 @@ _MOST_SLOTS = 64
 _LEGEND_COLUMNS = 5
 _LEAST_SHARE = 0.001
 """Of the run: what took less is drawn, but not explained in the legend."""
+_LABEL_SHARE = 0.025
+"""Of the window: versions that follow each other faster are not all named."""
 
 
 def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
@@ -145,17 +150,32 @@ class _Looks:
             (True, name): {"facecolor": colors[name], "linewidth": 0} for name in busy
         }
         for name in idle:
-            face, pattern = _IDLE_LOOKS.get(name, _OTHER_IDLE)
+            face, pattern = IDLE_LOOKS.get(name, OTHER_IDLE)
             look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
             self.of[(False, name)] = look
 
     def legend(self, *, least_s: float) -> tuple[list[Any], list[str]]:
-        """Handles and labels, what was done before what was waited for; none of specks."""
+        """Handles and labels, what was done before what was waited for; none of specks.
+
+        What looks the same shares an entry.
+        """
         from matplotlib.patches import Patch
 
-        shown = [key for key in self.of if self.seconds[key] >= least_s]
-        labels = [name if busy else f"idle: {name}" for busy, name in shown]
-        return [Patch(**self.of[key]) for key in shown], labels
+        alike: dict[tuple[Any, ...], list[tuple[bool, str]]] = {}
+        for key, look in self.of.items():
+            alike.setdefault(tuple(look.items()), []).append(key)
+        shown = [
+            keys for keys in alike.values() if sum(self.seconds[key] for key in keys) >= least_s
+        ]
+        return [Patch(**self.of[keys[0]]) for keys in shown], [_label(keys) for keys in shown]
+
+
+def _label(keys: Sequence[tuple[bool, str]]) -> str:
+    """Of one entry; a name that another one contains is left out."""
+    names = [name for _, name in keys]
+    told = [name for name in names if not any(name in other for other in names if other != name)]
+    busy, _ = keys[0]
+    return " or ".join(told) if busy else f"idle: {' or '.join(told)}"
 
 
 def _draw_rows(
@@ -241,9 +261,7 @@ def _draw_groups(
         if begin_s < window[1] and stop_s > window[0]:
             axes.axvspan(begin_s, stop_s, facecolor="#FFFFFF", alpha=0.65, linewidth=0)
             _mark(axes, [t_s for t_s in (begin_s,) if window[0] <= t_s])
-    for t_s, version in pushes:
-        if window[0] <= t_s < window[1] - 0.02 * (window[1] - window[0]):
-            axes.text(t_s, -0.62, f"v{version}", fontsize=7.5, ha="left", va="bottom")
+    _name_versions(axes, pushes, window)
     left_out = f" (the first {_MOST_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(
         f"groups being generated{left_out}; a new color is a new version of the weights; "
@@ -260,6 +278,28 @@ def _draw_groups(
     axes.grid(visible=False)
     if not slots:
         nothing_yet(axes, "no group was generated in this time")
+
+
+def _name_versions(
+    axes: Axes, pushes: Sequence[tuple[float, int]], window: tuple[float, float]
+) -> None:
+    """What the engines hold at the left edge, and from each push on; as many as there is room for.
+
+    Where a push is close to the left edge, its version is named and not the one before.
+    """
+    start_s, end_s = window
+    room_s = _LABEL_SHARE * (end_s - start_s)
+    before = [version for t_s, version in pushes if t_s <= start_s]
+    named = [
+        (start_s, before[-1] if before else 0),
+        *(push for push in pushes if push[0] > start_s),
+    ]
+    free_s = start_s
+    for (t_s, version), (next_s, _) in pairwise([*named, (math.inf, 0)]):
+        crowded = t_s == start_s and next_s < t_s + room_s
+        if free_s <= t_s < end_s - room_s and not crowded:
+            axes.text(t_s, -0.62, f"v{version}", fontsize=7.5, ha="left", va="bottom")
+            free_s = t_s + room_s
 
 
 def _mark(axes: Axes, times_s: Sequence[float]) -> None:

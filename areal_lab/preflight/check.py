@@ -30,17 +30,19 @@ from areal_lab.engines.launch.backends import (
 )
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.home import expanded
+from areal_lab.host.owned_folders import nearest_existing
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
-    ModelNotFound,
     cache_folder,
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import limits_of, lora_of, version_bytes
+from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.preflight.values import check_choices, check_numbers
 
@@ -107,13 +109,12 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """What is legal, but may not mean what the user thinks; to be told once."""
-    eta = config.rollout.max_head_offpolicyness
+    """What is legal, but may not mean what the user thinks; call it after `check`."""
+    schedule, eta = schedule_of(config), config.rollout.max_head_offpolicyness
     told = []
-    if config.rollout.schedule in ("synchronous", "one_step_overlap"):
+    if schedule.eta != eta:
         if eta != TrainConfig().rollout.max_head_offpolicyness:
-            fixed = effective_eta(config)
-            told.append(f"eta={eta:g} has no effect: {config.rollout.schedule} is eta={fixed:g}")
+            told.append(f"eta={eta:g} has no effect: {schedule.name} is eta={schedule.eta:g}")
     elif 0 < eta < math.inf and eta != int(eta):
         told.append(
             f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
@@ -144,12 +145,6 @@ def _changed_lora_settings(config: TrainConfig) -> list[str]:
     return [f"actor.{n}" for n in names if getattr(config.actor, n) != getattr(default, n)]
 
 
-def effective_eta(config: TrainConfig) -> float:
-    """The staleness bound that the schedule gives; synchronous and overlap fix it."""
-    fixed = {"synchronous": 0.0, "one_step_overlap": 1.0}
-    return fixed.get(config.rollout.schedule, config.rollout.max_head_offpolicyness)
-
-
 def check_values(config: TrainConfig) -> None:
     """Names are known ones, and numbers lie within their bounds."""
     try:
@@ -160,26 +155,12 @@ def check_values(config: TrainConfig) -> None:
 
 
 def check_staleness(config: TrainConfig) -> None:
-    """Eta is a bound, and a hard bound does not contradict it."""
-    rollout = config.rollout
-    eta = rollout.max_head_offpolicyness
+    """Eta is a bound."""
+    eta = config.rollout.max_head_offpolicyness
     if math.isnan(eta) or eta < 0:
         raise ConfigError(
             f"rollout.max_head_offpolicyness (eta) is {eta:g}, but must be >= 0 versions; "
             "eta=0 is synchronous, eta=inf has no bound"
-        )
-    eta = effective_eta(config)
-    late = rollout.batch_order == "bounded_lag" and not rollout.drop_late
-    if late and 0 < rollout.max_lag < eta:
-        raise ConfigError(
-            f"rollout.max_lag is {rollout.max_lag:g}, but bounded_lag without drop_late needs at "
-            f"least eta={eta:g}, or it waits forever; set rollout.drop_late=true or eta="
-            f"{rollout.max_lag:g}"
-        )
-    if rollout.batch_order == "bounded_lag" and rollout.max_lag == 0 and math.isinf(eta):
-        raise ConfigError(
-            "rollout.batch_order is bounded_lag, but rollout.max_lag is 0 (eta) and eta is "
-            "infinite: there is no bound; set rollout.max_lag"
         )
 
 
@@ -204,7 +185,7 @@ def check_limits(config: TrainConfig) -> None:
     try:
         limits_of(config)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"rollout.{error}") from error
 
 
 def check_engines(config: TrainConfig) -> None:
@@ -276,7 +257,10 @@ def check_run_folder(config: TrainConfig) -> None:
         raise ConfigError(
             f"experiment_name is {name!r}, but must be a folder name: not empty, without '/'"
         )
-    place = _existing(Path(config.run_dir))
+    try:
+        place = nearest_existing(expanded(config.run_dir, "run_dir"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if not place.is_dir():
         raise ConfigError(f"run_dir is {config.run_dir}, but {place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -311,16 +295,21 @@ def check_functions(config: TrainConfig) -> None:
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
     """The model is there, converted if it is a packaged one; returns its folder."""
     name = config.actor.path
-    if name in PACKAGED_MODELS and not any((cache_folder() / "models").glob(f"{name}-*")):
+    try:
+        cache = cache_folder()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if name in PACKAGED_MODELS and not any((cache / "models").glob(f"{name}-*")):
         _require(
-            cache_folder(), _CONVERSION_BYTES, "the converted model",
+            cache, _CONVERSION_BYTES, "the converted model",
             "free some space, or set the variable AREAL_LAB_CACHE to another place", disk_usage,
         )  # fmt: skip
     try:
         return resolve_model_path(name)
-    except ModelNotFound as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"actor.path: {reason}{nearest(name, list(PACKAGED_MODELS))}") from error
+        hint = "" if name in PACKAGED_MODELS else nearest(name, list(PACKAGED_MODELS))
+        raise ConfigError(f"actor.path: {reason}{hint}") from error
 
 
 def check_tokens(
@@ -377,7 +366,7 @@ def check_space(
 
 
 def _require(place: Path, needed_bytes: int, what: str, mend: str, disk_usage: DiskUsage) -> None:
-    free = disk_usage(_existing(place)).free
+    free = disk_usage(nearest_existing(place.expanduser())).free
     if free < needed_bytes:
         raise ConfigError(
             f"no space on the device of {place}: {what} need {needed_bytes / 2**30:.2f} GiB, but "
@@ -416,21 +405,10 @@ def _facts(folder: Path) -> ModelFacts:
 
 def _is_biased_in_place(config: TrainConfig) -> bool:
     """Whether answers are interrupted in this run, and go on with what old weights have cached."""
-    rollout = config.rollout
-    interrupts = rollout.schedule == "partial_rollout" or (
-        rollout.schedule == "asynchronous" and rollout.interruptible
-    )
-    if rollout.pause_mode != PauseMode.IN_PLACE or not (interrupts and effective_eta(config) > 0):
+    in_place = config.rollout.pause_mode == PauseMode.IN_PLACE
+    if not in_place or not schedule_of(config).interrupts:
         return False
     try:
         return backend_of(engine_plan(config).backend).biased_in_place
     except ValueError:  # no engine has this name; `check` says so
         return False
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    path = path.expanduser().absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path

@@ -6,22 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.admission import lag_bound
 from areal_lab.control.limits import Limits
-from areal_lab.control.order import (
-    BatchOrder,
-    bounded_lag,
-    oldest_finished_first,
-    strict_start_order,
-)
+from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
-from areal_lab.control.schedule import (
-    Schedule,
-    asynchronous,
-    one_step_overlap,
-    partial_rollout,
-    synchronous,
-)
+from areal_lab.control.schedule import Schedule, schedule_named
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights.records import Transfer
@@ -33,45 +21,16 @@ from areal_lab.preflight.allocation import engine_plan
 def schedule_of(config: TrainConfig) -> Schedule:
     """The schedule that the configuration names."""
     rollout = config.rollout
-    match rollout.schedule:
-        case "synchronous":
-            return synchronous()
-        case "one_step_overlap":
-            return one_step_overlap()
-        case "asynchronous":
-            return asynchronous(rollout.max_head_offpolicyness, interruptible=rollout.interruptible)
-        case "partial_rollout":
-            return partial_rollout(rollout.max_head_offpolicyness)
-        case other:
-            raise ValueError(
-                f"rollout.schedule is {other!r}, but must be synchronous, one_step_overlap, "
-                "asynchronous or partial_rollout"
-            )
-
-
-def order_of(config: TrainConfig) -> BatchOrder:
-    """The batch order that the configuration names."""
-    rollout = config.rollout
-    match rollout.batch_order:
-        case "oldest_finished_first":
-            return oldest_finished_first()
-        case "strict_start_order":
-            return strict_start_order()
-        case "bounded_lag":
-            bound = rollout.max_lag or lag_bound(schedule_of(config))
-            return bounded_lag(bound, drop=rollout.drop_late)
-        case other:
-            raise ValueError(
-                f"rollout.batch_order is {other!r}, but must be oldest_finished_first, "
-                "strict_start_order or bounded_lag"
-            )
+    return schedule_named(
+        rollout.schedule, eta=rollout.max_head_offpolicyness, interruptible=rollout.interruptible
+    )
 
 
 def limits_of(config: TrainConfig) -> Limits:
     """What the coordinator may do in this run."""
-    schedule = schedule_of(config)
+    rollout, schedule = config.rollout, schedule_of(config)
     batch = config.dataset.batch_size
-    in_flight = config.rollout.max_concurrent_rollouts
+    in_flight = rollout.max_concurrent_rollouts
     if in_flight == 0:
         in_flight = int(min(schedule.admissible_groups(0, batch), 2 * batch))
     return Limits(
@@ -80,8 +39,13 @@ def limits_of(config: TrainConfig) -> Limits:
         train_steps=config.total_train_steps,
         save_every_steps=config.save_every_steps,
         schedule=schedule,
-        order=order_of(config),
-        routing=routing_named(config.rollout.routing),
+        order=order_named(
+            rollout.batch_order,
+            schedule,
+            max_lag=rollout.max_lag or None,
+            drop_late=rollout.drop_late,
+        ),
+        routing=routing_named(rollout.routing),
     )
 
 
@@ -95,11 +59,10 @@ class Threads:
 
 def threads_of(config: TrainConfig, cores: int) -> Threads:
     """Share the cores: phases that overlap split them, phases that alternate each get them all."""
-    schedule = schedule_of(config)
-    alternate = schedule.carry_over or schedule.eta == 0
+    overlaps = schedule_of(config).overlaps
     engines = engine_plan(config).servers
-    trainer = cores if alternate else max(1, cores - max(1, cores // 2))
-    engine = (cores if alternate else max(1, cores // 2)) // engines
+    trainer = max(1, cores - max(1, cores // 2)) if overlaps else cores
+    engine = (max(1, cores // 2) if overlaps else cores) // engines
     return Threads(
         engine=config.rollout.threads or max(1, engine),
         trainer=config.actor.threads or trainer,

@@ -8,15 +8,17 @@ from typing import Any
 
 from areal_lab.config.load import nearest, settings
 from areal_lab.config.schema import TrainConfig
+from areal_lab.control.order import ORDERS
 from areal_lab.control.routing import ROUTINGS
+from areal_lab.control.schedule import SCHEDULES
 from areal_lab.data.sources import DATASET_TYPES
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset.type": DATASET_TYPES,
-    "rollout.schedule": ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout"),
-    "rollout.batch_order": ("oldest_finished_first", "strict_start_order", "bounded_lag"),
+    "rollout.schedule": SCHEDULES,
+    "rollout.batch_order": ORDERS,
     "rollout.routing": tuple(ROUTINGS),
     "rollout.pause_mode": tuple(mode.value for mode in PauseMode),
     "rollout.transfer": tuple(transfer.value for transfer in Transfer),

@@ -9,6 +9,7 @@ line it was writing, which `read_log_file` then leaves out and reports.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -164,5 +165,6 @@ def read_log_file(path: Path) -> Log:
     Raises:
         ValueError: naming the line that cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
         return read_log(file)

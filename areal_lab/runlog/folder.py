@@ -25,6 +25,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.host.cpu import processor_name
+from areal_lab.host.home import expanded
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx", "uvicorn")
 
@@ -39,7 +40,7 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> RunFolder:
         """Make `run_dir/experiment-YYYYmmdd-HHMMSS`, with the configuration and environment."""
         stem = f"{config.experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        parent = Path(config.run_dir).expanduser()
+        parent = expanded(config.run_dir, "run_dir")
         parent.mkdir(parents=True, exist_ok=True)
         folder = cls(_fresh_folder(parent, stem).resolve())
         for name in ("trajectories", "checkpoints", "logs"):

@@ -7,7 +7,7 @@ the token. A sample's head lag is its first token's, its tail lag its last token
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from areal_lab.control.events import GroupId, Train, TrainStepDone, Version
@@ -66,8 +66,8 @@ def total(counters: Iterable[Counter[int]]) -> Counter[int]:
     return summed
 
 
-def mean_lag(lags: Counter[int]) -> float:
-    """Mean of a counter of lags; 0 if it is empty."""
+def mean_lag(lags: Mapping[int, int]) -> float:
+    """Mean of a histogram of lags; 0 if it is empty."""
     count = sum(lags.values())
     return sum(lag * times for lag, times in lags.items()) / count if count else 0.0
 

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import Action
-from areal_lab.control.order import (
-    BatchOrder,
-    bounded_lag,
-    oldest_finished_first,
-    strict_start_order,
-)
+from areal_lab.control.order import order_named
 from areal_lab.control.routing import least_loaded, routing_named
 from areal_lab.control.schedule import OnNewWeights, Schedule
 from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
@@ -47,19 +42,23 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
         ValueError: if a field is missing or has an impossible value.
     """
     try:
+        schedule = Schedule(
+            name=str(fields["schedule"]),
+            eta=_float(fields["eta"]),
+            on_new_weights=OnNewWeights(str(fields["on_new_weights"])),
+            carry_over=bool(fields["carry_over"]),
+        )
         return Limits(
             batch_groups=_int(fields["batch_groups"]),
             max_in_flight=_int(fields["max_in_flight"]),
             train_steps=None if fields["train_steps"] is None else _int(fields["train_steps"]),
             save_every_steps=_int(fields["save_every_steps"]),
-            schedule=Schedule(
-                name=str(fields["schedule"]),
-                eta=_float(fields["eta"]),
-                on_new_weights=OnNewWeights(str(fields["on_new_weights"])),
-                carry_over=bool(fields["carry_over"]),
-            ),
-            order=_order(
-                str(fields["order"]), _float(fields["max_lag"]), drop=bool(fields["drop_late"])
+            schedule=schedule,
+            order=order_named(
+                str(fields["order"]),
+                schedule,
+                max_lag=_float(fields["max_lag"]),
+                drop_late=bool(fields["drop_late"]),
             ),
             # Logs from before there was a choice do not name it.
             routing=routing_named(str(fields.get("routing", least_loaded().name))),
@@ -110,18 +109,6 @@ def check_replay(log: Log) -> Replay:
             case _:
                 pass
     return Replay(events, actions)
-
-
-def _order(name: str, max_lag: float, *, drop: bool) -> BatchOrder:
-    match name:
-        case "oldest_finished_first":
-            return oldest_finished_first()
-        case "strict_start_order":
-            return strict_start_order()
-        case "bounded_lag":
-            return bounded_lag(max_lag, drop=drop)
-        case _:
-            raise ValueError(f"unknown batch order {name!r} in the log's header")
 
 
 def _int(value: Scalar) -> int:

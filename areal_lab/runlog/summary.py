@@ -7,64 +7,21 @@ string "inf"; what was not measured is null.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import NormalDist, fmean, stdev
+from dataclasses import asdict
 from typing import Any
 
 from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
 from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
 from areal_lab.runlog.incidents import incidents
+from areal_lab.runlog.intervals import mean_interval
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
 """The metric under which the largest resident memory of a process and its descendants is noted, an
-upper bound of what they held at one time (`processes.peak_rss_bytes`)."""
-
-_T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
-
-
-@dataclass(frozen=True, slots=True)
-class MeanInterval:
-    """A mean with its uncertainty."""
-
-    mean: float
-    n: int
-    """Problems: what the mean is over."""
-    ci95: float | None
-    """Half width of a 95 % interval; None for a single problem."""
-
-    def as_json(self) -> dict[str, float | int | None]:
-        """`{mean, n, ci95}`."""
-        return {"mean": self.mean, "n": self.n, "ci95": self.ci95}
-
-
-def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
-    r"""Mean over problems and the half width of its 95 % Student t interval.
-
-    $$ h = t_{0.975, n-1} \max(s / \sqrt{n}, 1 / n) $$
-
-    Samples of one problem are alike, so they are averaged first and n counts problems. Near a mean
-    of 1 (or 0) all problem means agree and s says nothing: the interval then is as wide as one
-    problem answered the other way would make it, close to Wilson's. For rewards in [0, 1].
-
-    Args:
-        problem_means: mean reward over the samples of each problem, at least one.
-
-    Raises:
-        ValueError: if there is no problem.
-    """
-    n = len(problem_means)
-    if n == 0:
-        raise ValueError("a mean over problems needs at least one problem")
-    mean = fmean(problem_means)
-    if n == 1:
-        return MeanInterval(mean, n, None)
-    standard_error = max(stdev(problem_means) / math.sqrt(n), 1 / n)
-    return MeanInterval(mean, n, _t_975(n - 1) * standard_error)
+upper bound of what they held at one time (`host.memory.group_peak_rss_bytes`)."""
 
 
 def build_summary(
@@ -179,16 +136,3 @@ def _logged_peaks(log: Log) -> dict[str, int]:
         if isinstance(record, MetricRecord) and record.name == PEAK_MEMORY:
             peaks[record.process] = max(peaks.get(record.process, 0), int(record.value))
     return peaks
-
-
-def _t_975(freedom: int) -> float:
-    """97.5 % quantile of Student's t, to 0.1 % (Abramowitz and Stegun 26.7.5 from 6 on)."""
-    if freedom in _T_975:
-        return _T_975[freedom]
-    z = NormalDist().inv_cdf(0.975)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )

@@ -6,8 +6,7 @@ has no `sampler_gap_mean`, and says `sampler_gap_tokens` 0.
 
 from __future__ import annotations
 
-import resource
-import sys
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness.lag import effective_sample_size, token_lag, trajectory_lag
+from areal_lab.host.memory import peak_rss_bytes
 from areal_lab.training.forward import Predictions
 
 
@@ -81,15 +81,9 @@ def step_metrics(
         "response_tokens_max": float(lengths.max()),
         "zero_advantage_samples": float((advantages == 0).sum()),
         "sampler_gap_tokens": 0.0,
-        "peak_rss_bytes": float(peak_rss_bytes()),
+        "peak_rss_bytes": float(peak_rss_bytes(os.getpid())),
     }
     return metrics | _lags(trajectories, version) | _token_metrics(records, version)
-
-
-def peak_rss_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _lags(trajectories: Sequence[Trajectory], version: Version) -> dict[str, float]:

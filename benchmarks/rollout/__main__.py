@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.backends import BACKENDS, ServerOptions
 from areal_lab.engines.launch.environments import environment
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
@@ -99,13 +99,12 @@ async def _server(
     begun_s = clock()
     server = await launch_engine(
         backend,
-        index=0,
-        weights=weights,
-        port=0,
-        threads=1,
-        dtype="float32",
-        max_running_requests=SLOTS,
-        context_length=None,
+        ServerOptions(
+            model=weights.path,
+            version=str(weights.version),
+            lora=weights.adapter,
+            max_running_requests=SLOTS,
+        ),
         log_path=folder / "engine.log",
     )
     try:

@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from areal_lab.capacity import lag_bound
 from areal_lab.config.suggest import did_you_mean
+from areal_lab.control.order import ORDERS
+from areal_lab.control.routing import ROUTINGS
+from areal_lab.control.schedule import SCHEDULES
 from simulator.assembly.engines import engine_decode, running_sequences
+from simulator.assembly.limits import limits_of, schedule_of
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.bounds import MOST_AT_ONCE, wrong_numbers
-from simulator.config.schema import ScheduleConfig, SimulationConfig
+from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.training import training_cost
@@ -23,8 +26,6 @@ from simulator.workload.lengths import lengths_from
 from simulator.workload.recorded_lengths import RecordedLengths
 
 PLACEMENTS: Final = ("disaggregated", "colocated")
-SCHEDULES: Final = ("synchronous", "one_step_overlap", "asynchronous", "partial_rollout")
-ORDERS: Final = ("oldest_finished_first", "strict_start_order", "bounded_lag")
 
 _MOST_FAILURES: Final = 5
 """Expected while something is done that a failure lets begin again: it takes e^5 = 150 attempts."""
@@ -75,6 +76,7 @@ def _names(config: SimulationConfig) -> Iterator[str]:
         ("cluster.placement", cluster.placement, PLACEMENTS),
         ("schedule.name", schedule.name, SCHEDULES),
         ("schedule.batch_order", schedule.batch_order, ORDERS),
+        ("rollout.routing", config.rollout.routing, tuple(ROUTINGS)),
     ):
         if value not in known:
             yield f"{name} is {value!r}; {did_you_mean(value, known)}"
@@ -140,27 +142,15 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[str]:
 
 def _schedule(config: SimulationConfig) -> Iterator[str]:
     schedule = config.schedule
-    overlaps = schedule.name == "one_step_overlap" or (
-        schedule.name == "asynchronous" and schedule.eta > 0
-    )
-    if config.cluster.placement == "colocated" and overlaps:
+    if config.cluster.placement == "colocated" and schedule_of(schedule).overlaps:
         yield (
             f"schedule.name is {schedule.name!r}, which generates while it trains, but colocated "
             "GPUs do one or the other; use placement: disaggregated, or schedule synchronous"
         )
-    if schedule.batch_order == "bounded_lag" and not schedule.drop_late:
-        ahead = lag_bound(_versions_ahead(schedule))
-        bound = schedule.max_lag or ahead
-        if bound < ahead:
-            yield (
-                f"schedule.max_lag is {bound:g}, but eta starts groups {ahead:g} versions ahead, "
-                f"which waiting cannot undo; raise max_lag to {ahead:g}, lower eta, or set "
-                "drop_late"
-            )
-
-
-def _versions_ahead(schedule: ScheduleConfig) -> float:
-    return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(schedule.name, schedule.eta)
+    try:
+        limits_of(config)
+    except ValueError as error:
+        yield f"schedule.{error}"
 
 
 def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[str]:
@@ -170,7 +160,7 @@ def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> I
     places = gpus // config.rollout.tensor_parallel * running_sequences(config, model, rollout_gpu)
     by_engines = schedule.max_concurrent_prompts * workload.samples_per_prompt or places
     batch = workload.prompts_per_batch * workload.samples_per_prompt
-    answers = min(max(batch, by_engines), (1 + _versions_ahead(schedule)) * batch)
+    answers = min(max(batch, by_engines), (1 + schedule.versions_ahead) * batch)
     if answers > MOST_AT_ONCE:
         yield (
             f"{answers:,.0f} answers would be generated at once, but at most {MOST_AT_ONCE:,} are "
@@ -195,9 +185,17 @@ def _costs(
         ),
     )
     gpus = _training_gpus(config)
+    sequences = workload.prompts_per_batch * workload.samples_per_prompt
     yield from _refused(
         "trainer",
-        lambda: training_cost(config.trainer, model, gpu, gpus, longest_tokens=longest),
+        lambda: training_cost(
+            config.trainer,
+            model,
+            gpu,
+            gpus,
+            longest_tokens=longest,
+            fewest_sequences=sequences // workload.minibatches,
+        ),
     )
     if cluster.placement == "colocated":
         yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
@@ -220,12 +218,8 @@ def _failures(
     nodes = math.ceil(gpus / gpu.node_gpus)
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
     lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
-    try:
-        training = training_cost(config.trainer, model, gpu, gpus)
-        step_s = training.step(lengths, minibatches=workload.minibatches).seconds
-    except ValueError as error:
-        yield str(error) if str(error).startswith("trainer") else f"trainer: {error}"
-        return
+    training = training_cost(config.trainer, model, gpu, gpus)
+    step_s = training.step(lengths, minibatches=workload.minibatches).seconds
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
     decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))

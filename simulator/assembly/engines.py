@@ -17,8 +17,8 @@ from simulator.costs.decode import DecodeCost, decode_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import prefill_cost
+from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import PrefillSeconds, Replica
-from simulator.engine.timesheet import RecordSpan
 from simulator.run.system import MakeEngine
 from simulator.workload.faults import engine_slowdowns
 from simulator.workload.lengths import lengths_from

@@ -11,26 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from areal_lab.control.limits import Limits
-from areal_lab.control.order import (
-    BatchOrder,
-    bounded_lag,
-    oldest_finished_first,
-    strict_start_order,
-)
-from areal_lab.control.schedule import (
-    Schedule,
-    asynchronous,
-    one_step_overlap,
-    partial_rollout,
-    synchronous,
-)
 from areal_lab.runlog.records import Record, encode
 from simulator.assembly.check import check_config
 from simulator.assembly.engines import make_engines, running_sequences
+from simulator.assembly.limits import limits_of
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.config.schema import LatencyConfig, ScheduleConfig, SimulationConfig
+from simulator.config.schema import LatencyConfig, SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
@@ -125,14 +112,7 @@ def build(config: SimulationConfig) -> System:
     engines = rollout_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     return System(
-        limits=Limits(
-            batch_groups=workload.prompts_per_batch,
-            max_in_flight=config.schedule.max_concurrent_prompts
-            or max(workload.prompts_per_batch, engines * running // workload.samples_per_prompt),
-            train_steps=workload.steps if workload.whole_run else None,
-            schedule=schedule_of(config.schedule),
-            order=order_of(config.schedule),
-        ),
+        limits=limits_of(config, room=engines * running // workload.samples_per_prompt),
         steps=workload.steps,
         warmup_steps=workload.warmup_steps,
         samples=workload.samples_per_prompt,
@@ -161,31 +141,6 @@ def build(config: SimulationConfig) -> System:
         price_per_gpu_h=cluster.price_per_gpu_h,
         overhead=cluster.overhead,
     )
-
-
-def schedule_of(config: ScheduleConfig) -> Schedule:
-    """The schedule of a config."""
-    match config.name:
-        case "synchronous":
-            return synchronous()
-        case "one_step_overlap":
-            return one_step_overlap()
-        case "partial_rollout":
-            return partial_rollout(config.eta)
-        case _:
-            return asynchronous(config.eta, interruptible=config.interruptible)
-
-
-def order_of(config: ScheduleConfig) -> BatchOrder:
-    """The batch order of a config."""
-    match config.batch_order:
-        case "strict_start_order":
-            return strict_start_order()
-        case "bounded_lag":
-            ahead = math.ceil(config.eta) if math.isfinite(config.eta) else math.inf
-            return bounded_lag(config.max_lag or ahead, drop=config.drop_late)
-        case _:
-            return oldest_finished_first()
 
 
 def _write_line(write: Callable[[str], object], record: Record) -> None:

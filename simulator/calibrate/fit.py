@@ -82,7 +82,7 @@ def fit_training(points: Sequence[TrainingPoint], prompt_tokens: float) -> PartF
     """Training steps: a constant plus a time per token of prompts and responses.
 
     Raises:
-        ValueError: in one line, if they are too few.
+        ValueError: one line: there are too few steps.
     """
     check_enough([point.step for point in points], "training steps", least=3)
     tokens = np.array([point.tokens + point.samples * prompt_tokens for point in points])

@@ -19,6 +19,7 @@ from typing import Final
 
 from areal_lab.control.events import Interrupt
 from areal_lab.runlog.lags import TrainedBatch
+from areal_lab.runlog.read_run import RecordedRun, read_run
 from simulator.calibrate.engine import fit_decode, fit_engine
 from simulator.calibrate.fit import PartFit, fit_training, is_held_out
 from simulator.calibrate.lengths import LengthFit, fit_lengths, groups_of_steps
@@ -39,8 +40,6 @@ from simulator.calibrate.work import (
 from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
-    RecordedRun,
-    read_recorded_run,
     response_tokens,
     scoring_seconds,
     training_points,
@@ -98,8 +97,8 @@ def calibrate_from(
     own = _own(overrides)
     if source.suffix.lower() == ".csv":
         return _from_csv(source, own)
-    run = read_recorded_run(source)
-    steps = run.steps
+    run = read_run(source)
+    steps = run.batches
     if len(steps) < LEAST_STEPS:
         raise ValueError(
             f"{source} has {len(steps)} finished training steps, but at least {LEAST_STEPS} are "
@@ -154,7 +153,7 @@ def _from_run(
     parts = tuple(part for part in (decode, prefill, training) if part is not None)
     lengths = _lengths(run, steps)
     schedule = run.log.header.limits.get("schedule")
-    about = f"fitted to the run {_name(run)} ({len(steps)} steps, {schedule})"
+    about = f"fitted to the run {run.folder.name} ({len(steps)} steps, {schedule})"
     settings: dict[str, Value] = {
         **_model(run, own),
         **recorded_settings(run),
@@ -254,11 +253,6 @@ def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_token
     last = max(first, key=lambda point: point.end_s)
     read = generated + last.batch / samples_per_prompt(run)  # running groups were prefilled as well
     return min(1.0, sum(point.prompt_tokens for point in first) / (read * prompt_tokens))
-
-
-def _name(run: RecordedRun) -> str:
-    folder = run.source if run.source.is_dir() else run.source.parent
-    return folder.resolve().name
 
 
 def _own(overrides: Sequence[str]) -> dict[str, Value]:

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from areal_lab.runlog.activity import PAUSED, activity
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
+from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import TRAINER, Log, Record, RunHeader, finite_json
 from simulator.assembly.simulate import simulate
 from simulator.calibrate.settings import Value, recorded_settings, with_settings
 from simulator.config.schema import SimulationConfig
 from simulator.run.accounting import add_up
 from simulator.run.pools import LOAD
-from simulator.workload.recorded_run import RecordedRun
 
 ENGINES: Final = "engines"
 _UPDATED: Final = "taking new weights"
@@ -116,16 +116,16 @@ def replay(
     Raises:
         ValueError: one line: the run has no step to compare, or cannot be simulated.
     """
-    if len(run.steps) < 2:
+    if (steps := len(run.batches)) < 2:
         raise ValueError(
-            f"{run.source} has {len(run.steps)} finished training steps, but must have >= 2 to "
-            "compare step times; replay a longer run"
+            f"{run.source} has {steps} finished training steps, but must have >= 2 to compare step "
+            "times; replay a longer run"
         )
     settings = replay_settings(run, config)
     for kept in own:
         settings.pop(kept, None)
     config = with_settings(config, settings)
-    simulated = RecordedRun(run.source, _simulated_log(config), {})
+    simulated = RecordedRun(run.source, _simulated_log(config))
     warmup = config.workload.warmup_steps
     measured, predicted = (_Reading(one, warmup) for one in (run, simulated))
     return Replay(
@@ -144,7 +144,7 @@ class _Reading:
     """Step times, throughput, lag and shares of time of a run after its first steps."""
 
     def __init__(self, run: RecordedRun, warmup: int) -> None:
-        log, batches = run.log, run.steps
+        log, batches = run.log, run.batches
         ends_s = [run.began_s, *(batch.done_s for batch in batches)]
         self.steps_s = tuple(after - before for before, after in pairwise(ends_s))
         kept: Sequence[TrainedBatch] = batches[warmup:]

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from areal_lab.control.routing import least_loaded
+from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
 from simulator.config.schema import SimulationConfig
-from simulator.workload.recorded_run import RecordedRun, response_tokens
+from simulator.workload.recorded_run import response_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
@@ -27,7 +29,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
     Raises:
         ValueError: one line: the header of the log lacks one.
     """
-    steps = len(run.steps)
+    steps = len(run.batches)
     settings: dict[str, Value] = {
         "workload.prompts_per_batch": int(_limit(run, "batch_groups")),
         "workload.samples_per_prompt": samples_per_prompt(run),
@@ -40,10 +42,12 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
         "schedule.interruptible": _limit(run, "on_new_weights") == "interrupt",
         "schedule.batch_order": str(_limit(run, "order")),
         "schedule.drop_late": bool(_limit(run, "drop_late")),
+        "rollout.routing": str(run.log.header.limits.get("routing", least_loaded().name)),
         "schedule.max_concurrent_prompts": int(_limit(run, "max_in_flight")),
     }
     if settings["schedule.batch_order"] == "bounded_lag":
-        settings["schedule.max_lag"] = float(_limit(run, "max_lag"))
+        # 0 would stand for eta; a lag is whole, so that any fraction of a version is 0.
+        settings["schedule.max_lag"] = float(_limit(run, "max_lag")) or 0.5
     running = run.settings.get("rollout.max_running_requests")
     if running:
         settings["rollout.max_running"] = int(running)

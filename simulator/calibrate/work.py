@@ -23,8 +23,9 @@ from typing import Final
 import numpy as np
 
 from areal_lab.config.suggest import plain
+from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import GroupRecord, SpanRecord
-from simulator.workload.recorded_run import RecordedRun, updates
+from simulator.workload.recorded_run import updates
 
 PREFILL: Final = "prefill"
 _WORK: Final = frozenset({"decode", PREFILL, "prefill and decode"})
@@ -64,7 +65,7 @@ class EnginePoint:
 
 def span_points(run: RecordedRun) -> list[EnginePoint]:
     """Points from spans with the engine's counts; empty if there are none."""
-    ends_s = [batch.done_s for batch in run.steps]
+    ends_s = [batch.done_s for batch in run.batches]
     return [
         _span_point(span, bisect_left(ends_s, span.end_s) + 1)
         for span in run.log.spans
@@ -78,7 +79,7 @@ def span_points(run: RecordedRun) -> list[EnginePoint]:
 
 def group_points(run: RecordedRun) -> list[EnginePoint]:
     """Points from the client's records of groups that no weight update disturbed."""
-    ends_s = [batch.done_s for batch in run.steps]
+    ends_s = [batch.done_s for batch in run.batches]
     disturbed = list(updates(run.log))
     by_engine: dict[int, list[GroupRecord]] = defaultdict(list)
     for record in run.log.groups:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from areal_lab.config.load import load_record
-from areal_lab.config.suggest import did_you_mean, plain
+from areal_lab.config.shipped import named_file, settings_file
 from simulator.config.schema import SimulationConfig
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -48,7 +48,7 @@ def load_simulation(
         ValueError: in one line: no such file or preset, broken file, unknown key (with the nearest
             name), wrong type. `simulator.assembly.check` says whether the numbers fit together.
     """
-    path = None if source is None else _resolve(source)
+    path = None if source is None else settings_file(source, _preset_files(), "preset")
     config = load_record(SimulationConfig, path, overrides, ALIASES, may_be_empty=False)
     if path is not None and config.name == SimulationConfig.name:
         config.name = path.stem
@@ -57,8 +57,7 @@ def load_simulation(
 
 def presets() -> dict[str, str]:
     """Names of the presets and what they are, smallest first and then by name."""
-    titles = {path.stem: _title(path) for path in sorted(_PRESETS.glob("*.yaml"))}
-    return dict(sorted(titles.items(), key=lambda item: item[0] != "small"))
+    return {name: _title(path) for name, path in _preset_files().items()}
 
 
 def preset_path(name: str) -> Path:
@@ -67,25 +66,12 @@ def preset_path(name: str) -> Path:
     Raises:
         ValueError: in one line, with the nearest names.
     """
-    known = {plain(one): one for one in presets()}
-    if plain(name) not in known:
-        hint = did_you_mean(name, known.values())
-        longer = [one for one in known.values() if plain(one).startswith(plain(name))]
-        if len(longer) > 1:
-            hint = f"did you mean {', '.join(longer)}?"
-        raise ValueError(f"unknown preset {name!r}; {hint}")
-    return _PRESETS / f"{known[plain(name)]}.yaml"
+    return named_file(name, _preset_files(), "preset")
 
 
-def _resolve(source: str | Path) -> Path:
-    """A path as it is; a word that is neither file nor folder is the name of a preset."""
-    text = str(source)
-    is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
-    if is_path or Path(text).is_file():
-        return Path(source)
-    if Path(text).is_dir() and plain(text) not in map(plain, presets()):
-        raise ValueError(f"{text} is a folder, but must be a YAML file, or the name of a preset")
-    return preset_path(text)
+def _preset_files() -> dict[str, Path]:
+    paths = sorted(_PRESETS.glob("*.yaml"), key=lambda path: (path.stem != "small", path))
+    return {path.stem: path for path in paths}
 
 
 def _title(path: Path) -> str:

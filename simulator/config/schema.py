@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from areal_lab.control.schedule import schedule_named
+
 
 @dataclass(kw_only=True)
 class LengthConfig:
@@ -112,6 +114,9 @@ class RolloutConfig:
     """Sequences one engine decodes at a time; 0 is what its KV cache holds, at most 256."""
     memory_utilization: float = 0.85
     """Share of the GPU's memory for weights and KV cache (`mem_fraction_static` of SGLang)."""
+    routing: str = "least_loaded"
+    """Which engine takes a prompt: the `least_loaded`, or each in turn (`round_robin`). `sticky`
+    acts as `least_loaded`, since all turns of a prompt stay on one engine."""
     prefix_sharing: bool = True
     """The samples of a prompt share its prefill and its cache."""
     engine_overhead_s: float | None = None
@@ -208,7 +213,7 @@ class ScheduleConfig:
     @property
     def versions_ahead(self) -> float:
         """How many versions this schedule lets generation run ahead; not all of them read eta."""
-        return {"synchronous": 0.0, "one_step_overlap": 1.0}.get(self.name, self.eta)
+        return schedule_named(self.name, eta=self.eta).eta
 
 
 @dataclass(kw_only=True)

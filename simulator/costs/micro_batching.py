@@ -165,17 +165,29 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
     )
 
 
-def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
-    """Sequences of each minibatch and rank, longest first, and the number of sequences per lane.
+def check_ranks(fewest: int, ranks: int) -> None:
+    """Refuse minibatches that leave data-parallel ranks without a sequence.
 
-    All ranks of one minibatch come before the next minibatch.
+    Args:
+        fewest: number of sequences of the smallest minibatch.
+        ranks: number of data-parallel ranks that share it.
+
+    Raises:
+        ValueError: one line, with the bound and a fix.
     """
-    fewest = len(sizes) // minibatches
     if fewest < ranks:
         raise ValueError(
             f"a minibatch has {fewest} sequences, but must have >= {ranks}, one per data-parallel "
             "rank; use fewer minibatches or training GPUs, or more sequences per batch"
         )
+
+
+def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
+    """Sequences of each minibatch and rank, longest first, and the number of sequences per lane.
+
+    All ranks of one minibatch come before the next minibatch.
+    """
+    check_ranks(len(sizes) // minibatches, ranks)
     # Minibatches of equal size are assigned all at once.
     at_once = 1 if len(sizes) % minibatches else minibatches
     most = int(sizes.max(initial=0))

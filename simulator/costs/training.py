@@ -27,7 +27,7 @@ from simulator.costs.communication import (
     point_to_point_s,
     reduce_scatter_s,
 )
-from simulator.costs.micro_batching import Cut, cut_evenly, cut_within_budget, measure
+from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
 from simulator.costs.trainer_speeds import AREAL
 from simulator.costs.training_memory import (
@@ -282,7 +282,13 @@ class TrainingCost:
 
 
 def training_cost(
-    config: TrainerConfig, model: ModelShape, gpu: GPU, gpus: int, *, longest_tokens: int = 0
+    config: TrainerConfig,
+    model: ModelShape,
+    gpu: GPU,
+    gpus: int,
+    *,
+    longest_tokens: int = 0,
+    fewest_sequences: int | None = None,
 ) -> Training:
     """Training cost for a config.
 
@@ -293,10 +299,12 @@ def training_cost(
         gpu: type of the training GPUs.
         gpus: number of training GPUs; the whole cluster when colocated.
         longest_tokens: longest allowed prompt plus response; 0 skips the check.
+        fewest_sequences: sequences of the smallest minibatch; None skips the check.
 
     Raises:
-        ValueError: the layout does not divide the GPUs or the model, does not fit in memory, or
-            the longest sequence does not fit in a micro-batch.
+        ValueError: the layout does not divide the GPUs or the model, does not fit in memory, the
+            longest sequence does not fit in a micro-batch, or a minibatch has fewer sequences than
+            there are data-parallel ranks.
     """
     if config.step_s is not None:
         _check_layout(model, gpus, config.tensor_parallel, config.pipeline_parallel)
@@ -324,6 +332,8 @@ def training_cost(
         )
     if not config.dynamic_batching:
         cost.check_memory(longest_tokens)
+    if fewest_sequences is not None:
+        check_ranks(fewest_sequences, cost.data_parallel)
     return cost
 
 

@@ -32,9 +32,9 @@ from typing import NamedTuple, Protocol
 
 from areal_lab.control.events import GroupId, Version
 from simulator.costs.prefill import causal_pairs
+from simulator.engine.clock import Clock, RecordSpan
 from simulator.engine.decode_batch import DecodeBatch, StepCost
 from simulator.engine.sequences import Cohort, Group, Queued
-from simulator.engine.timesheet import RecordSpan, Timesheet
 from simulator.engine.versions import Decoded, Ended, Epoch, Segments, decoded, segments
 
 IDLE = "idle"
@@ -139,7 +139,7 @@ class Replica:
             cache_tokens=cache_tokens,
             prefix_sharing=prefix_sharing,
         )
-        self._timesheet = Timesheet(ACTIVITIES, record_spans)
+        self._activity = Clock(IDLE, record_spans)
         self._now_s = 0.0
         self._groups: dict[GroupId, Group] = {}
         self._serial = 0
@@ -190,7 +190,7 @@ class Replica:
     def activity_s(self) -> dict[str, float]:
         """Seconds by activity until the latest call, or the end of the step that runs then."""
         self._run(self._now_s)
-        return self._timesheet.until(self._now_s)
+        return dict.fromkeys(ACTIVITIES, 0.0) | self._activity.read(self._now_s)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -280,17 +280,17 @@ class Replica:
         self._run(now_s, more_to_come=True)
         if self._paused:
             return
-        batch, timesheet = self._batch, self._timesheet
+        batch, clock = self._batch, self._activity
         if self._reading:
             # The prefill begins later if a step has to end first.
-            stops_s = max(now_s, timesheet.since_s)
-            self._stopped = (timesheet.activity, batch.time_s - stops_s)
+            stops_s = max(now_s, clock.since_s)
+            self._stopped = (clock.state, batch.time_s - stops_s)
             batch.time_s = stops_s
             self._reading = False
         else:
             self._end_step(now_s)
         self._paused = True
-        timesheet.begin(PAUSED, batch.time_s)
+        clock.set(batch.time_s, PAUSED)
 
     def resume(self, now_s: float, version: Version, *, recompute: bool = True) -> None:
         """Continue under the weights of `version`.
@@ -317,7 +317,7 @@ class Replica:
                 stopped = (RECOMPUTE, self._cost.seconds(tokens, pairs))
         batch.time_s = max(now_s, batch.time_s)
         activity, left_s = stopped or (DECODE if batch.sequences else IDLE, 0.0)
-        self._timesheet.begin(activity, batch.time_s)
+        self._activity.set(batch.time_s, activity)
         batch.time_s += left_s
         self._reading = stopped is not None
         self._paused = False
@@ -359,7 +359,7 @@ class Replica:
         self._run(now_s, more_to_come=True)
         batch = self._batch
         if self._reading:
-            batch.time_s = max(now_s, self._timesheet.since_s)
+            batch.time_s = max(now_s, self._activity.since_s)
         elif not self._paused:
             self._end_step(now_s)
         lost = [done.group for done in self._done if done.time_s > now_s]
@@ -374,7 +374,7 @@ class Replica:
         self._paused = self._reading = self._admission_due = False
         self._stopped = None
         self._joined_s = -math.inf
-        self._timesheet.begin(IDLE, batch.time_s)
+        self._activity.set(batch.time_s, IDLE)
         return sorted(lost)
 
     # --- scheduling ------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Replica:
         while batch.time_s <= now_s and not self._paused:
             if self._reading:
                 self._reading = False
-                self._timesheet.begin(DECODE if batch.sequences else IDLE, batch.time_s)
+                self._activity.set(batch.time_s, DECODE if batch.sequences else IDLE)
                 if self._queue:
                     self._admission_due = True
                     self._joined_s = -math.inf
@@ -435,7 +435,7 @@ class Replica:
         if self._queue:
             self._admission_due = True
         elif not self._batch.sequences and not self._reading:
-            self._timesheet.begin(IDLE, self._batch.time_s)
+            self._activity.set(self._batch.time_s, IDLE)
 
     def _admit(self) -> None:
         """Admit sequences from the queue, first come, first served, and start their prefill."""
@@ -483,11 +483,11 @@ class Replica:
         self._joined = joined
         if self._read_tokens:
             again = self._read_again == self._read_tokens
-            self._timesheet.begin(RECOMPUTE if again else PREFILL, time_s)
+            self._activity.set(time_s, RECOMPUTE if again else PREFILL)
             batch.time_s = time_s + self._reading_s()
             self._reading = True
-        elif self._timesheet.activity != DECODE:
-            self._timesheet.begin(DECODE, time_s)
+        elif self._activity.state != DECODE:
+            self._activity.set(time_s, DECODE)
 
     def _reading_s(self) -> float:
         """Duration of the prefill; cached, as prompts often have the same length."""
@@ -559,9 +559,7 @@ class Replica:
         assert 0 <= self.cache_used_tokens <= self.cache_tokens
         at_work = self._paused or self._batch.sequences or self._reading or self._admission_due
         assert at_work or not self._queue, "idle while responses wait"
-        assert math.isclose(
-            sum(self.activity_s.values()), max(self._now_s, self._timesheet.since_s)
-        )
+        assert math.isclose(sum(self.activity_s.values()), max(self._now_s, self._activity.since_s))
 
     def _look(self) -> tuple[int, int, int]:
         """Step, running sequences and cached tokens at the latest call."""

@@ -17,8 +17,10 @@ from types import MappingProxyType
 from typing import Final
 
 from areal_lab.config.load import load_record
+from areal_lab.config.shipped import plan_questions, settings_file
 from areal_lab.config.suggest import did_you_mean
-from simulator.assembly.check import wrong_values, wrong_workload
+from areal_lab.control.schedule import SCHEDULES
+from simulator.assembly.check import PLACEMENTS, wrong_values, wrong_workload
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
@@ -139,18 +141,23 @@ class PlanConfig:
     """All that is not varied."""
 
 
-def load_plan(path: str | Path | None, overrides: Sequence[str] = ()) -> PlanConfig:
+def load_plan(source: str | Path | None, overrides: Sequence[str] = ()) -> PlanConfig:
     """Merge a plan file and overrides onto the simulation that it starts from.
+
+    Args:
+        source: a YAML file, or the name of a shipped one (`plan_example`); None takes the defaults.
+        overrides: `a.b=c` each, the value in YAML.
 
     Raises:
         ValueError: in one line each: no such file, unknown key (with the nearest name), wrong type,
             or a number that cannot be.
     """
+    path = None if source is None else settings_file(source, plan_questions(), "plan")
     plan = load_record(PlanConfig, path, overrides, ALIASES, may_be_empty=False)
     if plan.simulation:
         plan = load_record(_starting_from(plan.simulation), path, overrides, ALIASES)
     if path is not None and plan.name == PlanConfig.name:
-        plan.name = Path(path).stem
+        plan.name = path.stem
     check_plan(plan)
     return plan
 
@@ -225,6 +232,10 @@ def _wrong_candidates(candidates: CandidatesConfig) -> Iterator[str]:
         for value in getattr(candidates, name):
             if value < 1:
                 yield f"candidates.{name} has {value}, but each must be >= 1"
+    for name, known in (("placement", PLACEMENTS), ("schedule", SCHEDULES)):
+        for value in getattr(candidates, name):
+            if value not in known:
+                yield f"candidates.{name} has {value!r}; {did_you_mean(value, known)}"
     for share in candidates.rollout_share:
         if not 0 < share < 1:
             yield f"candidates.rollout_share has {share}, but each must be between 0 and 1"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from areal_lab.control.schedule import FIXED_ETA
 from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
 from simulator.config.schema import SimulationConfig
@@ -81,7 +82,7 @@ class Candidate:
     def schedule(self) -> str:
         """As in `asynchronous, eta 4`."""
         name = self.config.schedule.name.replace("_", " ")
-        if self.config.schedule.name in ("synchronous", "one_step_overlap"):
+        if self.config.schedule.name in FIXED_ETA:
             return name
         return f"{name}, eta {self.eta:g}"
 

@@ -29,19 +29,10 @@ from areal_lab.plots.style import (
     save_picture,
     whole_numbers,
 )
-from areal_lab.runlog.activity import (
-    LOST,
-    NOTHING_ADMITTED,
-    NOTHING_LEFT,
-    ON_ITS_WAY,
-    PAUSED,
-    PAUSED_FOR_TRAINING,
-    WAIT_BATCH,
-    WAIT_REWARDS,
-    WAIT_WEIGHTS,
-)
+from areal_lab.plots.timeline import IDLE_LOOKS, OTHER_IDLE
+from areal_lab.runlog.lags import mean_lag
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
-from simulator.run.result import Replicated, mean_lag
+from simulator.run.result import Replicated
 from simulator.stats.format import number, shown_name
 from simulator.stats.statistics import estimate
 
@@ -63,18 +54,6 @@ _BUSY_COLORS: Final[Mapping[str, str]] = {
     TO_TRAINING: "#882255",
 }
 _OTHER_COLORS: Final = ("#999933", "#882255", "#117733", "#AA4499", "#661100", "#332288")
-_IDLE_LOOKS: Final[Mapping[str, tuple[str, str]]] = {  # face, pattern
-    WAIT_BATCH: ("#DDDDDD", ""),
-    NOTHING_ADMITTED: ("#FFFFFF", "...."),
-    WAIT_WEIGHTS: ("#FFFFFF", "////"),
-    PAUSED: ("#FFFFFF", "xxxx"),
-    PAUSED_FOR_TRAINING: ("#DDDDDD", "xx"),
-    WAIT_REWARDS: ("#FFFFFF", "\\\\\\\\"),
-    ON_ITS_WAY: ("#AAAAAA", ""),
-    NOTHING_LEFT: ("#FFFFFF", "----"),
-    LOST: ("#FFFFFF", "||||"),
-}
-_OTHER_IDLE: Final = ("#FFFFFF", "++")
 _LEAST_SHARE: Final = 0.001
 """Smallest share of a pool's time that is drawn."""
 _LEGEND_COLUMNS: Final = 3
@@ -216,7 +195,7 @@ class _Looks:
                 color = _BUSY_COLORS.get(name) or next(others)
                 self.of[kind, name] = {"facecolor": color, "linewidth": 0}
             else:
-                face, pattern = _IDLE_LOOKS.get(name, _OTHER_IDLE)
+                face, pattern = IDLE_LOOKS.get(name, OTHER_IDLE)
                 look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
                 self.of[kind, name] = look
 

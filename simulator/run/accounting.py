@@ -22,10 +22,11 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
 from simulator.run.flights import Slot
-from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING, UNCOUNTED, Clock
+from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
 from simulator.run.system import System, Timing
 
 COLUMNS = {

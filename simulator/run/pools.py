@@ -1,4 +1,4 @@
-"""GPU time by state: one clock per process, summed over each pool of GPUs.
+"""GPU time by state: the sum over the processes of a pool.
 
 Activities and causes of idleness have the names of `areal_lab.runlog.activity`, which computes the
 same from the log of a run; here they are counted without a log.
@@ -15,45 +15,8 @@ GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
 TO_TRAINING = "switch to training"
-UNCOUNTED = ""
-"""State of a clock whose owner adds the seconds itself."""
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, TO_TRAINING})
 """States that are busy, but neither generate nor train."""
-
-
-class Clock:
-    """Seconds of one process, by what it did or waited for."""
-
-    __slots__ = ("seconds", "since_s", "state")
-
-    def __init__(self, state: str) -> None:
-        self.state = state
-        self.since_s = 0.0
-        self.seconds: dict[str, float] = {}
-
-    def set(self, now_s: float, state: str) -> None:
-        """Enter `state`."""
-        if state != self.state:
-            if self.state:
-                self.add(self.state, now_s - self.since_s)
-            self.state, self.since_s = state, now_s
-
-    def add(self, state: str, seconds: float) -> None:
-        """Add seconds to a state."""
-        if seconds:
-            self.seconds[state] = self.seconds.get(state, 0.0) + seconds
-
-    def of(self, now_s: float, state: str) -> float:
-        """Seconds in one state so far."""
-        seconds = self.seconds.get(state, 0.0)
-        return seconds + now_s - self.since_s if state == self.state else seconds
-
-    def read(self, now_s: float) -> dict[str, float]:
-        """Seconds by state so far."""
-        seconds = dict(self.seconds)
-        if self.state:
-            seconds[self.state] = seconds.get(self.state, 0.0) + now_s - self.since_s
-        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from areal_lab.runlog.records import (
     engine_process,
 )
 from areal_lab.runlog.replay import limits_to_fields
+from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import NOT_WORK
-from simulator.engine.timesheet import RecordSpan
 from simulator.run.system import System
 
 Write: TypeAlias = Callable[[Record], None]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.extras import require
+from areal_lab.runlog.lags import mean_lag
 from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
 from simulator.run.pools import PoolShares
@@ -113,6 +115,7 @@ class SimulationResult:
     @property
     def steps(self) -> pd.DataFrame:
         """One row per step, warm-up included; the index counts from 1."""
+        require("SimulationResult.steps", "notebooks", "pandas")
         import pandas as pd
 
         steps = len(self.columns["end_s"])
@@ -236,12 +239,6 @@ def _column(name: str) -> Callable[[SimulationResult], float]:
 
 def _count(name: str) -> Callable[[SimulationResult], float]:
     return lambda result: float(getattr(result.counts, name))
-
-
-def mean_lag(lags: Mapping[int, int]) -> float:
-    """Mean of a histogram of lags."""
-    count = sum(lags.values())
-    return sum(lag * times for lag, times in lags.items()) / count if count else 0.0
 
 
 def _only_mean(value: Estimate) -> float:

@@ -21,7 +21,7 @@ from areal_lab.control.limits import Limits
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
-from simulator.engine.timesheet import RecordSpan
+from simulator.engine.clock import RecordSpan
 from simulator.engine.versions import Decoded
 
 

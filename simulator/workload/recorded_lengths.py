@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.events import GroupId
-from simulator.workload.recorded_run import events_file, read_events, response_tokens
+from areal_lab.runlog.read_run import events_file, read_events
+from simulator.workload.recorded_run import response_tokens
 
 
 class RecordedLengths:

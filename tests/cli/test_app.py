@@ -36,7 +36,7 @@ def test_train_hands_the_merged_settings_on_and_returns_its_code(
     result = call("train", str(CONFIG), "eta=0.5", "seed=3")
     assert result.exit_code == 130
     assert (given[0].seed, given[0].rollout.max_head_offpolicyness) == (3, 0.5)
-    assert result.stderr.count("note: eta=0.5") == 1
+    assert "note:" not in result.stderr  # the run itself has it
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
         (["objective=money"], "error: objective is 'money'; known are gpus"),
         (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
         (["candidates.etas=[1]"], "error: unknown setting 'candidates.etas'"),
-        (["nothing=1"], "error: unknown setting 'nothing' in the overrides; --help lists all"),
+        (["xyzzy=1"], "error: unknown setting 'xyzzy' in the overrides; --help lists all"),
         (["simulation=nosuch"], "error: unknown preset 'nosuch'; known are small"),
         (["limits.deadline_h=nan"], "error: limits.deadline_h is nan"),
     ],
@@ -174,7 +174,8 @@ def test_help_needs_neither_torch_nor_the_pipeline() -> None:
         "sys.argv = ['areal-lab', '--help']\n"
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'omegaconf', 'tokenizers', 'areal_lab.preflight.check'}\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'matplotlib', 'simpy', 'scipy', 'omegaconf'}\n"
+        "heavy |= {'yaml', 'tokenizers', 'asyncio', 'simulator', 'areal_lab.preflight.check'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     ended = subprocess.run(

@@ -43,6 +43,29 @@ def test_a_healthy_machine_passes() -> None:
     assert as_table(findings).endswith("All is well.")
 
 
+WITH_EXTRA = ("rich>=13.9", 'httpx>=0.28; extra == "train"', 'torch>=2.9; extra == "train"')
+
+
+def test_an_installation_that_does_not_train_lacks_nothing() -> None:
+    installed = {"rich": "15.0.0", "httpx": "0.28.1", "torch": None}
+    base = replace(HEALTHY, requirements=WITH_EXTRA, versions=installed, model_package=False)
+    findings = {found.name: found for found in judge(base)}
+    assert exit_code(list(findings.values())) == 0
+    assert findings["training"].status is Status.NOTE
+    assert findings["training"].mend == "/env/bin/python -m pip install 'areal_lab[train]'"
+    assert findings.keys().isdisjoint({"httpx", "torch", "torch build", "model", "model cache"})
+    assert findings["rich"].status is Status.OK
+    lacking = replace(base, versions={**installed, "rich": None})
+    assert exit_code(judge(lacking)) == 1
+
+
+def test_what_training_needs_is_looked_for_where_torch_is() -> None:
+    installed = {"rich": "15.0.0", "httpx": None, "torch": "2.13.0"}
+    found = finding("httpx", requirements=WITH_EXTRA, versions=installed)
+    assert found.status is Status.FAIL
+    assert "pip install 'httpx>=0.28'" in found.mend
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "detail", "mend"),
     [

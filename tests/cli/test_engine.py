@@ -32,6 +32,7 @@ from areal_lab.preflight.check import ConfigError
 from tests.engines.tiny import tiny_model
 
 BOUND_S = 60.0
+CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,29 @@ def test_a_place_that_is_no_folder_is_refused_before_anything_is_made(
     assert told.exit_code == 1
     assert "cannot be looked into (File name too long); let AREAL_LAB_ENGINES" in told.stderr
     assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("engine", "list"),
+        ("engine", "install", "sglang", "--build", "cpu", "--dry-run"),
+        ("engine", "serve", "sglang"),
+        ("doctor",),
+        ("train", str(CONFIG), "rollout.backend=sglang"),
+    ],
+    ids=" ".join,
+)
+def test_the_home_folder_of_an_unknown_user_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("AREAL_LAB_ENGINES", "~nosuchuser/engines")
+    told = call(*command)
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "error: AREAL_LAB_ENGINES is ~nosuchuser/engines, but no home folder is known for "
+        "~nosuchuser; write the whole path\n"
+    )
 
 
 def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
@@ -250,7 +274,7 @@ def test_wrong_values_are_explained_too() -> None:
         (["actor.ppo_n_minibatches=65"], "is 65, but a batch has only 64 samples"),
         (
             ["rollout.batch_order=bounded_lag", "rollout.max_lag=1.5", "eta=1.5"],
-            "cannot hold by waiting: eta is 1.5",
+            "but eta 1.5 starts groups up to 2 versions ahead",
         ),
         (["rollout.port=65535", "rollout.engines=3"], "engine ports end at 65535"),
         (["rollout.engines=200000000"], "is 200000000, but "),

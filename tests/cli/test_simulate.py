@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
 from areal_lab.config.load import settings
+from areal_lab.runlog.records import Log
 from simulator.config.schema import SimulationConfig
 from tools.pages.simulator import PAGE, own_file, rewritten
 
@@ -89,12 +91,44 @@ def test_trace_gantt_and_plots_are_written(tmp_path: Path) -> None:
     assert files["gantt.png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_of_two_each_has_its_own_trace_and_gantt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, tuple[str, float]] = {}
+
+    def draw(_: Log, *, zoom_s: float) -> float:
+        return zoom_s
+
+    def save(picture: Callable[[], float], path: Path, title: str) -> Path:
+        drawn[path.name] = title, picture()
+        return path
+
+    monkeypatch.setattr("areal_lab.plots.timeline.draw_timeline", draw)
+    monkeypatch.setattr("areal_lab.plots.style.save_picture", save)
+    result = call(
+        *("--compare", "small", "small eta=0", "--seeds", "1"),
+        *("--trace", str(tmp_path / "t.json"), "--gantt", str(tmp_path / "g.png")),
+    )
+    assert result.exit_code == 0
+    assert {name: title for name, (title, _) in drawn.items()} == {
+        "g-a.png": "A: small, simulated",
+        "g-b.png": "B: small eta=0, simulated",
+    }
+    assert len({zoom_s for _, zoom_s in drawn.values()}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-a.json", "t-b.json"]
+    ends = [
+        max(event.get("ts", 0) for event in json.loads(path.read_text())["traceEvents"])
+        for path in sorted(tmp_path.iterdir())
+    ]
+    assert ends[0] < ends[1]  # the synchronous one takes longer
+
+
 def test_a_long_run_is_traced_at_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal_lab.cli.simulate._LOGGED_GROUPS", 20)
     result = call("--preset", "small", "--trace", str(tmp_path / "trace.json"))
-    assert "trace and gantt show the first 5 of 12 steps, of seed 1" in result.stderr
+    assert "trace and gantt of small show the first 5 of 12 steps, of seed 1" in result.stderr
 
 
 def test_presets_are_listed() -> None:

@@ -360,7 +360,7 @@ def test_limits_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="save_every_steps is -1"):
         limits(synchronous(), save_every_steps=-1)
     for eta, lag in ((4, 3), (0.5, 0), (float("inf"), 9)):
-        with pytest.raises(ValueError, match=r"raise max_lag .* or use drop=True"):
+        with pytest.raises(ValueError, match=r"raise max_lag .* or set drop_late"):
             limits(asynchronous(eta), order=bounded_lag(lag))
         limits(asynchronous(eta), order=bounded_lag(lag, drop=True))
     waits = Schedule(name="both", eta=1, on_new_weights=OnNewWeights.DRAIN, carry_over=True)

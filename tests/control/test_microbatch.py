@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from areal_lab.control.microbatch import balanced_parts, dynamic_batches
 from tests.reference.microbatch import dynamic_batches as algorithm_1
+from tests.reference.microbatch import parts_of_equal_size
 
 LENGTHS = st.one_of(
     st.lists(st.integers(1, 12), max_size=60),
@@ -85,3 +86,33 @@ def test_many_long_tailed_sequences_balance_to_a_thousandth() -> None:
     lengths = [int(random.lognormvariate(8, 1)) + 1 for _ in range(100_000)]
     tokens = [sum(lengths[item] for item in part) for part in balanced_parts(lengths, 64)]
     assert max(tokens) / (sum(tokens) / 64) <= 1.001
+
+
+@given(st.lists(st.integers(1, 500), min_size=8, max_size=80), st.integers(1, 8))
+def test_parts_of_equal_size_equal_the_reference(lengths: list[int], count: int) -> None:
+    lengths = lengths[: len(lengths) // count * count]
+    parts = balanced_parts(lengths, count, equal_size=True)
+    assert parts == parts_of_equal_size(lengths, count)
+    assert {len(part) for part in parts} == {len(lengths) // count}
+    assert sorted(item for part in parts for item in part) == list(range(len(lengths)))
+
+
+def test_parts_of_equal_size_small_enough_to_follow() -> None:
+    # 9, 5 and 4 open; 3 joins 4, 2 joins 5, and 1 the part of 9, the only one with room.
+    lengths = [1, 3, 4, 5, 9, 2]
+    assert balanced_parts(lengths, 3, equal_size=True) == [[4, 0], [3, 5], [2, 1]]
+    # Without it the 9 stays alone.
+    assert balanced_parts(lengths, 3) == [[4], [3, 5, 0], [2, 1]]
+
+
+def test_many_long_tailed_sequences_in_parts_of_equal_size_balance_too() -> None:
+    random = Random(0)
+    lengths = [int(random.lognormvariate(8, 1)) + 1 for _ in range(64 * 64)]
+    parts = balanced_parts(lengths, 64, equal_size=True)
+    tokens = [sum(lengths[item] for item in part) for part in parts]
+    assert max(tokens) / (sum(tokens) / 64) <= 1.01
+
+
+def test_what_has_no_parts_of_equal_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot cut 5 .* 2 parts of equal size.*leave out 1"):
+        balanced_parts([3, 4, 5, 6, 7], 2, equal_size=True)

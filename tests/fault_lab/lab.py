@@ -28,6 +28,7 @@ from areal_lab.control.events import EngineId, Event, RunStarted
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
@@ -219,13 +220,13 @@ class FaultLab:
         """Start a server."""
         return await launch_engine(
             backend,
+            ServerOptions(
+                model=self.first.path,
+                version=str(self.first.version),
+                port=port,
+                max_running_requests=16,
+            ),
             index=index,
-            weights=self.first,
-            port=port,
-            threads=1,
-            dtype="float32",
-            max_running_requests=16,
-            context_length=None,
             log_path=self.root / f"case-{self.cases}-engine-{index}.log",
             ready_timeout_s=START_BOUND_S,
             request_timeout_s=BOUND_S,

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal_lab.functional import logprobs_and_entropy
 from tests.functional.case import Case
 from tests.functional.test_table import FAMILIES, ROOT, cases_of, flat, with_leaves
 
@@ -85,3 +86,13 @@ def compile_all() -> None:
     for family in FAMILIES:
         compile_family(family)
         print(family, flush=True)
+    refuse_targets_outside_the_vocabulary()
+
+
+def refuse_targets_outside_the_vocabulary() -> None:
+    """Compiled code cannot look at values, but its gather of the target refuses."""
+    hidden, weight = torch.randn(3, 2), torch.randn(5, 2)
+    compiled = torch.compile(logprobs_and_entropy, fullgraph=True, backend="aot_eager")
+    compiled(hidden, weight, torch.tensor([0, 4, 1]))
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        compiled(hidden, weight, torch.tensor([0, -1, 1]))

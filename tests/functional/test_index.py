@@ -24,6 +24,7 @@ WITHOUT_A_ROW = {
     "packed_sequence_ids": "makes the packed layout of every row",
     "packed_sequences": "makes the packed layout of every row",
     "carry_over_holes": "returns None: the rows of gae go through it",
+    "grouped_rewards": "the rows of group_advantages go through it; its minimum has no gradient",
     "half_squared_error": "the default of value_loss",
     "logistic_objective": "dpo_loss is the mean of it",
     "squared_objective": "ipo_loss is the mean of it",
@@ -50,7 +51,7 @@ def test_nothing_but_torch_and_jaxtyping_is_loaded():
     process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
     added = set(process.stdout.decode().split())
     own = {name for name in added if name.startswith("areal_lab.")}
-    allowed = ("areal_lab.functional", "areal_lab.capacity")
+    allowed = ("areal_lab.functional", "areal_lab.capacity", "areal_lab.extras")
     assert all(name.startswith(allowed) for name in own)
     packages = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names)
     assert packages == {"areal_lab"}

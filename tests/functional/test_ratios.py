@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.advantages.holes import unmasked_runs
 from areal_lab.functional.aggregate import sequence_mean
 from areal_lab.functional.losses.policy import policy_loss
 from areal_lab.functional.ratios import (
@@ -19,7 +18,7 @@ from areal_lab.functional.ratios import (
     sequence_token_ratio,
     token_ratio,
 )
-from areal_lab.functional.segments import Segments, packed_sequences
+from areal_lab.functional.segments import Segments, packed_sequences, unmasked_runs
 from areal_lab.functional.surrogates.clip import clip_surrogate
 from tests.reference import surrogates as reference
 

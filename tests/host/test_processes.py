@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from areal_lab.host import processes
+from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.host.processes import (
     Child,
     ChildDied,
     importing_much,
     last_lines,
-    peak_rss_bytes,
     start_child,
 )
 
@@ -190,10 +190,10 @@ def test_the_memory_of_a_child_is_that_of_its_descendants_too(modules: Path) -> 
     async def scenario() -> tuple[int, int]:
         child, grandchild = await start_and_hear("holds_memory", modules / "a.log")
         pidfd = os.pidfd_open(grandchild)
-        running = peak_rss_bytes(child.pid)
+        running = group_peak_rss_bytes(child.pid)
         await child.stop()
         assert ended(pidfd)
-        return running, peak_rss_bytes(child.pid)
+        return running, group_peak_rss_bytes(child.pid)
 
     running, stopped = asyncio.run(scenario())
     assert 48 + 64 < running / (1 << 20) < 48 + 64 + 2 * 40  # 40: an interpreter with its libraries

@@ -138,7 +138,7 @@ def test_a_header_that_cannot_replay_is_reported_and_no_error(finished, tmp_path
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no events\.jsonl"):
+    with pytest.raises(ValueError, match=r"no events\.jsonl"):
         format_run(tmp_path)
 
 

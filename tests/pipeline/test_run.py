@@ -19,8 +19,8 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
-from areal_lab.engines.weights.root import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal

@@ -13,6 +13,7 @@ import torch
 import areal_lab
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import TrainingRun
 from areal_lab.preflight.check import ConfigError
@@ -154,3 +155,18 @@ def test_a_bound_that_cannot_hold_is_refused_before_anything_starts(tmp_path: Pa
     with pytest.raises(ConfigError, match="max_lag"):
         areal_lab.train(config)
     assert not (tmp_path / "runs").exists()
+
+
+def test_notes_are_warnings_of_a_silent_run_and_lines_of_one_that_is_shown(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "eta=0.5")
+
+    class Told(Silent):
+        def note(self, text: str) -> None:
+            raise RuntimeError(text)
+
+    with pytest.warns(UserWarning, match=r"eta=0\.5") as warned:
+        areal_lab.train(config)
+    assert [one.filename for one in warned] == [__file__]
+    run = areal_lab.train(config, display=Told())  # no warning
+    with pytest.raises(RuntimeError, match=r"note: eta=0\.5 counts versions"):
+        next(iter(run))

@@ -14,7 +14,8 @@ import pytest
 from areal_lab.config.load import load_config, settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.arithmetic import arithmetic_problems
-from areal_lab.engines.weights.root import ROOM_FACTOR, SHARED_MEMORY
+from areal_lab.engines.weights.root import ROOM_FACTOR
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.check import ConfigError, check, check_transfer, notes
@@ -103,6 +104,22 @@ def test_a_wrong_setting_is_refused_in_one_line(
     assert said in refused(configured(override))
 
 
+@pytest.mark.parametrize("override", ["run_dir=~nosuchuser/a", "actor.path=~nosuchuser/a"])
+def test_the_home_folder_of_an_unknown_user_is_refused(
+    configured: Configured, override: str
+) -> None:
+    assert "no home folder is known for ~nosuchuser; write the whole" in refused(
+        configured(override)
+    )
+
+
+def test_a_cache_in_the_home_folder_of_an_unknown_user_is_refused(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_LAB_CACHE", "~nosuchuser")
+    assert refused(configured()).startswith("AREAL_LAB_CACHE is ~nosuchuser, but no home folder")
+
+
 def test_a_batch_may_be_all_the_problems(configured: Configured) -> None:
     check(configured("dataset.batch_size=60"))
 
@@ -121,12 +138,14 @@ def test_every_bound_is_about_a_setting_and_refuses_nan() -> None:
 
 def test_a_bound_below_eta_without_dropping_is_refused(configured: Configured) -> None:
     late = ["rollout.batch_order=bounded_lag", "rollout.max_lag=2"]
-    assert "rollout.max_lag is 2, but bounded_lag without drop_late" in refused(configured(*late))
+    assert "rollout.max_lag is 2 (whole versions), but eta 4 starts groups" in refused(
+        configured(*late)
+    )
     check(configured(*late, "rollout.drop_late=true"))
     check(configured(*late, "eta=2"))
     check(configured(*late, "rollout.schedule=one_step_overlap"))
     unbounded = ["rollout.batch_order=bounded_lag", "eta=inf"]
-    assert "there is no bound; set rollout.max_lag" in refused(configured(*unbounded))
+    assert "eta is infinite, which gives no bound; set max_lag" in refused(configured(*unbounded))
 
 
 def test_a_port_in_use_is_refused(configured: Configured) -> None:
@@ -323,7 +342,6 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         ([], ""),
         (["eta=0"], ""),
         (["eta=inf"], ""),
-        (["eta=nan"], ""),
         (["eta=0.2"], "at most 0.2 of a batch ahead"),
         (["rollout.schedule=synchronous"], ""),
         (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),

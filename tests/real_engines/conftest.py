@@ -18,6 +18,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, PortTaken, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
@@ -66,13 +67,13 @@ async def start(
     try:
         engine = await launch_engine(
             name,
-            index=0,
-            weights=weights,
-            port=0,
-            threads=1,
-            dtype="float32",
-            max_running_requests=8,
-            context_length=CONTEXT,
+            ServerOptions(
+                model=weights.path,
+                version=str(weights.version),
+                max_running_requests=8,
+                context_length=CONTEXT,
+                lora=weights.adapter,
+            ),
             log_path=log_path,
             ready_timeout_s=READY_TIMEOUT_S,
             request_timeout_s=BOUND_S,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
@@ -34,13 +35,12 @@ async def started(engine: str, weights: WeightsFolder, folder: Path) -> EnginePr
     """Somebody else's server."""
     return await launch_engine(
         engine,
-        index=0,
-        weights=weights,
-        port=0,
-        threads=1,
-        dtype="float32",
-        max_running_requests=16,
-        context_length=None,
+        ServerOptions(
+            model=weights.path,
+            version=str(weights.version),
+            lora=weights.adapter,
+            max_running_requests=16,
+        ),
         log_path=folder / "engine.log",
     )
 

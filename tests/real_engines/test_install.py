@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from areal_lab.engines.launch.environments import Condition, environment
-from areal_lab.host.shared_memory import group_lives, shared_segments
+from areal_lab.host.processes import members
+from areal_lab.host.shared_memory import shared_segments
 
 pytestmark = pytest.mark.sglang
 ENGINES = ["sglang", "vllm"]
@@ -72,5 +73,5 @@ def test_served_by_hand_until_ctrl_c(engine: str, tmp_path: Path) -> None:
         assert segments
         serving.send_signal(signal.SIGINT)
         assert serving.wait(30) == 0
-    assert not group_lives(server)
+    assert not any(members(server))
     assert not [segment for segment in segments if segment.exists()]

@@ -53,3 +53,9 @@ def restricted_logprob_and_entropy(logits, target, temperature, kept):
     if not kept[target]:
         return -math.inf, entropy
     return math.log(p[sum(kept[:target])]), entropy
+
+
+def squared_probs(logits, temperature, kept):
+    """sum p^2 of softmax(z / tau) over the kept tokens alone; nothing kept gives 0."""
+    left = [z / temperature for z, keep in zip(logits, kept, strict=True) if keep]
+    return sum(p * p for p in softmax(left)) if left else 0.0

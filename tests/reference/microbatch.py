@@ -1,4 +1,4 @@
-"""Algorithm 1 of AReaL (arXiv:2505.24298) as it is printed, O(sequences * batches)."""
+"""Algorithm 1 of AReaL (arXiv:2505.24298) as printed, O(sequences * batches), and equal parts."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def dynamic_batches(
         else:
             min(with_room, key=len).append(item)
     return batches
+
+
+def parts_of_equal_size(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Longest first, each to the part with the fewest tokens among those with room."""
+    result: list[list[int]] = [[] for _ in range(parts)]
+    for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        with_room = [part for part in result if len(part) < len(lengths) // parts]
+        min(with_room, key=lambda part: sum(lengths[other] for other in part)).append(item)
+    return result

@@ -103,9 +103,15 @@ def n_step_mixture(rewards, values, *, gamma, lam, bootstrap):
 
 def vtrace(
     rewards, values, log_ratio, mask, *, gammas, lam, rho_cap, trace_cap, advantage_cap,
-    bootstrap=0.0, restart=False,
+    bootstrap=0.0, restart=False, alpha=1.0,
 ):  # fmt: skip
-    """(advantages, targets) by the sum of arXiv:1802.01561, eq. 1, with lambda of remark 2."""
+    """(advantages, targets) by the sum of arXiv:1802.01561, eq. 1, with lambda of remark 2.
+
+    With alpha below 1 caps leak, as in arXiv:2002.12928.
+    """
+
+    def capped(ratio, cap):
+        return alpha * min(cap, ratio) + (1 - alpha) * ratio
 
     def both(columns, beyond):
         r, v, x, g = columns
@@ -115,14 +121,15 @@ def vtrace(
         for s in range(len(r)):
             weight, total = 1.0, v[s]
             for t in range(s, len(r)):
-                total += weight * min(rho_cap, ratio[t]) * (r[t] + g[t] * v[t + 1] - v[t])
-                weight *= g[t] * lam * min(trace_cap, ratio[t])
+                total += weight * capped(ratio[t], rho_cap) * (r[t] + g[t] * v[t + 1] - v[t])
+                weight *= g[t] * lam * capped(ratio[t], trace_cap)
             targets.append(total)
         targets.append(beyond)
         advantages = []
         for s in range(len(r)):
             beyond_s = lam * targets[s + 1] + (1 - lam) * v[s + 1]
-            advantages.append(min(advantage_cap, ratio[s]) * (r[s] + g[s] * beyond_s - v[s]))
+            weight = capped(ratio[s], advantage_cap)
+            advantages.append(weight * (r[s] + g[s] * beyond_s - v[s]))
         return list(zip(advantages, targets[:-1], strict=True))
 
     columns = [rewards, values, log_ratio, gammas]

@@ -12,7 +12,8 @@ from benchmarks.harness import Arguments
 from reproductions import figure_6a, recorded_run
 from reproductions.__main__ import ALL, PAGE, PICTURES
 from reproductions.calibration import CALIBRATED, MODELS, parameters
-from reproductions.harness import SEEDS, Reproduction, expected
+from reproductions.harness import SEEDS, expected
+from reproductions.records import Reproduction
 from reproductions.show import to_markdown
 from reproductions.table_1 import OTHERS
 

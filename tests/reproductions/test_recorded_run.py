@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
+from areal_lab.runlog.read_run import read_run
 from benchmarks.harness import Arguments
 from benchmarks.tiny_model import write_tiny_model
-from reproductions.harness import Reproduction, to_json
 from reproductions.record_pair import (
     CAP_TOKENS,
     KINDS,
@@ -23,7 +23,7 @@ from reproductions.record_pair import (
     run_command,
 )
 from reproductions.recorded_run import IDLE_BAR, STEP_BAR, reproduce
-from simulator.workload.recorded_run import read_recorded_run
+from reproductions.records import Reproduction, to_json
 from simulator.workload.recorded_run import response_tokens as recorded_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "calibrate.md"
@@ -107,7 +107,7 @@ def test_what_cannot_be_recorded_is_refused_in_a_line(
 
 
 def test_both_runs_had_the_same_answers_and_name_no_path() -> None:
-    runs = [read_recorded_run(RECORDED / kind) for kind in KINDS]
+    runs = [read_run(RECORDED / kind) for kind in KINDS]
     tokens = [recorded_tokens(run.log) for run in runs]
     for group in tokens[0].keys() & tokens[1].keys():
         assert tokens[0][group] == tokens[1][group]

@@ -25,15 +25,8 @@ from reproductions.calibration import (
     solve,
 )
 from reproductions.figure_6a import reproduce as reproduce_figure_6a
-from reproductions.harness import (
-    Reproduction,
-    Row,
-    configured,
-    expected,
-    length,
-    main,
-    to_json,
-)
+from reproductions.harness import configured, expected, length, main
+from reproductions.records import Reproduction, Row, to_json
 from reproductions.show import draw, to_markdown, to_text
 from reproductions.within_prompt import SIGMA
 from simulator.config.load import load_simulation, presets

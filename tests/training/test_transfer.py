@@ -21,6 +21,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import checksum
@@ -79,13 +80,11 @@ def pair(
             engine = runner.run(
                 launch_engine(
                     "embedded",
-                    index=0,
-                    weights=trainer.ready.weights,
-                    port=0,
-                    threads=1,
-                    dtype="float32",
-                    max_running_requests=4,
-                    context_length=None,
+                    ServerOptions(
+                        model=trainer.ready.weights.path,
+                        version=str(trainer.ready.weights.version),
+                        max_running_requests=4,
+                    ),
                     log_path=root / "engine.log",
                 )
             )

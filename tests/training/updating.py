@@ -18,7 +18,7 @@ import psutil
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.engines.weights.root import SHARED_MEMORY
+from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.pipeline.servers.push import courier_from
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import TrainBatchRequest

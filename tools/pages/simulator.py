@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from areal_lab.cli.simulate import WIDTH, Wanted, run_command
+from areal_lab.cli.outputs import WIDTH
+from areal_lab.cli.simulate import Wanted, run_command
 from areal_lab.config.reference import (
     Documented,
     documented_settings,

@@ -23,6 +23,8 @@ just then would run into."""
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
 _LONGEST_REASON = 500
+_LONGEST_EXCERPT = 100
+"""Bytes shown of what cannot be read."""
 
 
 class Connection:
@@ -53,7 +55,7 @@ class Connection:
         """Send a request; its answer, or `{}` if that is no JSON.
 
         Raises:
-            EngineUnreachable: if there is no answer in time.
+            EngineUnreachable: if there is no answer in time, or it is malformed JSON.
             EngineError: if it is an error.
         """
         self._check_open(call)
@@ -66,13 +68,14 @@ class Connection:
         if answer.is_error:
             raise self._refused(call, answer)
         is_json = answer.headers.get("content-type", "").startswith("application/json")
-        return answer.json() if is_json else {}
+        return self._decoded(call, answer.content) if is_json else {}
 
     async def messages(self, call: Call) -> AsyncGenerator[Answer, None]:
         """Send a request and hand on the messages of its answer; patience is the caller's business.
 
         Raises:
-            EngineUnreachable: if the connection is lost, or the server says that it is broken.
+            EngineUnreachable: if the connection is lost, the server says that it is broken, or
+                sends malformed JSON.
             EngineError: if the answer is another error.
         """
         self._check_open(call)
@@ -87,7 +90,7 @@ class Connection:
                     # Of a request that it will not serve a server says 400.
                     broken = answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
-                async for message in _messages(answer):
+                async for message in self._messages(call, answer):
                     yield message
         except httpx.TransportError as error:
             raise self.unreachable(call, _what(error)) from error
@@ -125,27 +128,37 @@ class Connection:
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
+    async def _messages(self, call: Call, answer: httpx.Response) -> AsyncIterator[Any]:
+        """Events of a stream, or the one or several parts of a whole answer."""
+        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            whole = self._decoded(call, await answer.aread())
+            for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
+                yield {**one, "index": index} if isinstance(one, dict) else one
+            return
+        rest = b""
+        async for part in answer.aiter_bytes():
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                data = event.removeprefix(_EVENT)
+                if data != _LAST_EVENT:
+                    yield self._decoded(call, data)
+
+    def _decoded(self, call: Call, data: bytes) -> Any:
+        """A server that garbles what it says counts as lost: what it did is not known."""
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            start = data[:_LONGEST_EXCERPT].decode(errors="replace")
+            raise EngineUnreachable(
+                f"engine {self.base_url} sent malformed JSON in reply to {call.method} "
+                f"{call.path} ({error}): {start!r}{'...' * (len(data) > _LONGEST_EXCERPT)}"
+            ) from error
+
     def _refused(self, call: Call, answer: httpx.Response) -> EngineError:
         return EngineError(
             f"engine {self.base_url} refused {call.method} {call.path} "
             f"({answer.status_code}): {_reason(answer)}"
         )
-
-
-async def _messages(answer: httpx.Response) -> AsyncIterator[Any]:
-    """Events of a stream, or the one or several parts of a whole answer."""
-    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        whole = json.loads(await answer.aread())
-        for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
-            yield {**one, "index": index} if isinstance(one, dict) else one
-        return
-    rest = b""
-    async for part in answer.aiter_bytes():
-        *events, rest = (rest + part).split(b"\n\n")
-        for event in events:
-            data = event.removeprefix(_EVENT)
-            if data != _LAST_EVENT:
-                yield json.loads(data)
 
 
 def _what(error: httpx.TransportError) -> str:

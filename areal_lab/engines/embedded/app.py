@@ -16,14 +16,15 @@ Beyond SGLang's: GET /spans, what the engine did when; /weights_checker answers 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
 
 from areal_lab.engines.embedded import wire
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
@@ -31,7 +32,7 @@ from areal_lab.engines.embedded.received import add_transfer_routes
 from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
-from areal_lab.engines.protocol import GenerateRequest
+from areal_lab.engines.protocol import GenerateRequest, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, checksum, tied_once
 
 
@@ -44,12 +45,15 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     async def refused(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, status_code=400)
 
+    @app.exception_handler(RequestValidationError)
+    @app.exception_handler(ValidationError)
+    async def invalid(request: Request, error: Any) -> Response:
+        return await refused(request, Refused(wire.problem(error.errors())))
+
     @app.post("/generate")
-    async def generate(request: Request) -> Response:
+    async def generate(request: Request, body: dict[str, Any]) -> Response:
         arrived_s = time.monotonic()
-        body = await _json_body(request)
-        requests, batch = wire.parse_generate(body)
-        interval = wire.parse_stream(body)
+        requests, batch, interval = wire.parse_generate(body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
         samples = await _until_done_or_gone(scheduler, requests, request)
@@ -59,8 +63,9 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return JSONResponse(replies if batch else replies[0])
 
     @app.post("/pause_generation")
-    async def pause_generation(request: Request) -> Response:
-        mode = wire.parse_pause_mode(await _json_body(request))
+    async def pause_generation(
+        mode: Annotated[PauseMode, Body(embed=True)] = PauseMode.ABORT,
+    ) -> Response:
         await asyncio.wrap_future(scheduler.pause(mode))
         return JSONResponse({"status": "ok", "message": f"generation is paused ({mode})"})
 
@@ -70,32 +75,27 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return JSONResponse({"status": "ok", "message": "generation goes on"})
 
     @app.post("/abort_request")
-    async def abort_request(request: Request) -> Response:
-        body = await _json_body(request)
-        rid = body.get("rid")
-        if not body.get("abort_all") and not isinstance(rid, str):
+    async def abort_request(
+        rid: Annotated[str | None, Body()] = None, abort_all: Annotated[bool, Body()] = False
+    ) -> Response:
+        if rid is None and not abort_all:
             raise Refused("abort_request needs rid or abort_all")
-        await asyncio.wrap_future(scheduler.abort(None if body.get("abort_all") else [str(rid)]))
+        await asyncio.wrap_future(scheduler.abort(None if abort_all else [str(rid)]))
         return Response()
 
     @app.post("/update_weights_from_disk")
-    async def update_weights_from_disk(request: Request) -> Response:
-        body = await _json_body(request)
-        folder = body.get("model_path")
-        if not isinstance(folder, str):
-            raise Refused("model_path is missing: the folder with the new weights")
-        version = body.get("weight_version")
+    async def update_weights_from_disk(
+        model_path: Annotated[str, Body()],
+        weight_version: Annotated[str | None, Body()] = None,
+        flush_cache: Annotated[bool, Body()] = True,
+    ) -> Response:
         try:
             message = await asyncio.wrap_future(
-                scheduler.load_weights(
-                    Path(folder),
-                    None if version is None else str(version),
-                    flush=bool(body.get("flush_cache", True)),
-                )
+                scheduler.load_weights(Path(model_path), weight_version, flush=flush_cache)
             )
         except (Refused, CorruptWeights) as error:
             return JSONResponse({"success": False, "message": str(error)}, status_code=400)
-        model_paths.append(folder)
+        model_paths.append(model_path)
         return JSONResponse({"success": True, "message": message, "num_paused_requests": 0})
 
     @app.post("/flush_cache")
@@ -104,10 +104,9 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return Response("Cache flushed.\n")
 
     @app.post("/weights_checker")
-    async def weights_checker(request: Request) -> Response:
-        action = (await _json_body(request)).get("action")
-        if action != "checksum":
-            raise Refused(f"weights_checker action {action!r} is not known: checksum")
+    async def weights_checker(
+        action: Annotated[Literal["checksum"], Body(embed=True)],  # noqa: ARG001 - the one there is
+    ) -> Response:
         value = await asyncio.wrap_future(
             scheduler.call(lambda batcher: checksum(tied_once(batcher.model)))
         )
@@ -150,7 +149,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
             }
         )
 
-    add_transfer_routes(app, scheduler, _json_body)
+    add_transfer_routes(app, scheduler)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -161,19 +160,6 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         return Response()
 
     return app
-
-
-async def _json_body(request: Request) -> dict[str, Any]:
-    raw = await request.body()
-    if not raw:
-        return {}
-    try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise Refused(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refused("the body must be a JSON object")
-    return body
 
 
 async def _until_done_or_gone(

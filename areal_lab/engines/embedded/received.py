@@ -9,13 +9,13 @@ all of it is loaded at once, or none. SGLang loads each request as it comes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
@@ -40,14 +40,8 @@ class Reception:
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
 
 
-def add_transfer_routes(
-    app: FastAPI, scheduler: Scheduler, read: Callable[[Request], Awaitable[dict[str, Any]]]
-) -> None:
-    """Add the requests to an engine's interface.
-
-    Args:
-        read: the JSON object of a request.
-    """
+def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
+    """Add the requests to an engine's interface."""
     reception = Reception()
 
     @app.post("/begin_weight_update")
@@ -64,60 +58,97 @@ def add_transfer_routes(
         return await _load(scheduler, reception, None) if reception.kept else _done("no weights")
 
     @app.post("/update_weights_from_tensor")
-    async def update_weights_from_tensor(request: Request) -> Response:
-        body = await read(request)
+    async def update_weights_from_tensor(
+        # one: this engine has one rank
+        serialized_named_tensors: Annotated[list[str], Body(min_length=1, max_length=1)],
+        weight_version: Annotated[str | None, Body()] = None,
+        flush_cache: Annotated[bool, Body()] = True,
+    ) -> Response:
         _require_open(reception)
-        payloads = body.get("serialized_named_tensors")
-        if not isinstance(payloads, list) or len(payloads) != 1:
-            raise Refused(
-                "serialized_named_tensors must be a list of one: this engine has one rank"
-            )
         try:
-            tensors = await asyncio.to_thread(decode, str(payloads[0]))
+            tensors = await asyncio.to_thread(decode, serialized_named_tensors[0])
         except UnsafePayload as error:
             raise Refused(str(error)) from error
-        return await _take(scheduler, reception, tensors, body)
+        return await _take(scheduler, reception, tensors, weight_version, flush_cache)
 
     @app.post("/init_weights_update_group")
-    async def init_weights_update_group(request: Request) -> Response:
-        body = await read(request)
-        name = str(body["group_name"])
-        if name in reception.groups:
-            raise Refused(f"this engine is in a group {name!r} already")
+    async def init_weights_update_group(
+        *,
+        group_name: Annotated[str, Body()],
+        master_address: Annotated[str, Body()],
+        master_port: Annotated[int, Body()],
+        rank_offset: Annotated[int, Body()],
+        world_size: Annotated[int, Body()],
+        backend: Annotated[str, Body()] = "nccl",
+    ) -> Response:
+        if group_name in reception.groups:
+            raise Refused(f"this engine is in a group {group_name!r} already")
+
+        def join() -> dist.ProcessGroup:
+            store = process_group.connect(master_address, master_port, timeout_s=GROUP_TIMEOUT_S)
+            return process_group.join(
+                store,
+                name=group_name,
+                rank=rank_offset,
+                size=world_size,
+                backend=backend,
+                timeout_s=GROUP_TIMEOUT_S,
+            )
+
         try:
-            reception.groups[name] = await asyncio.to_thread(_join, name, body)
+            reception.groups[group_name] = await asyncio.to_thread(join)
         except RuntimeError as error:
             raise Refused(f"the group was not formed: {str(error).splitlines()[0]}") from error
         return _done("the group is formed")
 
     @app.post("/destroy_weights_update_group")
-    async def destroy_weights_update_group(request: Request) -> Response:
-        name = str((await read(request)).get("group_name"))
-        process_group.leave(_group(reception.groups, name))
-        del reception.groups[name]
+    async def destroy_weights_update_group(
+        group_name: Annotated[str, Body(embed=True)],
+    ) -> Response:
+        process_group.leave(_group(reception.groups, group_name))
+        del reception.groups[group_name]
         return _done("the group is left")
 
     @app.post("/update_weights_from_distributed")
-    async def update_weights_from_distributed(request: Request) -> Response:
-        body = await read(request)
+    async def update_weights_from_distributed(
+        *,
+        group_name: Annotated[str, Body()],
+        names: Annotated[list[str], Body()],
+        dtypes: Annotated[list[str], Body()],
+        shapes: Annotated[list[list[int]], Body()],
+        weight_version: Annotated[str | None, Body()] = None,
+        flush_cache: Annotated[bool, Body()] = True,
+    ) -> Response:
         _require_open(reception)
-        group = _group(reception.groups, str(body.get("group_name")))
+        group = _group(reception.groups, group_name)
+
+        def receive() -> dict[str, Tensor]:
+            tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype))
+                for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
+            }
+            process_group.broadcast(tensors.values(), group)
+            return tensors
+
         try:
-            tensors = await asyncio.to_thread(_receive, body, group)
+            tensors = await asyncio.to_thread(receive)
         except RuntimeError as error:
             raise Refused(f"the broadcast failed: {str(error).splitlines()[0]}") from error
-        return await _take(scheduler, reception, tensors, body)
+        return await _take(scheduler, reception, tensors, weight_version, flush_cache)
 
 
 async def _take(
-    scheduler: Scheduler, reception: Reception, tensors: dict[str, Tensor], body: Mapping[str, Any]
+    scheduler: Scheduler,
+    reception: Reception,
+    tensors: dict[str, Tensor],
+    version: str | None,
+    flush: bool,
 ) -> Response:
     reception.kept.update(tensors)
-    reception.flush = bool(body.get("flush_cache", True))
-    version = body.get("weight_version")
+    reception.flush = flush
     if version is None:
         return _done(f"{len(tensors)} tensors are here")
-    return await _load(scheduler, reception, str(version))
+    return await _load(scheduler, reception, version)
 
 
 async def _load(scheduler: Scheduler, reception: Reception, version: str | None) -> Response:
@@ -129,29 +160,6 @@ async def _load(scheduler: Scheduler, reception: Reception, version: str | None)
     except (Refused, CorruptWeights) as error:
         return JSONResponse({"success": False, "message": str(error)}, status_code=400)
     return _done(message)
-
-
-def _join(name: str, body: Mapping[str, Any]) -> dist.ProcessGroup:
-    store = process_group.connect(
-        str(body["master_address"]), int(body["master_port"]), timeout_s=GROUP_TIMEOUT_S
-    )
-    return process_group.join(
-        store,
-        name=name,
-        rank=int(body["rank_offset"]),
-        size=int(body["world_size"]),
-        backend=str(body.get("backend", "nccl")),
-        timeout_s=GROUP_TIMEOUT_S,
-    )
-
-
-def _receive(body: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, Tensor]:
-    tensors = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype))
-        for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True)
-    }
-    process_group.broadcast(tensors.values(), group)
-    return tensors
 
 
 def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGroup:

@@ -6,97 +6,74 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from areal_lab.engines.embedded.batcher import Refused, Sample
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
-
-DEFAULT_MAX_NEW_TOKENS = 128
-DEFAULT_STREAM_INTERVAL = 1
-_INTEGERS = ("max_new_tokens", "top_k", "sampling_seed", "stream_interval")
-_NUMBERS = ("temperature", "top_p")
+from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 
 
-def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool]:
-    """The requests of a /generate body, and whether it was a batch.
-
-    Raises:
-        Refused: saying in one line what is wrong.
-    """
-    prompts = body.get("input_ids")
-    if not isinstance(prompts, list):
-        raise Refused("input_ids is missing: a list of token ids, or a list of such lists")
-    batch = bool(prompts) and isinstance(prompts[0], list)
-    if not batch:
-        prompts = [prompts]
-    ids = _one_each(body.get("rid"), len(prompts), "rid")
-    params = _one_each(body.get("sampling_params"), len(prompts), "sampling_params")
-    return [
-        _request(rid, prompt, values)
-        for rid, prompt, values in zip(ids, prompts, params, strict=True)
-    ], batch
-
-
-def parse_stream(body: Mapping[str, Any]) -> int | None:
-    """Tokens between two messages of a streamed answer; `None` if it is to come whole.
-
-    Raises:
-        Refused: if it is no positive number.
-    """
-    if not body.get("stream"):
-        return None
-    params = body.get("sampling_params")
-    each = params if isinstance(params, list) else [params]
-    interval: int = min(
-        (one or {}).get("stream_interval") or DEFAULT_STREAM_INTERVAL for one in each
-    )
-    if interval < 1:
-        raise Refused(f"stream_interval is {interval}, but must be >= 1")
-    return interval
-
-
-def parse_sampling(values: object) -> SamplingParams:
+class Sampling(BaseModel):
     """Sampling parameters; absent ones have SGLang's defaults.
 
-    Raises:
-        Refused: for an unknown name, since ignoring it would draw from another distribution.
+    An unknown one is refused, since ignoring it would sample from another distribution.
     """
-    if values is None:
-        values = {}
-    if not isinstance(values, Mapping):
-        raise Refused(f"sampling_params is {values!r}, but must be an object")
-    known = {*_INTEGERS, *_NUMBERS, "stop_token_ids", "ignore_eos"}
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise Refused(
-            f"sampling parameter {unknown[0]!r} is not known; known: {', '.join(sorted(known))}"
-        )
-    for name in _INTEGERS:
-        if not _is_integer(values.get(name, 0)):
-            raise Refused(f"{name} is {values[name]!r}, but must be an integer")
-    for name in _NUMBERS:
-        value = values.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Refused(f"{name} is {value!r}, but must be a number")
-    try:
-        return SamplingParams(
-            max_new_tokens=values.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-            temperature=values.get("temperature", 1.0),
-            top_p=values.get("top_p", 1.0),
-            top_k=values.get("top_k", -1),
-            stop_token_ids=_tokens(values.get("stop_token_ids") or []),
-            ignore_eos=bool(values.get("ignore_eos", False)),
-            seed=values.get("sampling_seed", 0),
-        )
-    except ValueError as error:
-        raise Refused(str(error)) from error
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    sampling_seed: int = 0
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens between two messages of a stream."""
 
 
-def parse_pause_mode(body: Mapping[str, Any]) -> PauseMode:
-    """The mode of a /pause_generation body; SGLang's default is `abort`."""
-    mode = body.get("mode", PauseMode.ABORT)
-    try:
-        return PauseMode(mode)
-    except ValueError as error:
-        raise Refused(f"pause mode {mode!r} is not known: abort, retract or in_place") from error
+class Generate(BaseModel):
+    """One request of a /generate body; fields of SGLang's that mean nothing here are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_ids: list[int]
+    rid: str | None = None
+    sampling_params: Sampling | None = None
+
+
+def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool, int | None]:
+    """The requests of a /generate body, whether it was a batch, and tokens between two messages.
+
+    These are `None` if the responses are to come whole.
+
+    Raises:
+        Refused, ValidationError: what is wrong.
+    """
+    prompts = body.get("input_ids")
+    batch = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list)
+    if isinstance(prompts, list) and batch:
+        ids, params = (_one_each(body, name, len(prompts)) for name in ("rid", "sampling_params"))
+        rows = [
+            {"input_ids": prompt, "rid": rid, "sampling_params": values}
+            for prompt, rid, values in zip(prompts, ids, params, strict=True)
+        ]
+    else:
+        rows = [dict(body)]
+    asked = [Generate.model_validate(row) for row in rows]
+    interval = min((one.sampling_params or Sampling()).stream_interval for one in asked)
+    return [_request(one) for one in asked], batch, interval if body.get("stream") else None
+
+
+def problem(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of pydantic's errors in one line: which field, its value, what it must be."""
+    first = errors[0]
+    name = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    if first["type"] == "missing":
+        return f"{name} is missing"
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not known; known: {', '.join(sorted(Sampling.model_fields))}"
+    why = first["msg"].splitlines()[0].replace("Input should be", "must be")
+    return f"{name} is {first['input']!r:.100}, but {why}"
 
 
 def reply(
@@ -150,17 +127,28 @@ def _finish_reason(sample: Sample) -> dict[str, Any] | None:
             return {"type": "abort", "message": "aborted", "status_code": None, "err_type": None}
 
 
-def _request(rid: object, prompt: object, values: object) -> GenerateRequest:
-    sampling = parse_sampling(values)
+def _request(one: Generate) -> GenerateRequest:
+    sampling = one.sampling_params or Sampling()
     try:
         return GenerateRequest(
-            request_id=_request_id(rid), prompt_tokens=_tokens(prompt), sampling=sampling
+            request_id=uuid.uuid4().hex if one.rid is None else one.rid,
+            prompt_tokens=tuple(one.input_ids),
+            sampling=SamplingParams(
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                stop_token_ids=tuple(sampling.stop_token_ids or ()),
+                ignore_eos=sampling.ignore_eos,
+                seed=sampling.sampling_seed,
+            ),
         )
     except ValueError as error:
         raise Refused(str(error)) from error
 
 
-def _one_each(value: object, count: int, name: str) -> Sequence[Any]:
+def _one_each(body: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
+    value = body.get(name)
     if not isinstance(value, list):
         if isinstance(value, str) and count > 1:
             raise Refused(f"{name} must be a list of {count}, one for each prompt")
@@ -168,21 +156,3 @@ def _one_each(value: object, count: int, name: str) -> Sequence[Any]:
     if len(value) != count:
         raise Refused(f"{name} has {len(value)} entries for {count} prompts")
     return value
-
-
-def _request_id(value: object) -> str:
-    if value is None:
-        return uuid.uuid4().hex
-    if not isinstance(value, str):
-        raise Refused(f"rid is {value!r}, but must be a string")
-    return value
-
-
-def _tokens(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(map(_is_integer, value)):
-        raise Refused("token ids must be a list of integers")
-    return tuple(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

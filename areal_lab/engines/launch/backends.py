@@ -29,15 +29,19 @@ VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What one server is started with; the same for every backend."""
+    """What one server is started with; the same for every backend.
+
+    `options.fitted` puts in what depends on this machine: build, type, cache.
+    """
 
     model: Path
     version: str = "0"
     """What the server reports as its weight version."""
     host: str = "127.0.0.1"
-    port: int
+    port: int = 0
     threads: int = 1
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: str = "float32"
+    """`float32`, `bfloat16`, or `auto` until it is fitted."""
     max_running_requests: int = 64
     context_length: int | None = None
     """At most the model's, which None takes."""

@@ -63,8 +63,14 @@ async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
     if dialect is not VLLM:
         return dialect
     sums = await http.post(dialect.digest.path, json=dialect.digest.body)
-    if sums.is_error or not on_cpu(sums.json()):
-        return dialect
+    try:
+        if sums.is_error or not on_cpu(sums.json()):
+            return dialect
+    except ValueError as error:
+        raise EngineError(
+            f"what answers at {http.base_url} sent malformed JSON in reply to "
+            f"{dialect.digest.path} ({error}): {sums.text[:100]!r}"
+        ) from error
     if (await http.post(ASK_FOR_EXTENSION.path, json=ASK_FOR_EXTENSION.body)).is_error:
         raise EngineError(NO_EXTENSION)
     return VLLM_ON_CPU

@@ -21,7 +21,10 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from areal_lab.engines.launch.backends import BACKENDS, Build
+from areal_lab.host.home import expanded
 
 STAMP: Final = ".areal_lab.json"
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
@@ -62,10 +65,14 @@ class Environment:
 
 
 def environment_folder(backend: str) -> Path:
-    """Where the environment of this engine is, or would be made."""
+    """Where the environment of this engine is, or would be made.
+
+    Raises:
+        ValueError: AREAL_LAB_ENGINES names the home folder of an unknown user.
+    """
     own = os.environ.get("AREAL_LAB_ENGINES")
     if own:
-        return Path(own).expanduser().absolute() / backend
+        return expanded(own, "AREAL_LAB_ENGINES").absolute() / backend
     checkout = _PACKAGE.parent
     if (checkout / "pyproject.toml").is_file():
         return checkout / f".venv-{backend}"
@@ -110,7 +117,6 @@ def engine_version(backend: str) -> str:
 
 def environment(backend: str) -> Environment:
     """Look at an engine's environment, without running anything in it."""
-    folder = environment_folder(backend)
     if not BACKENDS[backend].own_environment:
         return Environment(
             backend=backend,
@@ -118,6 +124,7 @@ def environment(backend: str) -> Environment:
             condition=Condition.READY,
             version=version("areal_lab"),
         )
+    folder = environment_folder(backend)
     if not folder.is_dir():
         return Environment(backend=backend, folder=folder, condition=Condition.MISSING)
     found = _engine_package(backend, folder)
@@ -161,8 +168,8 @@ def _condition(backend: str, folder: Path, build: Build) -> Condition:
 
 def _engine_package(backend: str, folder: Path) -> tuple[Build, str] | None:
     """Build and version of the engine in the environment, told by its packages."""
-    found = {
-        (d.name or "").lower().replace("_", "-"): d.version
+    found: dict[str, str] = {
+        canonicalize_name(d.name or ""): d.version
         for d in distributions(path=[str(p) for p in folder.glob("lib/python3*/site-packages")])
     }
     facts = BACKENDS[backend]

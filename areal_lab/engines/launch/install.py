@@ -40,6 +40,7 @@ from areal_lab.engines.launch.environments import (
 )
 from areal_lab.engines.launch.install_progress import Progress
 from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.owned_folders import nearest_existing
 from areal_lab.host.processes import last_lines
 
 __all__ = ["engine_version", "environment_folder", "installed"]  # part of what this module offers
@@ -172,8 +173,7 @@ def check(recipe: Recipe, *, force: bool = False) -> None:
             f"{folder} is there, but was not made by this command; move it away, let "
             "AREAL_LAB_ENGINES name another folder, or replace it with --force"
         )
-    inside = (folder, *folder.parents) if folder.is_dir() else folder.parents
-    place = next(p for p in inside if p.exists())
+    place = nearest_existing(folder if folder.is_dir() else folder.parent)
     if not place.is_dir():
         raise InstallError(
             f"{folder} cannot be made, as {place} is not a folder; let AREAL_LAB_ENGINES name "

@@ -1,6 +1,6 @@
 """What a server is started with on this machine: its options, command line and variables.
 
-    a run's wishes --server_options--> ServerOptions --server_command, server_environment--> child
+    ServerOptions --fitted--> ServerOptions --server_command, server_environment--> child
 
 What cannot be started here as it is asked for is refused in one line, with the mend.
 """
@@ -8,37 +8,23 @@ What cannot be started here as it is asked for is refused in one line, with the 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from areal_lab.engines.launch.backends import Backend, ServerOptions, lora_refusal
 from areal_lab.engines.launch.environments import environment
-from areal_lab.engines.protocol import LoraShape
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import share_of, visible_gpus
+from areal_lab.models.dtypes import dtype_name
 from areal_lab.models.folder import cache_room
 
 HOST: Final = "127.0.0.1"
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
 
 
-def server_options(
-    backend: Backend,
-    *,
-    model: Path,
-    version: str,
-    port: int,
-    threads: int,
-    dtype: str,
-    max_running_requests: int,
-    context_length: int | None,
-    tensor_parallel: int = 1,
-    host: str = HOST,
-    tokenizer: bool = False,
-    lora: LoraShape | None = None,
-    extra: tuple[str, ...] = (),
-) -> ServerOptions:
-    """The options of a server on this machine: type, cache and build are chosen here.
+def fitted(backend: Backend, wanted: ServerOptions) -> ServerOptions:
+    """The options for this machine: type, cache and build are chosen here.
 
     Raises:
         ValueError: in one line, if the engine cannot be started here as it is asked for.
@@ -54,35 +40,27 @@ def server_options(
             f"engine {backend.name} is installed for GPUs, but none is visible; "
             f"run: areal-lab engine install {backend.name} --build cpu"
         )
-    if tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
+    if wanted.tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
         raise ValueError(
-            f"engine {backend.name} with tensor parallel {tensor_parallel} needs the GPU build of "
-            "an engine that has it (sglang, vllm); use 1"
+            f"engine {backend.name} with tensor parallel {wanted.tensor_parallel} needs the GPU "
+            "build of an engine that has it (sglang, vllm); use 1"
         )
-    if lora is not None and (refusal := lora_refusal(backend, lora)) is not None:
+    if wanted.lora is not None and (refusal := lora_refusal(backend, wanted.lora)) is not None:
         raise ValueError(refusal)
+    native = found.build == "gpu" or native_bfloat16()
+    dtype = dtype_name(wanted.dtype, native=native)
     room = cache_room(
-        model,
-        dtype=(resolved := _resolve(dtype, found.build)),
-        sequences=max_running_requests,
-        context_tokens=context_length,
+        wanted.model,
+        dtype=dtype,
+        sequences=wanted.max_running_requests,
+        context_tokens=wanted.context_length,
     )
-    return ServerOptions(
-        model=model,
-        version=version,
-        host=host,
-        port=port,
-        threads=threads,
-        dtype=resolved,
-        max_running_requests=max_running_requests,
-        context_length=context_length,
+    return replace(
+        wanted,
+        dtype=dtype,
         cache_tokens=room.tokens,
         cache_bytes=room.bytes,
-        tensor_parallel=tensor_parallel,
         build=found.build,
-        tokenizer=tokenizer,
-        lora=lora,
-        extra=extra,
     )
 
 
@@ -107,13 +85,3 @@ def server_environment(
         share = share_of(index, options.tensor_parallel, visible_gpus())
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(share)
     return variables
-
-
-def _resolve(dtype: str, build: str) -> Literal["float32", "bfloat16"]:
-    """`auto` is bfloat16 where the device computes in it, as for the trainer."""
-    match dtype:
-        case "float32" | "bfloat16":
-            return dtype
-        case "auto":
-            return "bfloat16" if build == "gpu" or native_bfloat16() else "float32"
-    raise ValueError(f"dtype is {dtype!r}, but must be auto, float32 or bfloat16")

@@ -29,16 +29,14 @@ from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.environments import engine_version, python_of
 from areal_lab.engines.launch.options import (
     HOST,
+    fitted,
     server_command,
     server_environment,
-    server_options,
 )
 from areal_lab.engines.launch.scratch import Scratch
-from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.owned_folders import remove_owned_folder
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
-from areal_lab.host.processes import Child, ChildDied, last_lines, start_command
-from areal_lab.host.shared_memory import group_lives
+from areal_lab.host.processes import Child, ChildDied, last_lines, members, start_command
 
 EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
@@ -92,31 +90,21 @@ class EngineProcess:
 
 async def launch_engine(
     backend: str,
+    options: ServerOptions,
     *,
-    index: int,
-    weights: WeightsFolder,
-    port: int,
-    threads: int,
-    dtype: str,
-    max_running_requests: int,
-    context_length: int | None,
+    index: int = 0,
     log_path: Path,
     ready_timeout_s: float = 300.0,
     request_timeout_s: float | None = None,
-    tensor_parallel: int = 1,
-    extra: tuple[str, ...] = (),
 ) -> EngineProcess:
-    """Start engine `index` with these weights and wait until it is ready.
+    """Start an engine and wait until it is ready.
 
     Args:
         backend: a name of `backends.BACKENDS`.
-        weights: the model that it is started with; with `adapter` it will be given adapters to it.
-        port: 0 takes a free one, and another one should that be taken meanwhile.
-        dtype: `float32`, `bfloat16` or `auto`.
-        context_length: at most the model's, which `None` takes.
+        options: what it is started with, to be fitted to this machine; with port 0 it takes a free
+            one, and another one should that be taken meanwhile.
+        index: names it, and says which GPUs are its own.
         request_timeout_s: longest wait of one `generate` call.
-        tensor_parallel: GPUs that one server is spread over.
-        extra: more arguments for the server, after all others.
 
     Raises:
         ValueError: if the engine is unknown or not installed, or the port is in use.
@@ -125,19 +113,7 @@ async def launch_engine(
         TimeoutError: if it is not ready in time.
     """
     facts = backend_of(backend)
-    options = server_options(
-        facts,
-        model=weights.path,
-        version=str(weights.version),
-        port=port,
-        threads=threads,
-        dtype=dtype,
-        max_running_requests=max_running_requests,
-        context_length=context_length,
-        tensor_parallel=tensor_parallel,
-        lora=weights.adapter,
-        extra=extra,
-    )
+    options = fitted(facts, options)
     start = Start(
         backend=facts,
         python=python_of(backend),
@@ -312,7 +288,7 @@ async def _until_gone(group: int) -> None:
     """Until the killed processes have let go of port and memory, a large one takes a moment."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_GONE_S):
-            while group_lives(group):
+            while any(members(group)):
                 await asyncio.sleep(_POLL_S)
 
 

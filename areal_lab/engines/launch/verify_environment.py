@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from areal_lab.engines.launch.environments import Condition, Environment, pinned, requirements_file
 
@@ -35,11 +37,11 @@ def examined(found: Environment) -> Environment:
 def _without(folder: Path, requirements: Path) -> Iterator[str]:
     """Packages that are not there, and files of those that are."""
     infos = sorted(folder.glob("lib/python3*/site-packages/*.dist-info"))
-    present = {_plain(info.name.partition("-")[0]) for info in infos}
+    present = {canonicalize_name(info.name.partition("-")[0]) for info in infos}
     for line in pinned(requirements):
-        name, pin, _ = line.partition("==")
-        if pin and _plain(name) not in present:
-            yield f"{name} is not in it"
+        needed = Requirement(line)
+        if needed.specifier and canonicalize_name(needed.name) not in present:
+            yield f"{needed.name} is not in it"
     for info in infos:
         name = info.name.removesuffix(".dist-info")
         try:
@@ -67,8 +69,3 @@ def _python(folder: Path) -> Iterator[str]:
     place = Path(ended.stdout.strip())
     if not place.is_dir() or not any(place.glob("*.dist-info")):
         yield f"its Python looks for packages in {place}, where none are"
-
-
-def _plain(name: str) -> str:
-    """A package's name, however it is spelled."""
-    return re.sub(r"[-_.]+", "-", name.strip()).lower()

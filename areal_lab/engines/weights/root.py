@@ -16,8 +16,8 @@ from areal_lab.host.owned_folders import (
     remove_abandoned_folders,
     remove_owned_folder,
 )
+from areal_lab.host.shared_memory import SHARED_MEMORY
 
-SHARED_MEMORY = Path("/dev/shm")
 ROOM_FACTOR = 2.5
 """Shared memory must have room for this many sets of weights: one that waits for engines to end
 what they run, one being written, and half of one to spare."""

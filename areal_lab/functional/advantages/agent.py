@@ -1,4 +1,4 @@
-r"""Advantages of agents: of steps inside episodes, and of players that each have a baseline.
+r"""Advantages for agents: of steps within episodes, and of players with separate baselines.
 
 gigpo_advantages   episode against episode of one prompt, plus step against step of one state
 rae_advantages     reward minus a moving average of the player's rewards; the state is passed
@@ -30,7 +30,7 @@ def gigpo_advantages(
     unbiased: bool = True,
     eps: float = 1e-6,
 ) -> Float[Tensor, " S"]:
-    r"""Groups in groups: how good the episode was, and how good the step was in its state.
+    r"""GiGPO: the advantage of the episode plus that of the step among steps from the same state.
 
     $$ A_s = A^E_{i(s)} + \omega A^S_s $$
 
@@ -98,7 +98,7 @@ def rae_advantages(
         decay: beta, the weight of the past at each sample.
 
     Raises:
-        ValueError: shapes differ, agents are no integers, rewards are not finite, or `decay` is
+        ValueError: shapes differ, agents are not integers, rewards are not finite, or `decay` is
             not in [0, 1).
     """
     if not 0 <= decay < 1:

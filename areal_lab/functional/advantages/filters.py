@@ -1,4 +1,4 @@
-r"""Which samples are worth training on: a boolean per sample, to be combined with `&`, `|`, `~`.
+r"""Filters of samples: a boolean per sample, to be combined with `&`, `|` and `~`.
 
     keep = ~zero_variance_groups(r, g) & overlong_mask(lengths, max_length_tokens=4096)
     mask = keep_samples(mask, keep)
@@ -24,7 +24,7 @@ def zero_variance_groups(
 
     $$ \max_{j \in g} R_j - \min_{j \in g} R_j \le \tau $$
 
-    A group of one is such a group. Dynamic sampling drops these and draws others.
+    A group of one is such a group. Dynamic sampling drops these and samples others.
 
     Source: dynamic sampling of DAPO (arXiv:2503.14476), eq. 11.
 
@@ -34,7 +34,7 @@ def zero_variance_groups(
         tolerance: tau, the largest difference that still counts as equal.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, rewards are not floating or not finite, or
+        ValueError: shapes differ, ids are not integers, rewards are not floating or not finite, or
             `tolerance` is negative.
     """
     if not tolerance >= 0:
@@ -68,7 +68,7 @@ def difficulty_band(
         high: upper bound of the mean.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, rewards are not floating or not finite, or
+        ValueError: shapes differ, ids are not integers, rewards are not floating or not finite, or
             `low` is not below `high`.
     """
     if not low < high:
@@ -84,22 +84,22 @@ def overlong_mask(
     max_length_tokens: int,
     finished: Bool[Tensor, " N"] | None = None,
 ) -> Bool[Tensor, " N"]:
-    r"""True for the answers that count; False for those cut off at the limit of length.
+    r"""True for the responses that count; False for those cut off at the limit of length.
 
     $$ |y_i| < L_{max} \quad \text{or} \quad y_i \text{ ended by itself} $$
 
-    A cut-off answer is rewarded as wrong although its reasoning may be right, hence this filter.
+    A cut-off response is rewarded as wrong although its reasoning may be right, hence this filter.
 
     Source: overlong filtering of DAPO (arXiv:2503.14476), section 3.4.
 
     Args:
         length_tokens: |y|, prompt excluded.
         max_length_tokens: L_max, the sampler's limit.
-        finished: True where the answer ended by itself, at the limit included. None: unknown, and
-            an answer of `max_length_tokens` counts as cut off.
+        finished: True where the response ended by itself, at the limit included. None: unknown, and
+            a response of `max_length_tokens` counts as cut off.
 
     Raises:
-        ValueError: lengths are no integers, shapes differ, or `max_length_tokens` is below 1.
+        ValueError: lengths are not integers, shapes differ, or `max_length_tokens` is below 1.
     """
     check_integer("length_tokens", length_tokens)
     if max_length_tokens < 1:

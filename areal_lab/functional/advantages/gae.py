@@ -3,7 +3,7 @@ r"""Generalized advantage estimation, and the lambda returns that it is made of.
     V_1  r_1  V_2  r_2  V_3  r_3  bootstrap      k values and one beyond: k + 1 points
 
 Values are those *before* each token, V(s_t); what lies beyond the last token is the caller's
-choice, sequence by sequence: nothing for an answer that ended, a value for one that was cut off.
+choice, sequence by sequence: nothing for a response that ended, a value for one that was cut off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from areal_lab.functional.segments import Segments, segment_reduce, sequences_or
 
 
 class AdvantagesAndReturns(NamedTuple):
-    """Of each token; 0 where masked. Not detached: ordinary functions of rewards and values."""
+    """Advantage and return of each token; 0 where masked. Not detached."""
 
     advantages: Tensor
     """A: how much better than the value it went from here on."""
@@ -149,12 +149,12 @@ def length_adaptive_lambda(
     sequences: Segments | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "*shape"]:
-    r"""Lambda for the policy's GAE that looks further ahead in longer answers.
+    r"""Lambda for the policy's GAE that looks further ahead in longer responses.
 
     $$ \lambda = \max\left(0,\ 1 - \frac{1}{\alpha |y|} \right) $$
 
     The sum of the weights of GAE, 1 / (1 - lambda), is then proportional to the length. Where the
-    paper's formula is negative, for answers shorter than 1 / alpha, lambda is 0.
+    paper's formula is negative, for responses shorter than 1 / alpha, lambda is 0.
 
     Source: VAPO (arXiv:2504.05118), length-adaptive GAE; alpha = 0.05.
 

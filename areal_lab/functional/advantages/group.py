@@ -20,7 +20,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from areal_lab.functional.checks import check_finite, check_integer, check_same_shape, wide
+from areal_lab.functional.checks import (
+    applied,
+    check_finite,
+    check_integer,
+    check_same_shape,
+    wide,
+)
 from areal_lab.functional.segments import dense_ids, segment_reduce
 
 
@@ -76,26 +82,44 @@ def group_advantages(
     Only `rewards` gets a gradient, through baseline and scale too.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, rewards are not floating or not finite,
+        ValueError: shapes differ, ids are not integers, rewards are not floating or not finite,
             or `eps` is negative.
     """
     if not eps >= 0:
         raise ValueError(f"eps is {eps}, but must be >= 0")
     grouped = grouped_rewards(rewards, groups)
-    centered = grouped.rewards - (baseline or mean_of_group)(grouped)
+    centered = grouped.rewards - applied(
+        "baseline", baseline or mean_of_group, grouped, gives=Tensor, example="mean_of_group"
+    )
     if scale is no_scale:
         return centered
-    deviation = (scale or std_of_group)(centered, grouped, unbiased)
+    deviation = applied(
+        "scale",
+        scale or std_of_group,
+        centered,
+        grouped,
+        unbiased,
+        gives=Tensor,
+        example="std_of_group",
+    )
     # Without this, eps = 0 would make 0 / 0 of equal rewards.
     divisor = torch.where(deviation + eps > 0, deviation + eps, torch.ones_like(deviation))
     return centered / divisor
 
 
 def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> GroupedRewards:
-    """Rewards with their groups numbered and their smallest taken off, for functions of groups.
+    """Rewards with their groups numbered and the smallest of each group subtracted.
+
+    What baselines, scales and filters of your own start from; sizes are those of the groups.
+
+    Args:
+        rewards: R of each sample; gets a gradient.
+        groups: integer id of each sample's group; any numbers, any order.
+
+    Source: definition.
 
     Raises:
-        ValueError: shapes differ, ids are no integers, or rewards are not floating or not finite.
+        ValueError: shapes differ, ids are not integers, or rewards are not floating or not finite.
     """
     check_same_shape("groups", groups, "rewards", rewards)
     check_integer("groups", groups)

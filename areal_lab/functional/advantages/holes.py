@@ -1,6 +1,6 @@
-"""Tokens that the policy did not choose, between those that it did: what a return does there.
+"""How returns treat holes: masked tokens between those that the policy chose.
 
-mask                 1 1 0 0 1 1 1 . .      0: a tool's answer; .: padding
+mask                 1 1 0 0 1 1 1 . .      0: a tool's output; .: padding
 carry_over_holes     |<----------|          the hole is not there
 restart_at_holes     |<| . . |<--|          each run of chosen tokens by itself
 last_unmasked        - - - - - - 1 - -      where a reward for the sequence belongs
@@ -16,8 +16,11 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_lab.functional.advantages.recurrence import sequence_edges
-from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
+from areal_lab.functional.segments import (
+    Segments,
+    segment_reduce,
+    sequences_or_rows,
+)
 
 Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
 """`(mask, sequences) -> True at tokens after which nothing counts`; None is True nowhere."""
@@ -67,25 +70,3 @@ def last_unmasked(
     order = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
     last = segment_reduce(order, ids, count, mask=mask, reduce="max")
     return mask & (order == last[ids])
-
-
-def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
-    """Number the runs of neighboring unmasked tokens, which are turns where nothing says more.
-
-    Masked tokens get the number of the run before them. The count is an upper bound, so that it
-    does not depend on the data.
-
-    Source: definition; the segments of ROLL's `ratio_type=segment`.
-
-    Raises:
-        ValueError: as `sequences_or_rows`.
-    """
-    first = sequence_edges(mask, sequences, last=False)
-    before = pad(mask[..., :-1], (1, 0)) if mask.numel() else mask
-    return numbered(mask & (first | ~before))
-
-
-def numbered(starts: Bool[Tensor, "*shape"]) -> Segments:
-    """Segments that begin where `starts` is True."""
-    ids = torch.cumsum(starts.reshape(-1), 0).reshape(starts.shape)
-    return Segments(ids, starts.numel() + 1)

@@ -3,7 +3,7 @@ r"""The distance from a reference as a part of the reward, and how strongly it c
     R of each sequence ---------------------------+--> at its last token
     logprobs, reference --kl_penalty--> -beta k --+--> at every token
 
-A reward is paid for what a token brings about later, so here a token also answers for where it
+A reward is paid for what a token brings about later, so here a token is also charged for where it
 takes the rest of the sequence, as it does not in `kl_loss`.
 """
 

@@ -6,7 +6,7 @@ group of equal rewards (ReMax has no groups). Only `rewards` gets a gradient.
     grpo      (R - mean) / std           max_rl      (R - mean) / mean
     dr_grpo    R - mean                  opo          R - mean weighted by length
     rloo       R - mean of the others    pass_at_k    best - second best, to the best
-    lite_ppo  (R - mean) / std of all    remax        R - R of the greedy answer
+    lite_ppo  (R - mean) / std of all    remax        R - R of the greedy response
     gpg       alpha (R - mean) / f
 """
 
@@ -244,7 +244,7 @@ def best_of_others(groups: GroupedRewards) -> Float[Tensor, " N"]:
 def remax_advantages(
     rewards: Float[Tensor, " N"], greedy_rewards: Float[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
-    r"""Reward minus that of the greedy answer to the same prompt; needs no group.
+    r"""Reward minus that of the greedy response to the same prompt; needs no group.
 
     $$ A_i = R(y_i) - R(y^{greedy}) $$
 
@@ -252,7 +252,7 @@ def remax_advantages(
 
     Args:
         rewards: R of each sample; the only input that gets a gradient.
-        greedy_rewards: R of the greedy answer to each sample's prompt.
+        greedy_rewards: R of the greedy response to each sample's prompt.
 
     Raises:
         ValueError: shapes differ, or rewards are not floating or not finite.

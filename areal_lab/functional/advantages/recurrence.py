@@ -1,13 +1,13 @@
-r"""One linear recurrence over segments, from which all returns and advantages are made.
+r"""One linear recurrence over segments, which all returns and advantages are computed with.
 
-    reverse   y_t = a_t * y_{t+1} + b_t    returns and advantages: what comes later counts
-    forward   y_t = a_t * y_{t-1} + b_t    sums so far; and the gradient of the other one
+    reverse   y_t = a_t * y_{t+1} + b_t    returns and advantages: later tokens count
+    forward   y_t = a_t * y_{t-1} + b_t    cumulative sums; the gradient of the reverse one
 
 Time is the last axis, padded `[N, T]` or packed `[T]`. No loop over tokens: on a CPU, blocks of 64
 tokens advance side by side and their last values are a recurrence of 1/64 the length; elsewhere,
 and under `torch.compile`, log2(T) steps reach twice as far each time.
 
-Never a division by products of a, so that factors of 0 and long sequences are as good as any.
+It never divides by products of a, so factors of 0 and long sequences are no problem.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from torch.nn.functional import pad
 
 from areal_lab.functional.checks import (
     check_floating,
-    check_integer,
+    check_range,
     check_same_shape,
     check_token_inputs,
+    wide,
+    wide_dtype,
 )
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.segments import Segments, sequence_edges
 
 _BLOCK = 64
 """Tokens of a block: from 16 to 128 a million tokens took 6 to 7 ms on one core, with 256 9 ms."""
@@ -45,13 +47,12 @@ def linear_recurrence(
 
     $$ y_t = a_t\, y_{t+1} + b_t, \qquad y_{|y|+1} = \mathrm{beyond} $$
 
-    A masked step is not there: a = 1 and b = 0, whatever they hold, hence y passes unchanged. To
-    start anew at some token, give it the factor 0. Gradients of any order go to `factors`,
+    A masked step counts as a = 1 and b = 0, whatever it holds, so y passes unchanged. To
+    restart at some token, give it the factor 0. Gradients of any order go to `factors`,
     `inputs` and `beyond`; the gradient is the same recurrence in the other direction.
 
-    Equal to a loop over tokens but for rounding. An infinite or NaN y reaches what is computed
-    from it and, as 0 * inf is NaN, also the sequences on the far side of it; callers refuse such
-    inputs.
+    Equal to a loop over tokens up to rounding. An infinite or NaN y reaches everything computed
+    from it and, as 0 * inf is NaN, also the sequences beyond it; callers refuse such inputs.
 
     Args:
         factors: a of each token, or one number for all.
@@ -63,7 +64,8 @@ def linear_recurrence(
         reverse: from the last token to the first; otherwise $y_t = a_t y_{t-1} + b_t$.
 
     Returns:
-        y of each token; at a masked one what is carried past it.
+        y of each token, computed and returned in float32 at least; at a masked token the y that
+        is carried past it.
 
     Source: the scan of doublings: Hillis and Steele, Data parallel algorithms (1986); blocks:
     Blelloch, Prefix sums and their applications (1990).
@@ -76,9 +78,10 @@ def linear_recurrence(
     if isinstance(factors, Tensor):
         check_same_shape("factors", factors, "inputs", inputs)
         check_floating("factors", factors)
-        dtype = torch.promote_types(factors.dtype, inputs.dtype)
+        dtype = wide_dtype(torch.promote_types(factors.dtype, inputs.dtype))
         factors, inputs = factors.to(dtype), inputs.to(dtype)
     else:
+        inputs = wide(inputs)
         factors = torch.full((), factors, dtype=inputs.dtype, device=inputs.device)
     if mask is not None:
         check_token_inputs(mask, inputs=inputs)
@@ -122,36 +125,6 @@ def next_in_sequence(
     return torch.where(edges, per_token.to(values.dtype), following)
 
 
-def sequence_edges(
-    tokens: Shaped[Tensor, "*shape"], sequences: Segments | None = None, *, last: bool
-) -> Bool[Tensor, "*shape"]:
-    """True at the last (or the first) position of each sequence; without sequences, of each row.
-
-    Args:
-        tokens: any tensor of one entry per token, such as the mask; only its shape matters.
-        sequences: sequence of each token, the tokens of each being neighbors; None takes rows.
-        last: the last position, or the first.
-
-    Source: definition.
-
-    Raises:
-        ValueError: there is no axis of tokens, or the ids are not of the shape of the tokens or
-            no integers.
-    """
-    if tokens.dim() == 0:
-        raise ValueError("tokens have shape (), but need an axis; pass tokens[None]")
-    width = tokens.shape[-1]
-    if sequences is None:
-        positions = torch.arange(width, device=tokens.device)
-        return (positions == (width - 1 if last else 0)).expand(tokens.shape)
-    check_same_shape("sequences.ids", sequences.ids, "tokens", tokens)
-    check_integer("sequences.ids", sequences.ids)
-    if width == 0:
-        return torch.zeros_like(sequences.ids, dtype=torch.bool)
-    changes = sequences.ids[..., 1:] != sequences.ids[..., :-1]
-    return pad(changes, (0, 1) if last else (1, 0), value=True)
-
-
 def broadcast_to_tokens(
     name: str,
     values: Shaped[Tensor, "*sequences"],
@@ -161,7 +134,7 @@ def broadcast_to_tokens(
     """One value per sequence, in a shape that broadcasts to the tokens.
 
     Raises:
-        ValueError: there is not one value per sequence.
+        ValueError: there is not one value per sequence, or an id is out of range.
     """
     rows = tuple(tokens.shape[:-1]) if sequences is None else (sequences.count,)
     if values.numel() != math.prod(rows):
@@ -169,11 +142,14 @@ def broadcast_to_tokens(
             f"{name} has shape {tuple(values.shape)}, but must be {rows}: one per sequence"
         )
     values = values.reshape(rows)
-    return values.unsqueeze(-1) if sequences is None else values[sequences.ids]
+    if sequences is None:
+        return values.unsqueeze(-1)
+    check_range("sequences.ids", sequences.ids, sequences.count, "give a larger count")
+    return values[sequences.ids]
 
 
 class _Recurrence(torch.autograd.Function):
-    """(a, b) -> y along the last axis; a must be 0 at the edge where the recursion begins."""
+    """(a, b) -> y along the last axis; a must be 0 at the edge where the recursion starts."""
 
     @staticmethod
     def forward(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:

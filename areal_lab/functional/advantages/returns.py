@@ -1,4 +1,4 @@
-r"""Returns: what is still to be earned from each token on, of rewards per token or per sequence.
+r"""Returns: discounted sums of the rewards from each token on.
 
     terminal_rewards               R [N] at the last chosen token of each sequence
     discounted_returns             sum over what follows, discounted per token
@@ -19,18 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.advantages.holes import (
-    Holes,
-    carry_over_holes,
-    last_unmasked,
-    numbered,
-    unmasked_runs,
-)
-from areal_lab.functional.advantages.recurrence import (
-    broadcast_to_tokens,
-    linear_recurrence,
-    sequence_edges,
-)
+from areal_lab.functional.advantages.holes import Holes, carry_over_holes, last_unmasked
+from areal_lab.functional.advantages.recurrence import broadcast_to_tokens, linear_recurrence
 from areal_lab.functional.checks import (
     check_finite,
     check_floating,
@@ -39,7 +29,7 @@ from areal_lab.functional.checks import (
     count_known,
     wide,
 )
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.segments import Segments, numbered, sequence_edges, unmasked_runs
 
 Discount: TypeAlias = float | Tensor
 """A number in 0 .. 1 for all tokens, or one per token."""
@@ -61,7 +51,7 @@ def terminal_rewards(
         mask: True = the policy chose this token.
         sequences: sequence of each token when packed; None takes rows.
 
-    Source: definition; a reward of the whole answer, as in InstructGPT (arXiv:2203.02155).
+    Source: definition; a reward of the whole response, as in InstructGPT (arXiv:2203.02155).
 
     Raises:
         ValueError: there is not one reward per sequence, rewards are not floating, or the reward
@@ -91,7 +81,7 @@ def discounted_returns(
         rewards: r of each token, for the token itself; gets a gradient.
         mask: True = the policy chose this token. Rewards elsewhere do not count.
         gamma: discount of the step that leaves a token; one number, or one per token.
-        bootstrap_values: estimated return beyond the last token of each sequence, for answers
+        bootstrap_values: estimated return beyond the last token of each sequence, for responses
             that were cut off; None is 0, the sequence has ended. Gets a gradient.
         holes: `carry_over_holes` or `restart_at_holes`.
         sequences: sequence of each token when packed; None takes rows.
@@ -116,7 +106,7 @@ def reinforce_plus_plus_returns(
     holes: Holes = carry_over_holes,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Return of REINFORCE++: reward at the end, usually less a KL penalty on the way.
+    r"""Return of REINFORCE++: a reward at the end, usually minus a KL penalty at each token.
 
     $$ R_t = \sum_{s \ge t} \gamma^{s-t} \left( r_s + [s = |y|]\, R \right) $$
 
@@ -162,7 +152,7 @@ def turn_returns(
         rewards: r of each token; where in a turn it stands does not matter. Gets a gradient.
         mask: True = the policy chose this token.
         gamma: discount of a turn.
-        turns: turn of each token, the tokens of a turn being neighbors; numbers may begin anew in
+        turns: turn of each token, the tokens of a turn being neighbors; numbers may start over in
             each sequence. None takes the runs of unmasked tokens, so that every hole ends a turn.
         sequences: sequence of each token when packed; None takes rows.
 
@@ -186,7 +176,7 @@ def turn_returns(
 
 
 def placed_at_end(name: str, rewards: Tensor, mask: Tensor, sequences: Segments | None) -> Tensor:
-    """`terminal_rewards`, of an argument of another name."""
+    """`terminal_rewards` for an argument with another name."""
     check_token_inputs(mask)
     per_token = broadcast_to_tokens(name, floating(name, rewards), mask, sequences)
     placed = torch.where(last_unmasked(mask, sequences), per_token, 0.0)
@@ -212,7 +202,7 @@ def finite_or_none(name: str, values: Tensor | None) -> Tensor | None:
 
 
 def floating(name: str, values: Tensor) -> Tensor:
-    """Values in float32 at least: sums over a long answer lose too much in bfloat16.
+    """Values in float32 at least: sums over a long response lose too much in bfloat16.
 
     Raises:
         ValueError: the values are not floating.
@@ -228,7 +218,7 @@ def step_discounts(
     sequences: Segments | None,
     dtype: torch.dtype,
 ) -> Discount:
-    """Discount of the step that leaves each token: 0 where the holes say that nothing follows."""
+    """Discount of the step that leaves each token: 0 where the holes end an episode."""
     gamma = per_token_or_number("gamma", gamma, mask, dtype)
     cut = holes(mask, sequences)
     if cut is None:
@@ -254,11 +244,11 @@ def per_token_or_number(name: str, value: Discount, mask: Tensor, dtype: torch.d
     return value
 
 
-def check_unit(name: str, value: float) -> None:
+def check_unit(name: str, value: float, meaning: str = "1 does not discount at all") -> None:
     """Refuse a number outside 0 .. 1.
 
     Raises:
         ValueError: the number is outside, or NaN.
     """
     if not (math.isfinite(value) and 0 <= value <= 1):
-        raise ValueError(f"{name} is {value}, but must be in 0 .. 1; 1 does not discount at all")
+        raise ValueError(f"{name} is {value}, but must be in 0 .. 1; {meaning}")

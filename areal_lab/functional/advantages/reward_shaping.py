@@ -1,4 +1,4 @@
-r"""What happens to rewards before advantages, and to advantages before the loss.
+r"""Shape rewards before advantages are computed, and advantages before the loss.
 
 reward --+ overlong_penalty--> shape_rewards --> normalize_rewards --> advantages --> clip
 """
@@ -34,7 +34,7 @@ def shape_rewards(
         clip: c, in the unit of the result; infinity leaves it as it is. AReaL clips at 20.
 
     Source: AReaL's reward bias, scaling and clip; with `bias=-0.5, scale=10` right and wrong
-    answers give 5 and -5.
+    responses give 5 and -5.
 
     Raises:
         ValueError: rewards are not finite, or `clip` is negative or NaN.
@@ -52,13 +52,13 @@ def overlong_penalty(
     buffer_tokens: int,
     factor: float = 1.0,
 ) -> Float[Tensor, " N"]:
-    r"""What to add to the reward of an answer that nears the limit of length; float32, in [-f, 0].
+    r"""Penalty on the reward of a response close to the length limit; float32, in [-f, 0].
 
     $$ P(y) = f \cdot \begin{cases} 0 & |y| \le L_{max} - L_{cache} \\
     \frac{(L_{max} - L_{cache}) - |y|}{L_{cache}} & L_{max} - L_{cache} < |y| \le L_{max} \\
     -1 & |y| > L_{max} \end{cases} $$
 
-    Never below -f: an answer beyond L_max (of a sampler with a higher limit) is no worse
+    Never below -f: a response beyond L_max (of a sampler with a higher limit) is no worse
     than one that reaches it. Has no gradient.
 
     Source: DAPO (arXiv:2503.14476), eq. 13; there L_max = 20,480 and L_cache = 4,096.
@@ -70,7 +70,7 @@ def overlong_penalty(
         factor: f, the penalty at L_max; the paper's is 1.
 
     Raises:
-        ValueError: lengths are no integers, `buffer_tokens` is not in `1 .. max_length_tokens`, or
+        ValueError: lengths are not integers, `buffer_tokens` is not in `1 .. max_length_tokens`, or
             `factor` is negative.
     """
     check_integer("length_tokens", length_tokens)

@@ -11,6 +11,7 @@ from areal_lab.functional.advantages.holes import Holes, carry_over_holes
 from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.advantages.returns import (
     Discount,
+    check_unit,
     chosen,
     finite_or_none,
     per_token_or_number,
@@ -74,6 +75,60 @@ def vtrace(
         ValueError: shapes differ, an unmasked input is NaN or infinite, gamma or lambda_ is not in
             0 .. 1, or a cap is not positive.
     """
+    return leaky_vtrace(
+        rewards,
+        values,
+        log_ratio,
+        mask,
+        alpha=1.0,
+        gamma=gamma,
+        lambda_=lambda_,
+        rho_cap=rho_cap,
+        trace_cap=trace_cap,
+        advantage_cap=advantage_cap,
+        bootstrap_values=bootstrap_values,
+        holes=holes,
+        sequences=sequences,
+    )
+
+
+def leaky_vtrace(
+    rewards: Float[Tensor, "*shape"],
+    values: Float[Tensor, "*shape"],
+    log_ratio: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    alpha: float | Float[Tensor, ""],
+    gamma: Discount = 1.0,
+    lambda_: Discount = 1.0,
+    rho_cap: float = 1.0,
+    trace_cap: float = 1.0,
+    advantage_cap: float = 1.0,
+    bootstrap_values: Float[Tensor, "*sequences"] | None = None,
+    holes: Holes = carry_over_holes,
+    sequences: Segments | None = None,
+) -> AdvantagesAndReturns:
+    r"""V-trace whose caps leak: each capped weight is mixed with the importance weight itself.
+
+    $$ \min(\rho_t, c) \;\to\; \alpha \min(\rho_t, c) + (1 - \alpha)\, \rho_t $$
+
+    for each of the three caps c of `vtrace`. Alpha 1 is V-trace; alpha 0 is importance sampling,
+    unbiased and of unbounded variance.
+
+    Source: Zahavy et al., A self-tuning actor-critic algorithm (arXiv:2002.12928); rlax.
+
+    Args:
+        alpha: share of the capped weight; a tensor gets a gradient. The other arguments are those
+            of `vtrace`.
+
+    Returns:
+        Advantages for the policy; returns, the targets of the values. 0 where masked.
+
+    Raises:
+        ValueError: as `vtrace`, or alpha is a number outside 0 .. 1.
+    """
+    if not isinstance(alpha, Tensor):
+        check_unit("alpha", alpha, "1 is V-trace, 0 importance sampling")
     check_token_inputs(mask, rewards=rewards, values=values, log_ratio=log_ratio)
     rewards, values = chosen("rewards", rewards, mask), chosen("values", values, mask)
     log_ratio = chosen("log_ratio", log_ratio.detach(), mask)
@@ -87,16 +142,23 @@ def vtrace(
     nearest = linear_recurrence(0.0, values, mask, beyond=beyond, sequences=sequences)
     next_values = next_in_sequence(nearest, beyond=beyond, sequences=sequences)
     one_step = rewards + discounts * next_values - values
-    trace = discounts * capped_ratio(log_ratio, trace_cap, name="trace_cap")
-    weighted = capped_ratio(log_ratio, rho_cap, name="rho_cap") * one_step
+    trace = discounts * _leaky_ratio(log_ratio, trace_cap, alpha, name="trace_cap")
+    weighted = _leaky_ratio(log_ratio, rho_cap, alpha, name="rho_cap") * one_step
     # What the token before sees, lambda_t e_t, is the recurrence, and is carried back over holes.
     seen = linear_recurrence(lambda_ * trace, lambda_ * weighted, mask, sequences=sequences)
     following = next_in_sequence(seen, sequences=sequences)
     errors, later = weighted + trace * following, discounts * following
-    weight = capped_ratio(log_ratio, advantage_cap, name="advantage_cap")
+    weight = _leaky_ratio(log_ratio, advantage_cap, alpha, name="advantage_cap")
     advantages = weight * (one_step + later)
     zero = torch.zeros_like(advantages)
     return AdvantagesAndReturns(
         advantages=torch.where(mask, advantages, zero),
         returns=torch.where(mask, values + errors, zero),
     )
+
+
+def _leaky_ratio(log_ratio: Tensor, cap: float, alpha: float | Tensor, *, name: str) -> Tensor:
+    capped = capped_ratio(log_ratio, cap, name=name)
+    if not isinstance(alpha, Tensor) and alpha == 1:  # 0 times an infinite ratio would be NaN
+        return capped
+    return alpha * capped + (1 - alpha) * torch.exp(log_ratio)

@@ -1,4 +1,4 @@
-r"""Give numbers mean 0 and variance 1 over the unmasked tokens of a batch, also of a split one.
+r"""Whiten over the unmasked tokens of a batch, which may be split over ranks.
 
     tokens of rank 0 --moments--+
                                 +--add_moments (an all-reduce)--> whiten(..., moments=sum)
@@ -18,12 +18,13 @@ from torch import Tensor
 from areal_lab.functional.advantages.group import group_advantages, no_scale
 from areal_lab.functional.advantages.holes import Holes, carry_over_holes
 from areal_lab.functional.advantages.returns import Discount, reinforce_plus_plus_returns
+from areal_lab.functional.checks import wide
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.segments import Segments, sequences_or_rows, value_of_segment
 
 
 class Moments(NamedTuple):
-    """Sums over some numbers, each a float64 scalar: `torch.stack(moments)` can be all-reduced."""
+    """Sums as float64 scalars: `torch.stack(moments)` can be all-reduced."""
 
     size: Tensor
     """How many."""
@@ -79,8 +80,8 @@ def whiten(
     $$ \hat x_t = \frac{x_t - \mu}{\sqrt{\sigma^2 + \epsilon}}, \quad
     \mu = \frac{1}{N} \sum_t m_t x_t, \quad \sigma^2 = \frac{1}{N - 1} \sum_t m_t (x_t - \mu)^2 $$
 
-    A single unmasked value gives 0, as do equal ones (in float64 up to rounding); an empty mask
-    gives zeros.
+    In float32 at least. A single unmasked value gives 0, as do equal ones (in float64 up to
+    rounding); an empty mask gives zeros.
 
     Source: Huang et al., implementation details of RLHF with PPO (arXiv:2403.17031).
 
@@ -103,6 +104,7 @@ def whiten(
         moments = token_moments(values, mask)
     else:
         moments = Moments(*(moment.detach() for moment in moments))
+    values = wide(values)
     mean = moments.mean().to(values.dtype)
     scale = torch.rsqrt(moments.variance(unbiased=unbiased) + eps).to(values.dtype)
     whitened = (select(values, mask) - mean) * scale
@@ -133,7 +135,7 @@ def spread_to_tokens(
             f"values has shape {tuple(values.shape)}, but mask (shape {tuple(mask.shape)}) has "
             f"{count} sequences; give one value per sequence, or the sequences of the tokens"
         )
-    return select(values[ids], mask)
+    return select(value_of_segment(values, ids), mask)
 
 
 def reinforce_plus_plus_advantages(
@@ -191,7 +193,7 @@ def reinforce_plus_plus_baseline_advantages(
 
     $$ A_t = \mathrm{whiten}_t(R_{i(t)} - \bar R_{g(i(t))}) $$
 
-    Long answers weigh more in the mean and variance, as tokens are counted. A group of one and a
+    Long responses weigh more in the mean and variance, as tokens are counted. A group of one and a
     group of equal rewards are centered to 0, but whitening moves them off it unless the mean over
     tokens is 0.
 

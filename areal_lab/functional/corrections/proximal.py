@@ -53,12 +53,15 @@ def a3po_proximal_logprobs(
     Source: A-3PO (arXiv:2512.06547); AReaL, "Proximal Log-Probability Approximation".
 
     Raises:
-        ValueError: shapes differ, or versions are no integers.
+        ValueError: shapes differ, or versions are not integers.
     """
     alpha = _share_of_theta(versions, mask, trainer_version, logprobs)
     check_token_inputs(mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs)
     behavior = select(behavior_logprobs.detach(), mask)
-    return behavior + alpha * (select(logprobs.detach(), mask) - behavior)
+    # Where theta has no share it does not matter, even if it is -infinity. A behavior log-prob of
+    # -infinity stays, since its share is never 0.
+    way = select(select(logprobs.detach(), mask) - behavior, (alpha > 0) & ~behavior.isinf())
+    return behavior + alpha * way
 
 
 def linear_proximal_logprobs(
@@ -85,7 +88,7 @@ def linear_proximal_logprobs(
     Source: AReaL, "Proximal Log-Probability Approximation" (`linear`), without its 1e-10.
 
     Raises:
-        ValueError: shapes differ, or versions are no integers.
+        ValueError: shapes differ, or versions are not integers.
     """
     alpha = _share_of_theta(versions, mask, trainer_version, logprobs)
     check_token_inputs(mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs)
@@ -183,5 +186,5 @@ def _check_same_names(average: Mapping[str, Tensor], weights: Mapping[str, Tenso
         if old.shape != weights[name].shape:
             raise ValueError(
                 f"weights[{name!r}] has shape {tuple(weights[name].shape)} and the average "
-                f"{tuple(old.shape)}, but they must be equal; start anew with ema_weights"
+                f"{tuple(old.shape)}, but they must be equal; start over with ema_weights"
             )

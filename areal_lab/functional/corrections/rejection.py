@@ -1,4 +1,4 @@
-r"""Drop what the sampler and the trainer disagree on: by divergence, probability, or advantage.
+r"""Drop tokens that sampler and trainer disagree on: by divergence, probability or advantage.
 
 Functions that end in `_mask` say which tokens stay; `keep(mask)` makes a correction of one.
 
@@ -21,7 +21,7 @@ from typing import TypeAlias
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs, wide
+from areal_lab.functional.checks import applied, check_token_inputs, wide
 from areal_lab.functional.corrections.sequence import SequenceStatistic, mean_of_sequence
 from areal_lab.functional.corrections.weights import BehaviorWeight, Correction, drop, inside
 from areal_lab.functional.masked import select
@@ -61,7 +61,7 @@ def reject(
     _check_bounds(low, high)
 
     def rejected(weight: BehaviorWeight) -> BehaviorWeight:
-        values = divergence(-weight.log_ratio)
+        values = _divergence(divergence, -weight.log_ratio)
         return drop(
             weight, _within(values, weight.mask, weight.sequences, low, high, statistic=statistic)
         )
@@ -80,7 +80,7 @@ def divergence_mask(
     statistic: SequenceStatistic | None = None,
     sequences: Segments | None = None,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens have a divergence from the sampler within a band.
+    r"""True for tokens whose divergence from the sampler is within a band.
 
     $$ [low \le k(\log \pi_{behav} - \log \pi) \le high] $$
 
@@ -110,7 +110,7 @@ def divergence_mask(
     behavior = wide(select(behavior_logprobs.detach(), mask))
     x = behavior - wide(select(policy_logprobs.detach(), mask))
     segments = sequences_or_rows(mask, sequences)
-    return _within(divergence(x), mask, segments, low, high, statistic=statistic)
+    return _within(_divergence(divergence, x), mask, segments, low, high, statistic=statistic)
 
 
 def probability_difference_mask(
@@ -123,7 +123,7 @@ def probability_difference_mask(
     statistic: SequenceStatistic | None = None,
     sequences: Segments | None = None,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens have nearly the same probability under sampler and policy.
+    r"""True for tokens with nearly the same probability under sampler and policy.
 
     $$ [low \le \pi(y_t) - \pi_{behav}(y_t) \le high] $$
 
@@ -154,8 +154,8 @@ def probability_difference_mask(
     if statistic is None:
         return inside(policy.exp() - behavior.exp(), low, high) & mask
     segments = sequences_or_rows(mask, sequences)
-    policy = statistic(policy, mask, segments)
-    behavior = statistic(behavior, mask, segments)
+    policy = _statistic(statistic, policy, mask, segments)
+    behavior = _statistic(statistic, behavior, mask, segments)
     return inside(policy.exp() - behavior.exp(), low, high)[segments.ids] & mask
 
 
@@ -173,7 +173,8 @@ def off_policy_sequence_mask(
     $$ M_{i,t} = \begin{cases} 0 & A_{i,t} < 0 \text{ and } \frac{1}{|y_i|} \sum_{s \in i}
     (\log \pi_{behav} - \log \pi_\theta) > \delta \\ 1 & \text{otherwise} \end{cases} $$
 
-    A good answer may have become as unlikely as it likes: it is to be learned. "OPSM".
+    Tokens with an advantage of 0 or more always stay: good responses are to be learned, however
+    unlikely they have become. "OPSM".
 
     Args:
         logprobs: log pi_theta; gets no gradient.
@@ -202,6 +203,18 @@ def off_policy_sequence_mask(
     return (near[segments.ids] | ~(select(advantages.detach(), mask) < 0)) & mask
 
 
+def _divergence(divergence: Divergence, x: Tensor) -> Tensor:
+    return applied("divergence", divergence, x, gives=Tensor, example="k3")
+
+
+def _statistic(
+    statistic: SequenceStatistic, values: Tensor, mask: Tensor, sequences: Segments
+) -> Tensor:
+    return applied(
+        "statistic", statistic, values, mask, sequences, gives=Tensor, example="mean_of_sequence"
+    )
+
+
 def _within(
     values: Tensor,
     mask: Tensor,
@@ -213,7 +226,8 @@ def _within(
 ) -> Tensor:
     if statistic is None:
         return inside(values, low, high) & mask
-    return inside(statistic(values, mask, sequences), low, high)[sequences.ids] & mask
+    values = _statistic(statistic, values, mask, sequences)
+    return inside(values, low, high)[sequences.ids] & mask
 
 
 def _check_bounds(low: float, high: float, name: str = "high") -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.checks import check_number, check_token_inputs
 from areal_lab.functional.corrections.weights import BehaviorWeight, Correction, drop
 from areal_lab.functional.masked import select
 
@@ -21,7 +21,7 @@ def second_moment_mask(
     *,
     threshold: float = 0.04,
 ) -> Bool[Tensor, "*shape"]:
-    r"""Which tokens stay when the largest are dropped until $\hat M_2$ is small.
+    r"""True for the tokens left after the largest are dropped until $\hat M_2$ is small.
 
     $$ \hat M_2 = \frac{1}{|K|} \sum_{t \in K} (\log r_t)^2 < \tau $$
 
@@ -79,6 +79,7 @@ def mask_second_moment(threshold: float = 0.04) -> Correction:
 
 
 def _check_threshold(threshold: float) -> None:
+    check_number("threshold", threshold, "mask_second_moment(0.04)")
     if not threshold > 0:
         raise ValueError(
             f"threshold is {threshold}, but bounds a mean of squares and must be > 0, as 0.04"

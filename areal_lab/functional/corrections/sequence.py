@@ -43,7 +43,7 @@ def sum_of_sequence(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, or the ids are no integers.
+        ValueError: shapes differ, or the ids are not integers.
     """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask)
 
@@ -56,7 +56,7 @@ def mean_of_sequence(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, or the ids are no integers.
+        ValueError: shapes differ, or the ids are not integers.
     """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask, reduce="mean")
 
@@ -69,7 +69,7 @@ def max_of_sequence(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, or the ids are no integers.
+        ValueError: shapes differ, or the ids are not integers.
     """
     return segment_reduce(values, sequences.ids, sequences.count, mask=mask, reduce="max")
 

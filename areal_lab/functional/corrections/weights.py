@@ -1,7 +1,7 @@
-r"""The weight $\rho = \pi_{prox} / \pi_{behav}$ that makes up for the sampler's older policy.
+r"""The weight $\rho = \pi_{prox} / \pi_{behav}$ that corrects for the sampler's older policy.
 
-A correction maps a `BehaviorWeight` to one; chain several with `chain`. The weight itself is always
-part of the decoupled objective; what is chosen here is how it is bounded.
+A correction maps a `BehaviorWeight` to a new one; `chain` applies several. The weight itself is
+always part of the decoupled objective; corrections bound it.
 
     behavior_weight(...) --> truncate(2.0) --> ... --> weight * surrogate
 
@@ -11,8 +11,8 @@ part of the decoupled objective; what is chosen here is how it is bounded.
     mask_second_moment                                by the whole batch      (second_moment.py)
 
 Masked tokens have weight 1 throughout. Unmasked ones have a positive finite weight, or exactly 0
-once they are dropped, and stay dropped. What a mean divides by does not change with a drop. Weights
-are float32 at least, whatever the type of the log-probs.
+once they are dropped; they stay dropped, and are still counted by the mean. Weights are float32 at
+least, whatever the type of the log-probs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.aggregate import Count
-from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
-from areal_lab.functional.masked import masked_sum, select
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.checks import check_number, check_same_shape, check_token_inputs, wide
+from areal_lab.functional.masked import log_difference, masked_sum, select
+from areal_lab.functional.segments import Segments, check_segments, sequences_or_rows
 
 
 class BehaviorWeight(NamedTuple):
-    """A weight per token on its way through a chain of corrections; nothing has a gradient."""
+    """The weights that a chain of corrections passes on; nothing has a gradient."""
 
     weight: Float[Tensor, "*shape"]
     """What the surrogate is multiplied with; 0 drops the token from the sum; 1 where masked."""
@@ -78,8 +78,7 @@ def behavior_weight(
     )
     proximal = wide(select(proximal_logprobs.detach(), mask))
     behavior = wide(select(behavior_logprobs.detach(), mask))
-    # Of equal infinities the difference would be NaN.
-    log_ratio = torch.where(proximal == behavior, 0.0, proximal - behavior)
+    log_ratio = log_difference(proximal, behavior)
     weight = select(positive_exp(log_ratio), log_ratio != -torch.inf)
     return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences))
 
@@ -152,7 +151,7 @@ def mask_above(cap: float) -> Correction:
 
 
 def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
-    """Drop the tokens that a mask says, such as that of `divergence_mask` or an own rule.
+    """Keep the tokens of a mask, such as that of `divergence_mask` or a rule of your own.
 
     For rules that need more than log rho (advantages, probabilities, theta), and for those over a
     whole batch, of which a micro-batch then gets its part.
@@ -165,6 +164,10 @@ def keep(kept: Bool[Tensor, "*shape"]) -> Correction:
     Raises:
         ValueError: `kept` is not boolean, or (when applied) not of the shape of the mask.
     """
+    if not isinstance(kept, Tensor):
+        raise TypeError(
+            f"kept is a {type(kept).__name__}, but must be a boolean tensor; pass keep(mask)"
+        )
     if kept.dtype != torch.bool:
         raise ValueError(f"kept has dtype {kept.dtype}, but must be torch.bool; pass kept.bool()")
 
@@ -224,7 +227,7 @@ def over_segments(segments: Segments, correct: Correction) -> Correction:
     """
 
     def corrected(weight: BehaviorWeight) -> BehaviorWeight:
-        check_same_shape("segments.ids", segments.ids, "mask", weight.mask)
+        check_segments("segments", segments, "mask", weight.mask)
         result = correct(weight._replace(sequences=segments))
         return result._replace(sequences=weight.sequences)
 
@@ -246,7 +249,7 @@ def chain(*corrections: Correction) -> Correction:
 
 
 def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> BehaviorWeight:
-    """New weights for own corrections: what is masked or was dropped stays as it is.
+    """Set new weights in a custom correction; masked and dropped tokens keep theirs.
 
     Source: definition.
 
@@ -259,7 +262,7 @@ def replace_weight(weight: BehaviorWeight, new: Float[Tensor, "*shape"]) -> Beha
 
 
 def drop(weight: BehaviorWeight, kept: Bool[Tensor, "*shape"]) -> BehaviorWeight:
-    """Weight 0 for unmasked tokens that are not kept, for own corrections.
+    """Drop the unmasked tokens that are not kept, in a custom correction.
 
     Source: definition.
 
@@ -294,6 +297,8 @@ def check_band(low: float, high: float, *, names: tuple[str, str] = ("low", "hig
         ValueError: not 0 <= low <= high, or high is 0.
     """
     low_name, high_name = names
+    for name, bound in zip(names, (low, high), strict=True):
+        check_number(name, bound, "truncate(2.0)")
     if not high > 0:
         raise ValueError(
             f"{high_name} is {high}, but pi_prox/pi_behav is positive, so its bound must be > 0; "

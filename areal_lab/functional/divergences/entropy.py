@@ -1,4 +1,4 @@
-"""Entropy of the policy as a term of the loss, and what its coefficient does over a run.
+"""Entropy of the policy as a term of the loss, with coefficients that change over a run.
 
     entropy [tokens] --aggregate--> H --x -coefficient--> + policy loss
                                     |
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.masked import masked_quantiles, select
 from areal_lab.functional.segments import Segments
@@ -46,7 +46,7 @@ def entropy_bonus(
     """
     check_token_inputs(mask, entropy=entropy)
     weight = coefficient.detach() if isinstance(coefficient, Tensor) else coefficient
-    return -weight * aggregate(entropy, mask, sequences)
+    return -weight * aggregated(aggregate, entropy, mask, sequences)
 
 
 def adaptive_entropy_coefficient(

@@ -1,6 +1,6 @@
 r"""Distance of the policy from a reference: estimates from sampled tokens, exact from logits.
 
-With $x = \log \pi_\theta - \log \pi_{ref}$ of a token that was drawn from $\pi_\theta$:
+With $x = \log \pi_\theta - \log \pi_{ref}$ of a token that was sampled from $\pi_\theta$:
 
     estimator  value         its mean               mean of its gradient: that of
     k1         x             KL(theta || ref)       0
@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs, wide
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_same_shape, check_token_inputs, wide
 from areal_lab.functional.divergences.vocabulary import log_distribution, reverse_kl
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 
 KLEstimator: TypeAlias = Callable[[Tensor], Tensor]
@@ -35,7 +35,7 @@ class KLLoss(NamedTuple):
     """A penalty to add to a loss; the estimates are detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     kl: Tensor
     """Estimate of each token, without the coefficient; 0 where masked."""
 
@@ -60,11 +60,13 @@ def k3(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""$k_3 = e^{-x} - 1 + x$: unbiased, never negative.
 
     Its gradient is that of KL(ref || theta) on average: not of the divergence that it estimates.
+    Infinite where x is, of either sign.
 
     Source: Schulman, Approximating KL divergence (2020); DeepSeekMath (arXiv:2402.03300), eq. 4.
     """
     # expm1: near the reference, where x^2 / 2 is left over, e^-x - 1 + x would be rounding error.
-    return torch.expm1(-log_ratio) + log_ratio
+    # Bounded: at x = -infinity the sum would be inf - inf.
+    return torch.expm1(-log_ratio) + log_ratio.clamp(min=torch.finfo(log_ratio.dtype).min)
 
 
 def absolute(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -133,7 +135,8 @@ def kl_penalty(
 
     With `sampling_logprobs`, the estimate is weighted by $\pi_\theta / \pi_s$, and the gradient
     goes through the weight too. With `k1` or `k3` value and gradient are then those of
-    KL(theta || ref) on average, whatever policy $\pi_s$ the tokens were drawn from.
+    KL(theta || ref) on average, whatever policy $\pi_s$ sampled the tokens. The product is
+    computed in float64; as $\pi_\theta$ goes to 0, that of `k3` goes to $\pi_{ref} / \pi_s$.
 
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
@@ -147,14 +150,16 @@ def kl_penalty(
 
     Raises:
         ValueError: shapes differ.
+        TypeError: the estimator is not a function of the log ratio.
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
     chosen = wide(select(logprobs, mask))
-    kl = estimator(chosen - wide(select(reference_logprobs.detach(), mask)))
-    if sampling_logprobs is not None:
-        check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
-        kl = torch.exp(chosen - wide(select(sampling_logprobs.detach(), mask))) * kl
-    return select(kl, mask)
+    reference = wide(select(reference_logprobs.detach(), mask))
+    if sampling_logprobs is None:
+        return select(_estimate(estimator, log_difference(chosen, reference)), mask)
+    check_token_inputs(mask, sampling_logprobs=sampling_logprobs)
+    sampling = wide(select(sampling_logprobs.detach(), mask))
+    return select(_weighted(estimator, chosen, reference, sampling), mask)
 
 
 def kl_loss(
@@ -202,7 +207,31 @@ def kl_loss(
         estimator=estimator,
         sampling_logprobs=sampling_logprobs,
     )
-    return KLLoss(coefficient * aggregate(kl, mask, sequences), kl.detach())
+    return KLLoss(coefficient * aggregated(aggregate, kl, mask, sequences), kl.detach())
+
+
+def _weighted(
+    estimator: KLEstimator, logprobs: Tensor, reference: Tensor, sampling: Tensor
+) -> Tensor:
+    """pi_theta / pi_s times the estimate, where the weight vanishes and the estimate explodes too.
+
+    In float64, since a weight of e^-120 times a k3 of e^120 is 0 * inf in float32. Where pi_theta
+    is smaller than e^-600 of one of the others, value and gradient have reached their limits; it
+    counts as e^-600 there, which float64 can multiply with e^600.
+    """
+    dtype = logprobs.dtype
+    reference, sampling = reference.double(), sampling.double()
+    bounded = logprobs.double().clamp(min=torch.maximum(reference, sampling) - _SMALLEST_LOG_RATIO)
+    weight = torch.exp(log_difference(bounded, sampling))
+    return (weight * _estimate(estimator, log_difference(bounded, reference))).to(dtype)
+
+
+def _estimate(estimator: KLEstimator, log_ratio: Tensor) -> Tensor:
+    return applied("estimator", estimator, log_ratio, gives=Tensor, example="k3 or clamped(k3)")
+
+
+_SMALLEST_LOG_RATIO = 600.0
+"""exp(600) is about the largest that leaves float64 some room: its largest number is exp(709)."""
 
 
 def full_kl(
@@ -216,8 +245,8 @@ def full_kl(
 
     $$ \sum_v \pi_\theta(v) (\log \pi_\theta(v) - \log \pi_{ref}(v)) $$
 
-    Holds several tensors of the size of the logits. A token that pi_theta cannot draw (a logit of
-    -infinity) adds 0; one that only the reference cannot draw makes the result infinite.
+    Holds several tensors of the size of the logits. A token that pi_theta cannot sample (a logit of
+    -infinity) adds 0; one that only the reference cannot sample makes the result infinite.
 
     Args:
         logits: of pi_theta; the only input that gets a gradient.
@@ -237,7 +266,7 @@ def full_kl(
 
 
 def check_coefficient(coefficient: float | Tensor) -> None:
-    """Refuse a negative or infinite number; a tensor is not looked at.
+    """Refuse a negative or infinite number; a tensor is not checked.
 
     Raises:
         ValueError: the coefficient is negative or not finite.

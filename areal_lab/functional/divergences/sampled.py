@@ -71,7 +71,7 @@ def kl_to_sampler(log_ratio: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape
     Without the weight, $1/\rho - 1 + \log\rho$ estimates neither direction: its expectation is
     $E[1/\rho] - 1 - \mathrm{KL}(\mathrm{sampler}\,\|\,\mathrm{policy})$.
 
-    A token that the policy cannot draw (log rho = -infinity) adds the limits 0, 0 and 1.
+    A token that the policy cannot sample (log rho = -infinity) adds the limits 0, 0 and 1.
 
     Args:
         log_ratio: log rho; gets no gradient.

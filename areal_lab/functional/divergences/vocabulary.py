@@ -1,7 +1,7 @@
 r"""Divergences of two distributions over the vocabulary: exact, one number per position.
 
 A divergence maps `(student, teacher)`, log-probabilities `[*shape, V]`, to `[*shape]`. A token that
-cannot be drawn has -infinity. Gradients go to both; detach what shall have none.
+cannot be sampled has -infinity. Gradients go to both; detach those that should have none.
 
     forward_kl       KL(teacher || student)   covers all that the teacher does
     reverse_kl       KL(student || teacher)   avoids what the teacher does not do
@@ -30,9 +30,9 @@ _NEVER = -1e4
 def forward_kl(
     student: Float[Tensor, "*shape V"], teacher: Float[Tensor, "*shape V"]
 ) -> Float[Tensor, "*shape"]:
-    r"""$\mathrm{KL}(p_T \| p_S) = \sum_v p_T (\log p_T - \log p_S)$, what supervised learning has.
+    r"""$\mathrm{KL}(p_T \| p_S) = \sum_v p_T (\log p_T - \log p_S)$, as in supervised learning.
 
-    Infinite when the student cannot draw what the teacher can.
+    Infinite when the student cannot sample what the teacher can.
 
     Source: Hinton, Vinyals, Dean (arXiv:1503.02531), section 2, up to the teacher's entropy.
     """
@@ -44,7 +44,7 @@ def reverse_kl(
 ) -> Float[Tensor, "*shape"]:
     r"""$\mathrm{KL}(p_S \| p_T) = \sum_v p_S (\log p_S - \log p_T)$.
 
-    Infinite when the teacher cannot draw what the student can.
+    Infinite when the teacher cannot sample what the student can.
 
     Source: MiniLLM (arXiv:2306.08543), section 2.
     """
@@ -57,7 +57,7 @@ def generalized_jsd(
     *,
     beta: float = 0.5,
 ) -> Float[Tensor, "*shape"]:
-    r"""Generalized Jensen-Shannon divergence, finite whatever the two can draw.
+    r"""Generalized Jensen-Shannon divergence, finite whatever the two can sample.
 
     $$ \beta\, \mathrm{KL}(p_T \| m) + (1 - \beta)\, \mathrm{KL}(p_S \| m),
     \quad m = \beta p_T + (1 - \beta) p_S $$
@@ -106,7 +106,7 @@ def log_distribution(
     Masked logits, NaN too, reach neither value nor gradient.
 
     Args:
-        logits: unnormalised log-probabilities.
+        logits: unnormalized log-probabilities.
         mask: True where the position counts.
         temperature: tau.
 

@@ -1,10 +1,10 @@
-r"""Autograd for log-probs from hidden states: tiles of logits are made, reduced and forgotten.
+r"""Autograd for log-probs from hidden states: compute, reduce and discard tiles of logits.
 
     forward    hidden, weight --> tiles --> logprobs, entropy, log-normalizer [T]
     backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
     again      ordinary operations, differentiable as often as wanted
 
-Two functions, since the first derivative has one of its own.
+There are two functions, since the first derivative has its own backward pass.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class ChunkedLogprobs(torch.autograd.Function):
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
         columns_slices = list(slices(vocab, columns_step))
         parts = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
-        chosen = cutoff.new_empty(tokens)
+        # A gather, since it refuses a target outside the vocabulary on every device and when
+        # compiled; no tile would have it, and its log-prob would be a wrong, finite number.
+        chosen = cutoff.new_zeros(vocab).gather(0, targets)
         for rows in [*slices(cached_tokens, rows_step), *slices(tokens, rows_step, cached_tokens)]:
             for number, columns in enumerate(columns_slices):
                 if rows.stop <= cached_tokens:
@@ -293,18 +295,18 @@ class ChunkedGradients(torch.autograd.Function):
 
 
 def _logits(out: Tensor, hidden: Tensor, weight: Tensor, temperature: float) -> None:
-    """Logits divided by the temperature, which the product does on the way."""
+    """Logits divided by the temperature, as part of the product."""
     out.addmm_(hidden, weight.T, beta=0.0, alpha=1 / temperature)
 
 
 def _shaped(flat: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Memory of a tile as the tile at these rows and columns."""
+    """The buffer, shaped as the tile at these rows and columns."""
     shape = (rows.stop - rows.start, columns.stop - columns.start)
     return flat[: shape[0] * shape[1]].view(shape)
 
 
 def _sum_of(like: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
-    """Memory to add up so many parts in; `out` itself where its type is exact enough."""
+    """A buffer to add up this many parts in; `out` itself where its type is exact enough."""
     kind = like.dtype if parts <= 1 else wide_dtype(like.dtype)
     if out is not None and kind == out.dtype:
         return out

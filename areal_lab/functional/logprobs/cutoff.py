@@ -1,4 +1,4 @@
-r"""Which tokens a truncating sampler could draw: top-k, top-p, min-p, one after the other.
+r"""Which tokens a truncating sampler could sample: top-k, top-p, min-p, one after the other.
 
 Each rule is a threshold on the logits of a token: `logits [..., V] --> smallest logit kept [...]`.
 
@@ -14,9 +14,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from areal_lab.functional.checks import applied, check_number
+
 Cutoff: TypeAlias = Callable[[Tensor], Tensor]
 """Logits `[*shape, V]`, divided by the temperature and detached, to the smallest logit that could
-be drawn `[*shape]`; what equals it could be drawn too."""
+be sampled `[*shape]`; what equals it could be sampled too."""
 
 NOT_KEPT = -1e30
 """Stands for a logit of -infinity: its probability is exactly 0, but 0 times it is not NaN."""
@@ -33,6 +35,7 @@ def top_k(k: int) -> Cutoff:
     Raises:
         ValueError: k is below 1.
     """
+    check_number("k", k, "top_k(50)")
     if k < 1:
         raise ValueError(f"k is {k}, but must be at least 1; leave the rule out to keep all tokens")
 
@@ -108,12 +111,22 @@ def clear_cutoff(rule: Cutoff, logits: Tensor) -> Tensor:
     A product of matrices that is computed again in other tiles differs in its last bits; halfway
     between two logits the same tokens are kept nevertheless.
     """
-    lowest = rule(logits)
+    lowest = smallest_kept(rule, logits)
     below = logits.masked_fill(logits >= lowest.unsqueeze(-1), -math.inf).amax(-1)
     return (lowest + below) / 2
 
 
+def smallest_kept(rule: Cutoff, logits: Tensor) -> Tensor:
+    """The rule's cutoff, of a rule that the caller passed as `keep`.
+
+    Raises:
+        TypeError: it is no rule.
+    """
+    return applied("keep", rule, logits, gives=Tensor, example="top_p(0.95)")
+
+
 def _check_probability(name: str, value: float) -> None:
+    check_number(name, value, "top_p(0.95)")
     if not 0 < value <= 1:
         raise ValueError(
             f"{name} is {value}, but must be in (0, 1]; leave the rule out to keep all tokens"

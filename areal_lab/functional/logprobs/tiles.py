@@ -36,7 +36,7 @@ class TileSums(NamedTuple):
 
 
 class Restriction(NamedTuple):
-    """Which tokens could be drawn: a mask, or a threshold per token."""
+    """Which tokens could be sampled: a mask, or a threshold per token."""
 
     mask: Tensor | None
     """`[T, V]`, True = kept."""
@@ -109,7 +109,7 @@ def sums(
 def join(tiles: TileSums) -> TileSums:
     r"""From `[tiles, T]` to `[T]`: sums over the whole vocabulary.
 
-    The softmax first draws a tile n with probability w_n and then a token in it, therefore
+    The softmax first picks a tile n with probability w_n and then a token in it, therefore
     H = sum_n w_n (H_n - log w_n).
     """
     peak = tiles.peak.amax(0)
@@ -148,7 +148,7 @@ def token_gradients(
     if grad_entropy is not None:
         offset = grad_logprobs + grad_entropy * entropy
         slope = offset + grad_entropy * logprobs
-    # A target that could not be drawn has the probability 0 and a log-prob of -infinity.
+    # A target that could not be sampled has the probability 0 and a log-prob of -infinity.
     drawn = torch.where(logprobs == -math.inf, 0, logprobs.exp() * slope)
     return TokenGradients(
         normalizer[:, None],
@@ -168,7 +168,7 @@ def logits_gradient(
     of_tokens: TokenGradients,
     out: Tensor,
 ) -> None:
-    """Gradient with respect to logits at `[rows, columns]`, but for the targets; see `put_targets`.
+    """Gradient with respect to logits at `[rows, columns]`, except the targets; see `put_targets`.
 
     Args:
         of_tokens: of all tokens.

@@ -1,8 +1,8 @@
 r"""Log-probs of the sampled tokens and entropy, from hidden states or from logits.
 
 `T` tokens, `H` hidden size, `V` vocabulary. From hidden states, `[T, V]` logits never exist: tiles
-of them are multiplied out, reduced and forgotten, and the backward pass makes them again, but for
-as many as `cache_bytes` holds.
+of them are computed, reduced and discarded. The backward pass computes them again, except those
+that fit into `cache_bytes`.
 
     hidden [t, H] @ weight [v, H].T --> logits [t, v] --> logprobs, entropy, log-normalizer [t]
 """
@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.checks import check_integer, check_same_shape, wide
+from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.logprobs.chunked import ChunkedLogprobs
-from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff
+from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, smallest_kept
 
 _TILE_ENTRIES = (1 << 22, 1 << 24)
 """Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""
@@ -30,11 +30,14 @@ _TILE_AND_CACHE_BYTES = 160 << 20
 """What a small tile leaves of this is kept, too."""
 
 
+_PADDING = "give padding any token of the vocabulary, such as 0, and mask it in the loss"
+
+
 class LogprobsAndEntropy(NamedTuple):
     """Of each token; float32 or wider."""
 
     logprobs: Tensor
-    """log pi of the target token, in nats; -infinity for a token that could not be drawn."""
+    """log pi of the target token, in nats; -infinity for a token that could not be sampled."""
     entropy: Tensor
     """Entropy of the whole distribution, in nats."""
 
@@ -54,10 +57,10 @@ def logprobs_and_entropy(
     $$ \log \pi(y_t) = \mathrm{log\_softmax}(W h_t / \tau)_{y_t}, \quad
     H_t = -\sum_v \pi_v \log \pi_v $$
 
-    With `keep`, the softmax is over the kept tokens only, as a truncating sampler drew them; which
-    tokens are kept is a constant for the gradient. A target that is not kept has the log-prob
-    -infinity, and no gradient whatever comes from above: put it out of the loss by its mask. A
-    token of which a mask keeps nothing has the entropy 0.
+    With `keep`, the softmax is over the kept tokens only, as in a truncating sampler; the gradient
+    treats the set of kept tokens as a constant. A target that is not kept has the log-prob
+    -infinity and no gradient: exclude it from the loss by its mask. Where a mask keeps nothing, the
+    entropy is 0.
 
     Memory above the inputs is one tile of logits and `cache_bytes`, and in the backward pass the
     two gradients. Gradients go to `hidden` and `weight`, of any order, also under `torch.func`.
@@ -70,20 +73,21 @@ def logprobs_and_entropy(
         temperature: tau that tokens were sampled with.
         keep: None keeps all tokens. A mask that the sampler recorded, True = kept; or a rule such
             as `top_p(0.95)`, which is applied to these logits.
-        chunk_tokens: the logits that exist at a time are as many as of so many tokens; None takes
-            2048 for each token, between 2^22 (16 MiB) and 2^24, on a CPU, and 2^26 on a GPU. A rule
-            needs all logits of a token, so at least those exist then.
-        cache_bytes: of logits that are kept for the backward pass, which makes the others again;
-            0 makes all again, and with all of them (`T * V` of the inputs' type) a backward pass is
-            fastest. None keeps half as much as the weight takes, of which the backward pass makes
-            a whole gradient anyway, but at least 96 MiB, and with a small tile up to 160 MiB
-            together. Nothing is kept where no gradient is asked for, nor under `vmap`.
+        chunk_tokens: size of one tile, in tokens whose logits it could hold. None takes tiles of
+            2048 logits per token, between 2^22 (16 MiB) and 2^24, on a CPU, and of 2^26 on a GPU.
+            With a rule a tile holds all logits of at least one token.
+        cache_bytes: logits that are kept for the backward pass, which computes the others again.
+            With 0 it computes all of them again; with `T * V` of the inputs' type it is fastest.
+            None keeps half as many bytes as the weight has, whose gradient is of that size anyway,
+            but at least 96 MiB, and up to 160 MiB together with a small tile. Nothing is kept where
+            no gradient is needed, nor under `vmap`.
 
     Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
 
     Raises:
-        ValueError: shapes or types do not fit, temperature or chunk_tokens is not positive, or
-            cache_bytes is negative.
+        ValueError: shapes or types do not fit, a target is not in the vocabulary, temperature or
+            chunk_tokens is not positive, or cache_bytes is negative. On a GPU, under `vmap` and
+            when compiled, a wrong target is torch's own error.
     """
     _check_inputs(hidden, weight, targets)
     _check_temperature(temperature)
@@ -91,8 +95,7 @@ def logprobs_and_entropy(
     rule = None if isinstance(keep, Tensor) else keep
     if mask is not None:
         _check_mask(mask, (hidden.shape[0], weight.shape[0]))
-    if chunk_tokens is not None and chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
+    _check_chunk(chunk_tokens)
     if cache_bytes is not None and cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
     vocab = max(1, weight.shape[0])
@@ -145,10 +148,95 @@ def logprobs_and_entropy_from_logits(
     Source: see `logprobs_and_entropy`, whose reference this is.
 
     Raises:
-        ValueError: shapes or types do not fit, or temperature is not positive.
+        ValueError: shapes or types do not fit, a target is not in the vocabulary (see
+            `logprobs_and_entropy`), or temperature is not positive.
     """
     check_integer("targets", targets)
     check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
+    check_range("targets", targets, logits.shape[-1], _PADDING)
+    log_p, dropped = _kept_distribution(logits, temperature, keep)
+    index = targets.long().unsqueeze(-1)
+    impossible = dropped.gather(-1, index).squeeze(-1)
+    logprobs = log_p.gather(-1, index).squeeze(-1).masked_fill(impossible, -math.inf)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return LogprobsAndEntropy(logprobs, entropy.masked_fill(dropped.all(-1), 0))
+
+
+def squared_probs(
+    hidden: Float[Tensor, "T H"],
+    weight: Float[Tensor, "V H"],
+    *,
+    temperature: float = 1.0,
+    keep: Bool[Tensor, "T V"] | Cutoff | None = None,
+    chunk_tokens: int | None = None,
+) -> Float[Tensor, " T"]:
+    r"""Sum of the squared probabilities at each token, without holding all logits.
+
+    $$ \sum_v \pi_v^2, \quad \pi = \mathrm{softmax}(W h_t / \tau) $$
+
+    The probability that two samples of the token agree. `optimal_token_baseline` takes it, as a
+    constant: the result has no gradient.
+
+    Args:
+        hidden: last hidden states, at the positions before the tokens.
+        weight: output embedding (language-model head).
+        temperature: tau that tokens were sampled with.
+        keep: as for `logprobs_and_entropy`.
+        chunk_tokens: tokens whose logits exist at a time; None takes 2^24 logits (64 MiB in
+            float32) on a CPU and 2^26 elsewhere.
+
+    Source: definition; for the baseline: arXiv:2602.07078.
+
+    Raises:
+        ValueError: shapes or types do not fit, or temperature or chunk_tokens is not positive.
+    """
+    _check_states(hidden, weight)
+    _check_chunk(chunk_tokens)
+    tokens, vocab = hidden.shape[0], weight.shape[0]
+    if isinstance(keep, Tensor):
+        _check_mask(keep, (tokens, vocab))
+    if chunk_tokens is None:
+        entries = _TILE_ENTRIES[1] if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
+        chunk_tokens = max(1, entries // max(1, vocab))
+    hidden, weight = hidden.detach(), weight.detach()
+    # An empty batch is one empty chunk.
+    parts = [
+        squared_probs_from_logits(
+            hidden[first : first + chunk_tokens] @ weight.T,
+            temperature=temperature,
+            keep=keep[first : first + chunk_tokens] if isinstance(keep, Tensor) else keep,
+        )
+        for first in range(0, max(1, tokens), chunk_tokens)
+    ]
+    return torch.cat(parts)
+
+
+def squared_probs_from_logits(
+    logits: Float[Tensor, "*shape V"],
+    *,
+    temperature: float = 1.0,
+    keep: Bool[Tensor, "*shape V"] | Cutoff | None = None,
+) -> Float[Tensor, "*shape"]:
+    r"""Sum of the squared probabilities, $\sum_v \pi_v^2$, from logits that exist already.
+
+    Args:
+        logits: unnormalized log-probabilities; no gradient, as for `squared_probs`.
+        temperature: tau that tokens were sampled with.
+        keep: as for `logprobs_and_entropy_from_logits`. Where nothing is kept the sum is 0.
+
+    Source: see `squared_probs`, whose reference this is.
+
+    Raises:
+        ValueError: shapes or types do not fit, or temperature is not positive.
+    """
+    log_p, dropped = _kept_distribution(logits.detach(), temperature, keep)
+    return torch.exp(2 * log_p).sum(-1).masked_fill(dropped.all(-1), 0)
+
+
+def _kept_distribution(
+    logits: Tensor, temperature: float, keep: Tensor | Cutoff | None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities in float32 at least, and True where a token cannot be sampled."""
     _check_temperature(temperature)
     scaled = wide(logits) / temperature
     dropped = scaled == -math.inf
@@ -157,13 +245,13 @@ def logprobs_and_entropy_from_logits(
         dropped = dropped | ~keep
     elif keep is not None:
         constant = scaled.detach()
-        dropped = dropped | (constant < keep(constant).unsqueeze(-1))
-    log_p = torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1)
-    index = targets.long().unsqueeze(-1)
-    impossible = dropped.gather(-1, index).squeeze(-1)
-    logprobs = log_p.gather(-1, index).squeeze(-1).masked_fill(impossible, -math.inf)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return LogprobsAndEntropy(logprobs, entropy.masked_fill(dropped.all(-1), 0))
+        dropped = dropped | (constant < smallest_kept(keep, constant).unsqueeze(-1))
+    return torch.log_softmax(scaled.masked_fill(dropped, NOT_KEPT), dim=-1), dropped
+
+
+def _check_chunk(chunk_tokens: int | None) -> None:
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens is {chunk_tokens}, but must be at least 1")
 
 
 def _check_temperature(temperature: float) -> None:
@@ -185,16 +273,21 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
 
 def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     check_integer("targets", targets)
+    _check_states(hidden, weight)
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(
+            f"targets has shape {tuple(targets.shape)}, but hidden {tuple(hidden.shape)} asks for "
+            f"{tuple(hidden.shape[:1])}: one target per hidden state"
+        )
+    check_range("targets", targets, weight.shape[0], _PADDING)
+
+
+def _check_states(hidden: Tensor, weight: Tensor) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
             f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, but must be "
             "[T, H] and [V, H]; flatten a batch with hidden.flatten(0, 1), and pass the weight of "
             "the language-model head as it is"
-        )
-    if targets.shape != hidden.shape[:1]:
-        raise ValueError(
-            f"targets has shape {tuple(targets.shape)}, but hidden {tuple(hidden.shape)} asks for "
-            f"{tuple(hidden.shape[:1])}: one target per hidden state"
         )
     if hidden.dtype != weight.dtype:
         raise ValueError(

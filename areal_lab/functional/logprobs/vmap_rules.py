@@ -33,7 +33,7 @@ def map_by_loop(
     in_dims: tuple[Any, ...],
     args: tuple[Any, ...],
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """vmap by calling once per member: each has weights, or a gradient of them, of its own."""
+    """vmap by calling once per member, each with separate weights or gradients of weights."""
 
     def member(index: int) -> list[Any]:
         return [

@@ -5,13 +5,13 @@
     dr_grpo         token    clip                  fixed_length_mean
     dapo            token    clip, wider above     token_mean
     dual_clip_ppo   token    dual clip             token_mean
-    clip_cov        token    clip but for a few    token_mean
+    clip_cov        token    clip, except a few    token_mean
     kl_cov          token    r A, a few with KL    token_mean
 
-All are `policy_loss` with other parts, have the signature of the protocol `PolicyLoss`, and are
-anchored at the proximal policy. Their papers have one old policy, from which samples came; here
-that is two, and `correct` bounds the weight pi_prox / pi_behav, as in `decoupled_ppo`: with equal
-proximal and behavior log-probs the loss is the paper's. `decoupled_ppo` describes the five tensors.
+All are `policy_loss` with other parts, anchored at the proximal policy, and a `PolicyLoss`, which
+describes the arguments that losses share. Their papers have one old policy, which the samples came
+from. Here there are two, and `correct` bounds the weight pi_prox / pi_behav, as in `decoupled_ppo`:
+with equal proximal and behavior log-probs the loss is the paper's.
 
 KL to a reference policy is a term of its own (`kl_loss`), added to the loss, as only some need it.
 """
@@ -53,15 +53,7 @@ def grpo(
     Source: DeepSeekMath (arXiv:2402.03300), eq. 3, without its KL term (there beta = 0.04 times k3
     of each token, inside the same mean).
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -100,16 +92,10 @@ def dr_grpo(
     Source: Dr. GRPO (arXiv:2503.20783), section 3.
 
     Args:
-        max_tokens: L, the generation budget of a sequence; has to be bound, as in
+        max_tokens: L, the generation budget of a sequence; must be bound, as in
             `partial(dr_grpo, max_tokens=3000)`.
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -143,19 +129,12 @@ def dapo(
 
     N is that of the batch, as in every framework; read literally the paper's mean is over the
     tokens of a prompt (`prompt_mean`). The other parts of DAPO, no KL, a penalty for overlong
-    answers and no groups of equal rewards, are about rewards and samples. The policy loss of VAPO
+    responses and no groups of equal rewards, are about rewards and samples. The policy loss of VAPO
     is this too.
 
     Source: DAPO (arXiv:2503.14476), eq. 8 and 10; bounds: section 4.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -190,14 +169,9 @@ def dual_clip_ppo(
     Source: dual-clip PPO (arXiv:1912.09729).
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         dual_clip: c, the largest ratio itself; infinity gives `decoupled_ppo`.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -235,17 +209,12 @@ def clip_cov(
     Source: arXiv:2505.22617, section 4.
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         fraction: share of the tokens that is left out.
         band: covariances that can be left out.
         noise: uniform numbers that choose the tokens. None draws them from torch's generator, which
-            makes the function one of chance; under `vmap` they have to be given.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
+            makes the function random; under `vmap` they must be given.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     if noise is None:
         noise = torch.rand_like(logprobs)
@@ -292,12 +261,8 @@ def kl_cov(
         fraction: share of the tokens that is pulled: for 7B parameters the authors have 2e-3, for
             32B 2e-4. SkyRL's default is 0.2.
         penalty: strength of the pull.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,

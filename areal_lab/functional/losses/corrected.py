@@ -6,13 +6,13 @@ r"""Named ways to bound the weight of decoupled PPO: truncated or masked importa
     icepop           rho_t where it is within a band, else 0
     sequence_mis     product of rho where it is within a band, else 0
     geometric_mis    rho_t where the sequence's geometric mean is within a band, else 0
-    m2po             rho_t but for the largest; no clip
+    m2po             rho_t except the largest; no clip
     a3po             rho_t, pi_prox by interpolation
 
 `..._tis` truncates importance weights and `..._mis` masks them, by token or by sequence. The first
-five are `decoupled_ppo` with one `correct`, which is how to get others. All have the signature of
-the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. A dropped token adds 0 and
-stays in the count that the mean divides by.
+five are `decoupled_ppo` with one `correct`, which is how to get others. All are a `PolicyLoss`,
+which describes the arguments that losses share. A dropped token adds 0 and stays in the count that
+the mean divides by.
 """
 
 from __future__ import annotations
@@ -58,13 +58,9 @@ def token_tis(
     Source: truncated importance sampling as in IMPALA (arXiv:1802.01561), section 4.1; cap: verl.
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         cap: C.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return decoupled_ppo(
         logprobs,
@@ -99,13 +95,9 @@ def sequence_tis(
     Source: verl's `sequence` mode, with its cap; SkyRL has 5.
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         cap: C.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return decoupled_ppo(
         logprobs,
@@ -142,14 +134,10 @@ def icepop(
     Source: IcePop, as in Ring-1T (arXiv:2510.18855); the bounds are inside, as in most frameworks.
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         low: smallest weight that is kept; 0 for no lower bound.
         high: largest weight that is kept.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return decoupled_ppo(
         logprobs,
@@ -185,14 +173,10 @@ def sequence_mis(
     Source: masked importance sampling, TRL's default `sequence_mask`, with its bound.
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         low: smallest weight that is kept; 0 for no lower bound.
         high: largest weight that is kept.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return decoupled_ppo(
         logprobs,
@@ -229,14 +213,10 @@ def geometric_mis(
     Source: SkyRL's geometric sequence mask, with its band; NeMo-RL has (0.999, 1.002).
 
     Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
         low: smallest geometric mean that is kept.
         high: largest geometric mean that is kept.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return decoupled_ppo(
         logprobs,
@@ -274,10 +254,8 @@ def m2po(
 
     Args:
         threshold: tau.
-        token_count: tokens of the whole batch; None counts this mask. Dropped ones are counted.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -310,20 +288,18 @@ def a3po(
     $$ \log \pi_{prox} \approx \log \pi_\mu + \alpha (\log \pi_\theta - \log \pi_\mu), \quad
     \alpha = \mathrm{clip}((v - 1 - v_\mu) / (v - v_\mu); 0, 1) $$
 
-    `proximal_logprobs` is not looked at. The interpolated ones get no gradient.
+    `proximal_logprobs` is ignored. The interpolated ones get no gradient.
 
     Source: A-3PO (arXiv:2512.06547).
 
     Args:
         versions: $v_\mu$, version that sampled each token.
         trainer_version: v, see `a3po_proximal_logprobs`.
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
+
+    The other arguments are those of `PolicyLoss`.
 
     Raises:
-        ValueError: shapes differ, versions are no integers, or a number is out of range.
+        ValueError: shapes differ, versions are not integers, or a number is out of range.
     """
     approximated = a3po_proximal_logprobs(
         logprobs, behavior_logprobs, versions, mask, trainer_version=trainer_version

@@ -1,4 +1,4 @@
-r"""Learning from a teacher: on the student's own tokens, or from whole distributions.
+r"""Distillation: on the student's own tokens, or from whole distributions.
 
     student's tokens, l_old, l_T --distillation_advantages--> A --> any policy loss
                                  --on_policy_distillation_loss--> loss
@@ -18,14 +18,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_integer, check_same_shape, check_token_inputs
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import (
+    applied,
+    check_integer,
+    check_same_shape,
+    check_token_inputs,
+)
 from areal_lab.functional.divergences.vocabulary import (
     VocabularyDivergence,
     forward_kl,
     log_distribution,
 )
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 
 Tail: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -34,19 +39,19 @@ tokens that the teacher's are of, to `(student, teacher)` as a divergence takes 
 
 
 class OnPolicyDistillationLoss(NamedTuple):
-    """A loss on the student's own tokens; all but `loss` is detached."""
+    """A loss on the student's own tokens; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     log_ratio: Tensor
     """log pi_theta - log pi_T of each token, whose mean estimates the reverse KL; 0 if masked."""
 
 
 class DistillationLoss(NamedTuple):
-    """A loss of whole distributions; all but `loss` is detached."""
+    """A loss of whole distributions; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     divergence: Tensor
     """Divergence at each token, in nats; 0 where masked."""
 
@@ -61,7 +66,7 @@ def distillation_advantages(
     baseline: Aggregate | None = None,
     sequences: Segments | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Advantages with the distance from the teacher inside, for any policy loss.
+    r"""Advantages that include the distance from the teacher, for any policy loss.
 
     $$ A_t - \kappa\,(d_t - b), \quad d_t = \log \pi_{old}(y_t) - \log \pi_T(y_t) $$
 
@@ -70,7 +75,7 @@ def distillation_advantages(
 
     Args:
         advantages: A of each token; zeros for distillation alone.
-        logprobs: log-probs of the policy that drew the tokens (the student before this batch).
+        logprobs: log-probs of the policy that sampled the tokens (the student before this batch).
         teacher_logprobs: log pi_T of the same tokens.
         mask: True where the student chose the token.
         coefficient: kappa.
@@ -87,9 +92,13 @@ def distillation_advantages(
         mask, advantages=advantages, logprobs=logprobs, teacher_logprobs=teacher_logprobs
     )
     _check_coefficient(coefficient)
-    distance = select(logprobs.detach(), mask) - select(teacher_logprobs.detach(), mask)
+    distance = log_difference(
+        select(logprobs.detach(), mask), select(teacher_logprobs.detach(), mask)
+    )
     if baseline is not None:
-        distance = distance - baseline(distance, mask, sequences)
+        distance = distance - applied(
+            "baseline", baseline, distance, mask, sequences, gives=Tensor, example="token_mean"
+        )
     return select(advantages.detach() - coefficient * distance, mask)
 
 
@@ -108,13 +117,15 @@ def on_policy_distillation_loss(
     $$ \kappa\ \mathrm{aggregate}\left(\frac{\pi_\theta}{\pi_{old}}(y_t)\
     \mathrm{sg}(\log \pi_\theta(y_t) - \log \pi_T(y_t))\right) $$
 
+    A token that theta cannot sample, of log-prob -infinity, adds 0 and has no gradient.
+
     On average its gradient is that of KL(theta || teacher) over the next token, whatever policy
-    drew the tokens. The distance is that of the current student, where `distillation_advantages`
+    sampled the tokens. The distance is that of the current student, where `distillation_advantages`
     has that of the old one; the first step of a batch is the same.
 
     Args:
         logprobs: log pi_theta of the tokens; the only input that gets a gradient.
-        old_logprobs: log-probs of the policy that drew them.
+        old_logprobs: log-probs of the policy that sampled them.
         teacher_logprobs: log pi_T of the same tokens.
         mask: True where the student chose the token; an empty mask gives 0.
         coefficient: kappa.
@@ -132,9 +143,12 @@ def on_policy_distillation_loss(
     )
     _check_coefficient(coefficient)
     logprobs = select(logprobs, mask)
-    log_ratio = logprobs.detach() - select(teacher_logprobs.detach(), mask)
-    weight = torch.exp(logprobs - select(old_logprobs.detach(), mask))
-    loss = coefficient * aggregate(weight * log_ratio, mask, sequences)
+    log_ratio = log_difference(logprobs.detach(), select(teacher_logprobs.detach(), mask))
+    # r log r goes to 0 with r, and so does its gradient.
+    possible = logprobs.detach() != -math.inf
+    weight = torch.exp(select(logprobs, possible) - select(old_logprobs.detach(), mask & possible))
+    values = weight * select(log_ratio, possible)
+    loss = coefficient * aggregated(aggregate, values, mask, sequences)
     return OnPolicyDistillationLoss(loss, log_ratio)
 
 
@@ -170,8 +184,8 @@ def distillation_loss(
     check_same_shape("teacher_logits", teacher_logits, "student_logits", student_logits)
     student = log_distribution(student_logits, mask, temperature=temperature)
     teacher = log_distribution(teacher_logits.detach(), mask, temperature=temperature)
-    values = select(divergence(student, teacher), mask)
-    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+    values = _divergence(divergence, student, teacher, mask)
+    return DistillationLoss(aggregated(aggregate, values, mask, sequences), values.detach())
 
 
 def lump_tail(
@@ -179,7 +193,7 @@ def lump_tail(
     tokens: Int[Tensor, "*shape K"],
     teacher: Float[Tensor, "*shape K"],
 ) -> tuple[Float[Tensor, "*shape outcomes"], Float[Tensor, "*shape outcomes"]]:
-    """One more outcome, "any other token", with what the teacher's k leave over.
+    """Add the outcome "any other token" with the probability outside the teacher's k tokens.
 
     Both are distributions of k + 1 outcomes, hence a divergence is least where they are equal.
     It is never above that of the whole vocabulary, and equal to it when k is V. Where the
@@ -204,7 +218,7 @@ def renormalize_tail(
     tokens: Int[Tensor, "*shape K"],
     teacher: Float[Tensor, "*shape K"],
 ) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
-    """Both given one of the teacher's k tokens; what the student does elsewhere is not seen.
+    """Both conditioned on the teacher's k tokens; the student's other tokens are ignored.
 
     Source: definition.
     """
@@ -249,7 +263,7 @@ def topk_distillation_loss(
         mask: True where a position counts; an empty mask gives 0.
         divergence: see `distillation_loss`.
         tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
-        temperature: tau of the student; the teacher's log-probs have to be at the same.
+        temperature: tau of the student; the teacher's log-probs must be at the same.
         aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
             by `partial`, where a batch is in micro-batches.
         sequences: sequence of each token; None takes rows.
@@ -258,7 +272,7 @@ def topk_distillation_loss(
     of the others differs by framework, see docs/functional/supervised.md.
 
     Raises:
-        ValueError: shapes differ, tokens are no integers, or the temperature is not positive
+        ValueError: shapes differ, tokens are not integers, or the temperature is not positive
             and finite.
     """
     check_integer("teacher_tokens", teacher_tokens)
@@ -273,8 +287,17 @@ def topk_distillation_loss(
     tokens = torch.where(chosen, teacher_tokens, torch.zeros_like(teacher_tokens)).long()
     teacher = teacher_logprobs.detach().to(student.dtype)
     teacher = torch.where(chosen, teacher, torch.zeros_like(teacher))
-    values = select(divergence(*tail(student, tokens, teacher)), mask)
-    return DistillationLoss(aggregate(values, mask, sequences), values.detach())
+    pair = applied("tail", tail, student, tokens, teacher, gives=tuple, example="lump_tail")
+    values = _divergence(divergence, pair[0], pair[1], mask)
+    return DistillationLoss(aggregated(aggregate, values, mask, sequences), values.detach())
+
+
+def _divergence(
+    divergence: VocabularyDivergence, student: Tensor, teacher: Tensor, mask: Tensor
+) -> Tensor:
+    """At each position; 0 where masked."""
+    values = applied("divergence", divergence, student, teacher, gives=Tensor, example="forward_kl")
+    return select(values, mask)
 
 
 def _check_coefficient(coefficient: float) -> None:

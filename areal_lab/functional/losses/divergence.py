@@ -4,13 +4,13 @@ r"""Named losses that stay near their anchor without a clip of the ratio: DPPO, 
     dppo_tv     behavior    r A while |p - q| is small or shrinks
     dppo_kl     behavior    r A while the KL of "this token or another" is small or shrinks
     prime_rl    behavior    as dppo_tv, minus kappa (log r)^2
-    kimi        proximal    A log pi, minus tau/2 (log r)^2 of the whole answer
+    kimi        proximal    A log pi, minus tau/2 (log r)^2 of the whole response
     dro         proximal    A log pi, minus beta/2 (log r)^2
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors.
+All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one the weight
-pi_prox / pi_behav is applied, and bounded by `correct`. Whoever leaves samples without an advantage
-out of a batch changes the last three: their pull is on every token.
+pi_prox / pi_behav is applied, and bounded by `correct`. Leaving samples without an advantage out
+of a batch changes the last three, whose pull is on every token.
 """
 
 from __future__ import annotations
@@ -50,19 +50,18 @@ def dppo_tv(
     $$ L = -\frac{1}{N} \sum_t r_t A_t\,[A_t > 0: p - q \le \delta,\ A_t < 0: q - p \le \delta],
     \quad p = \pi_\theta(y_t),\ q = \pi_\mu(y_t) $$
 
-    That script has advantages without a standard deviation (`dr_grpo_advantages`) and sums over
-    tokens divided by one length: `policy_loss` with `dppo_tv_surrogate` and `fixed_length_mean`.
+    The authors' run script in verl has advantages without a standard deviation
+    (`dr_grpo_advantages`) and divides sums over tokens by one length: `policy_loss` with
+    `dppo_tv_surrogate` and `fixed_length_mean`.
 
     Source: DPPO (arXiv:2602.04879).
 
     Args:
         divergence: delta, a difference of probabilities, one number or (low, high). The default is
-            that of the authors' run script in verl, and of TRL.
+            that of the run script, and of TRL.
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -93,10 +92,8 @@ def dppo_kl(
     Args:
         divergence: delta in nats, one number or (low, high).
         cap: bound of the ratio as a factor of the gradient; 20 in verl.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -132,10 +129,8 @@ def prime_rl(
     Args:
         divergence: delta, a difference of probabilities, one number or (low, high).
         penalty: kappa.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -161,7 +156,7 @@ def kimi(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""Kimi k1.5: REINFORCE with a pull of the squared log ratio of the answer.
+    r"""Kimi k1.5: REINFORCE with a pull of the squared log ratio of the response.
 
     $$ L = -\frac{1}{B} \sum_i \Big(A_i \log \pi_\theta(y_i) - \frac{\tau}{2}
     \Big(\log \frac{\pi_\theta(y_i)}{\pi_{prox}(y_i)}\Big)^2\Big) $$
@@ -174,13 +169,8 @@ def kimi(
 
     Args:
         tau: strength of the pull.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -217,13 +207,9 @@ def dro(
     Source: DRO (arXiv:2405.19107), by token as in verl.
 
     Args:
-        beta: strength of the pull; has to be bound, as in `partial(dro, beta=0.1)`.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
+        beta: strength of the pull; must be bound, as in `partial(dro, beta=0.1)`.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,

@@ -5,7 +5,7 @@
 
 Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
 Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. A
-token that a correction dropped adds 0, and keeps its ratio where sequences are looked at.
+token that a correction dropped adds 0; its ratio still counts in that of its sequence.
 """
 
 from __future__ import annotations
@@ -19,20 +19,35 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, Count, token_mean
-from areal_lab.functional.checks import check_token_inputs, wide
-from areal_lab.functional.corrections.weights import Correction, behavior_weight, unbounded
+from areal_lab.functional.aggregate import Aggregate, Count, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_token_inputs, wide
+from areal_lab.functional.corrections.weights import (
+    BehaviorWeight,
+    Correction,
+    behavior_weight,
+    unbounded,
+)
 from areal_lab.functional.masked import select
-from areal_lab.functional.ratios import AnchorRatio, detached_ratio, token_ratio
+from areal_lab.functional.ratios import (
+    AnchoredPolicy,
+    AnchorRatio,
+    detached_ratio,
+    token_ratio,
+)
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.surrogates.clip import ClipEpsilon, SurrogateFunction, clip_surrogate
+from areal_lab.functional.surrogates.clip import (
+    ClipEpsilon,
+    Surrogate,
+    SurrogateFunction,
+    clip_surrogate,
+)
 
 
 class PolicyLossResult(NamedTuple):
-    """A loss and what happened to the tokens; all but `loss` is detached."""
+    """A loss and what happened to the tokens; everything except `loss` is detached."""
 
     loss: Float[Tensor, ""]
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     ratio: Float[Tensor, "*shape"]
     """pi_theta / pi_anchor of each token; 1 where masked."""
     behavior_weight: Float[Tensor, "*shape"]
@@ -42,37 +57,54 @@ class PolicyLossResult(NamedTuple):
 
 
 class PlainLoss(NamedTuple):
-    """The least that a policy loss returns."""
+    """The minimum that a policy loss returns."""
 
     loss: Float[Tensor, ""]
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
 
 
 @runtime_checkable
 class HasLoss(Protocol):
-    """What a trainer needs of a result; further fields of a NamedTuple are its diagnostics."""
+    """The field that a trainer needs; the other fields of a NamedTuple are diagnostics."""
 
     @property
     def loss(self) -> Tensor:
-        """Scalar, to be minimised; carries the gradient."""
+        """Scalar, to be minimized; carries the gradient."""
 
 
 @runtime_checkable
 class PolicyLoss(Protocol):
-    """A policy loss as a trainer calls it. Own losses have this signature.
+    """A policy loss as a trainer calls it, and the arguments that the named losses share.
 
-    Bind further numbers beforehand: `partial(decoupled_ppo, clip_epsilon=0.1)`. A loss that needs
-    more of the batch names it: a trainer passes those of these keywords that are parameters.
+    The five tensors have one entry per token, padded `[N, T]` or packed `[T]`:
 
-        token_count       tokens the policy chose in the whole batch
-        sequences         `Segments`: the sequence that each token belongs to
-        sequence_count    sequences of the whole batch that have such a token
+        logprobs            log pi_theta of the sampled tokens; the only input with a gradient
+        proximal_logprobs   log pi_prox, the policy that the trust region is centered at
+        behavior_logprobs   log pi_behav, as the sampler reported them, one version per token
+        advantages          A of each token
+        mask                True = the policy chose this token
+
+    A trainer passes those of these keywords that a loss has as parameters:
+
+        token_count       tokens the policy chose in the whole batch; None counts this mask, and
+                          losses whose mean is over sequences ignore it
+        sequences         `Segments`: the sequence that each token belongs to; None takes rows
+        sequence_count    sequences of the whole batch that have such a token; None counts these
         turns             `Segments`: the turn (run of chosen tokens) that each token belongs to
         groups            `Segments`: the prompt whose group each token belongs to
         group_count       groups of the whole batch
         group_tokens      tokens of each group over the whole batch, by its number in `groups`
         versions          version of the weights that sampled each token
         trainer_version   version of the weights before this batch
+
+    Bind other numbers beforehand, as in `partial(decoupled_ppo, clip_epsilon=0.1)`:
+
+        clip_epsilon      half-width of the trust region, or (below, above)
+        correct           what happens to the weight pi_prox / pi_behav, as `truncate(5.0)`
+
+    The named losses raise a ValueError where shapes differ or a number is out of range, and a
+    TypeError where a function or `sequences` is of the wrong kind. A custom loss needs this
+    signature and any of these keywords.
     """
 
     def __call__(
@@ -97,7 +129,7 @@ def ppo(
     clip_epsilon: ClipEpsilon = 0.2,
     token_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""Clipped PPO objective, as a loss to minimise.
+    r"""Clipped PPO objective, as a loss to minimize.
 
     $$ L = -\frac{1}{N} \sum_t \min(r_t A_t, \mathrm{clip}(r_t, 1 \pm \epsilon) A_t),
     \quad r = \pi_\theta / \pi_{old} $$
@@ -105,15 +137,9 @@ def ppo(
     Source: PPO (arXiv:1707.06347), eq. 7.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        old_logprobs: log pi_old, which samples came from and the trust region is centred at.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
-        clip_epsilon: half-width of the trust region, or (below, above).
-        token_count: tokens of the whole batch; None counts this mask.
+        old_logprobs: log pi_old, the policy that sampled and that the trust region is centered at.
 
-    Raises:
-        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -138,7 +164,7 @@ def decoupled_ppo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""Decoupled PPO objective, as a loss to minimise.
+    r"""Decoupled PPO objective, as a loss to minimize.
 
     $$ L = -\frac{1}{N} \sum_t \frac{\pi_{prox}}{\pi_{behav}}
     \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t), \quad u = \pi_\theta / \pi_{prox} $$
@@ -148,18 +174,9 @@ def decoupled_ppo(
     Source: AReaL (arXiv:2505.24298), eq. 5.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        proximal_logprobs: log pi_prox, the policy that centres the trust region.
-        behavior_logprobs: log pi_behav, as the sampler reported them, one version per token.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
-        clip_epsilon: half-width of the trust region, or (below, above).
         correct: bounds the weight, as `truncate(5.0)`; the weight itself is always applied.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for corrections of sequences; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or `clip_epsilon` or `token_count` is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -192,27 +209,26 @@ def policy_loss(
     $$ L = -\mathrm{aggregate}(\mathrm{correct}(\pi_{prox}/\pi_{behav})\ \mathrm{surrogate}(r, A)),
     \quad r = \mathrm{ratio}(\pi_\theta, \pi_{prox}) $$
 
-    A token that the correction drops (weight 0) adds 0 to the loss, and stays in the count that the
-    mean divides by. What it is dropped for is pi_prox / pi_behav; its ratio to the anchor still
-    counts in that of its sequence or turn, and gets the gradient of that. Only a ratio that is no
+    A token that the correction drops (weight 0) adds 0 to the loss, and is still counted by the
+    mean. It is dropped because of pi_prox / pi_behav; its ratio to the anchor still counts in the
+    ratio of its sequence or turn, and gets the gradient of that. Only a ratio that is not a
     positive finite number counts as 1 there.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         proximal_logprobs: log pi_prox, the anchor of the ratio.
         behavior_logprobs: log pi_behav; the same tensor as the anchor gives weights of 1.
-        advantages: A of each token.
-        mask: True = the policy chose this token.
-        surrogate: `(policy, advantages) -> Surrogate`, what is maximised per token.
+        surrogate: `(policy, advantages) -> Surrogate`, what is maximized per token.
         ratio: `(logprobs, anchor_logprobs, mask, sequences) -> AnchoredPolicy`.
         correct: what happens to the weight pi_prox / pi_behav.
         aggregate: `(values, mask, sequences) -> scalar`.
-        sequences: sequence of each token; None takes rows.
+
+    The other arguments are those of `PolicyLoss`.
 
     Source: definition; with the clipped surrogate it is AReaL (arXiv:2505.24298), eq. 5.
 
     Raises:
         ValueError: shapes differ.
+        TypeError: a part is not a function of its kind, or `sequences` is not `Segments`.
     """
     check_token_inputs(
         mask,
@@ -222,23 +238,31 @@ def policy_loss(
         advantages=advantages,
     )
     start = behavior_weight(proximal_logprobs, behavior_logprobs, mask, sequences)
-    weight = correct(start).weight
+    weight = applied(
+        "correct", correct, start, gives=BehaviorWeight, example="truncate(2.0)"
+    ).weight
     kept = weight != 0
     anchor = proximal_logprobs.detach()
     # Before the ratio: a dropped token may have an infinite one, and 0 * inf is NaN.
     drift = wide(logprobs.detach()) - wide(anchor)
     usable = kept | (drift.abs() < math.log(torch.finfo(drift.dtype).max))
     neutral = torch.where(anchor.isfinite(), anchor, 0.0)
-    policy = ratio(
+    policy = applied(
+        "ratio",
+        ratio,
         torch.where(usable, logprobs, neutral.to(logprobs.dtype)),
         torch.where(usable, anchor, neutral),
         mask,
         start.sequences,
+        gives=AnchoredPolicy,
+        example="token_ratio",
     )
-    objective = surrogate(policy, advantages)
+    objective = applied(
+        "surrogate", surrogate, policy, advantages, gives=Surrogate, example="clip_surrogate"
+    )
     value = weight * select(objective.value, kept)
     return PolicyLossResult(
-        loss=-aggregate(value, mask, policy.sequences),
+        loss=-aggregated(aggregate, value, mask, policy.sequences),
         ratio=detached_ratio(policy),
         behavior_weight=weight,
         clipped=objective.clipped & kept,
@@ -246,10 +270,10 @@ def policy_loss(
 
 
 def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> PolicyLoss:
-    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centred at the behavior policy.
+    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centered at the behavior policy.
 
-    `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on what the sampler reported;
-    the proximal log-probs are not looked at. What `loss` asks for by name, a trainer passes on.
+    `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on the log-probs that the sampler
+    reported; the proximal ones are ignored. A trainer still passes the keywords that `loss` has.
 
     Source: definition; PPO (arXiv:1707.06347) has this one old policy.
     """

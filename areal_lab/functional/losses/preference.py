@@ -1,4 +1,4 @@
-r"""Losses of pairs: an answer that was chosen and one that was rejected for the same prompt.
+r"""Losses of pairs: a response that was chosen and one that was rejected for the same prompt.
 
     token log-probs --sequence_logprob_sums--> l_c, l_r --+
     reference's     --sequence_logprob_sums--> f_c, f_r --+--> h --objective--> mean over pairs
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from areal_lab.functional.aggregate import Count, token_mean
-from areal_lab.functional.checks import check_same_shape, check_token_inputs
+from areal_lab.functional.checks import applied, check_same_shape, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -29,25 +29,25 @@ PreferenceObjective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class PreferenceLoss(NamedTuple):
-    """A loss of pairs and what happened to them; all but `loss` is detached."""
+    """A loss of pairs and what happened to them; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     preference: Tensor
-    """h of each pair, in nats; positive where the chosen answer is preferred. 0 where masked."""
+    """h of each pair, in nats; positive where the chosen response is preferred. 0 where masked."""
     chosen_log_ratio: Tensor
-    """log pi_theta - log pi_ref of the chosen answer; times beta, DPO's implicit reward."""
+    """log pi_theta - log pi_ref of the chosen response; times beta, DPO's implicit reward."""
     rejected_log_ratio: Tensor
-    """The same of the rejected answer."""
+    """The same of the rejected response."""
 
 
 class BradleyTerryLoss(NamedTuple):
-    """A reward model's loss of pairs; all but `loss` is detached."""
+    """A reward model's loss of pairs; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     preference: Tensor
-    """Score of the chosen answer minus that of the rejected one; 0 where masked."""
+    """Score of the chosen response minus that of the rejected one; 0 where masked."""
 
 
 def sequence_logprob_sums(
@@ -57,13 +57,13 @@ def sequence_logprob_sums(
 ) -> Float[Tensor, " sequences"]:
     r"""$\log \pi(y) = \sum_t \log \pi(y_t)$ of each sequence; 0 of one without an unmasked token.
 
-    Summed in float32 at least; pass `logprobs.double()` for more.
+    In float64: losses of pairs subtract such sums, and for 32k tokens a float32 is off by 0.001.
 
     Source: DPO (arXiv:2305.18290), section 4.
 
     Args:
         logprobs: log-prob of each token; gets a gradient.
-        mask: True on the tokens of the answer.
+        mask: True on the tokens of the response.
         sequences: sequence of each token; None takes rows.
 
     Raises:
@@ -71,7 +71,7 @@ def sequence_logprob_sums(
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
-    return segment_reduce(logprobs, ids, count, mask=mask)
+    return segment_reduce(logprobs.double(), ids, count, mask=mask)
 
 
 def sequence_logprob_means(
@@ -85,7 +85,7 @@ def sequence_logprob_means(
 
     Args:
         logprobs: log-prob of each token; gets a gradient.
-        mask: True on the tokens of the answer.
+        mask: True on the tokens of the response.
         sequences: sequence of each token; None takes rows.
 
     Raises:
@@ -112,10 +112,10 @@ def dpo_loss(
     $$ -(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h) $$
 
     Args:
-        chosen_logprobs: log pi_theta of the chosen answer, summed over its tokens.
-        rejected_logprobs: of the rejected answer. These two get a gradient, the others none.
-        reference_chosen_logprobs: log pi_ref of the chosen answer; zeros for no reference.
-        reference_rejected_logprobs: log pi_ref of the rejected answer.
+        chosen_logprobs: log pi_theta of the chosen response, summed over its tokens.
+        rejected_logprobs: of the rejected response. These two get a gradient, the others none.
+        reference_chosen_logprobs: log pi_ref of the chosen response; zeros for no reference.
+        reference_rejected_logprobs: log pi_ref of the rejected response.
         beta: strength of the reference: the larger, the closer to it.
         label_smoothing: s, the share of labels that are believed to be the wrong way round.
         mask: True where a pair counts; None counts all. An empty mask gives 0.
@@ -153,14 +153,14 @@ def ipo_loss(
     $$ \left(h - \frac{1}{2 \beta}\right)^2 $$
 
     Give it sums, as in the paper, or means over tokens: the distance is the same number of nats
-    either way, per answer or per token. All four have to be of one kind.
+    either way, per response or per token. All four must be of one kind.
 
     Args:
-        chosen_logprobs: log pi_theta of the chosen answer, from `sequence_logprob_sums` or
+        chosen_logprobs: log pi_theta of the chosen response, from `sequence_logprob_sums` or
             `sequence_logprob_means`.
-        rejected_logprobs: of the rejected answer. These two get a gradient, the others none.
-        reference_chosen_logprobs: log pi_ref of the chosen answer.
-        reference_rejected_logprobs: log pi_ref of the rejected answer.
+        rejected_logprobs: of the rejected response. These two get a gradient, the others none.
+        reference_chosen_logprobs: log pi_ref of the chosen response.
+        reference_rejected_logprobs: log pi_ref of the rejected response.
         beta: 1 / (2 beta) is the distance; the paper's tau.
         mask: True where a pair counts; None counts all. An empty mask gives 0.
         pair_count: pairs of the whole batch; None counts the mask.
@@ -196,10 +196,10 @@ def preference_loss(
     $$ \mathrm{mean}(\mathrm{objective}(h)), \quad h = (l_c - f_c) - (l_r - f_r) $$
 
     Args:
-        chosen_logprobs: l_c, log pi_theta of the chosen answer.
-        rejected_logprobs: l_r, of the rejected answer. These two get a gradient, the others none.
-        reference_chosen_logprobs: f_c, log pi_ref of the chosen answer.
-        reference_rejected_logprobs: f_r, log pi_ref of the rejected answer.
+        chosen_logprobs: l_c, log pi_theta of the chosen response.
+        rejected_logprobs: l_r, of the rejected response. These two get a gradient, the others none.
+        reference_chosen_logprobs: f_c, log pi_ref of the chosen response.
+        reference_rejected_logprobs: f_r, log pi_ref of the rejected response.
         objective: h of each pair to its loss, such as `logistic_objective`.
         mask: True where a pair counts; None counts all. An empty mask gives 0.
         pair_count: pairs of the whole batch; None counts the mask.
@@ -220,7 +220,17 @@ def preference_loss(
     rejected = select(rejected_logprobs, mask) - select(reference_rejected_logprobs.detach(), mask)
     preference = chosen - rejected
     return PreferenceLoss(
-        loss=_pair_mean(objective(preference), mask, pair_count),
+        loss=_pair_mean(
+            applied(
+                "objective",
+                objective,
+                preference,
+                gives=Tensor,
+                example="partial(logistic_objective, beta=0.1)",
+            ),
+            mask,
+            pair_count,
+        ),
         preference=preference.detach(),
         chosen_log_ratio=chosen.detach(),
         rejected_log_ratio=rejected.detach(),
@@ -241,7 +251,7 @@ def logistic_objective(
     if not 0 <= label_smoothing <= 0.5:
         raise ValueError(
             f"label_smoothing is {label_smoothing}, but must be in [0, 0.5]: beyond one half the "
-            "rejected answers would be preferred; swap chosen and rejected instead"
+            "rejected responses would be preferred; swap chosen and rejected instead"
         )
     logit = beta * preference
     right, wrong = -logsigmoid(logit), -logsigmoid(-logit)
@@ -270,12 +280,12 @@ def bradley_terry_loss(
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> BradleyTerryLoss:
-    r"""A reward model's loss: the chosen answer is to score higher.
+    r"""A reward model's loss: the chosen response is to score higher.
 
     $$ -\log \sigma(s_c - s_r - m) $$
 
     Args:
-        chosen_scores: s_c, the model's score of the chosen answer.
+        chosen_scores: s_c, the model's score of the chosen response.
         rejected_scores: s_r. Both get a gradient.
         margin: m, by how much it is to score higher; gets no gradient. None is 0.
         mask: True where a pair counts; None counts all. An empty mask gives 0.

@@ -8,9 +8,9 @@ r"""Named losses of the REINFORCE family: a weight without a gradient times $A \
     aipo                   behavior    min(r, C)
     topr                   behavior    1; where A < 0: min(product of r, 1)
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors.
+All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one, or none, the
-weight pi_prox / pi_behav is applied, and bounded by `correct`. But for `importance_sampling` the
+weight pi_prox / pi_behav is applied, and bounded by `correct`. Except for `importance_sampling` the
 value of such a loss says nothing; its gradient does.
 """
 
@@ -55,13 +55,7 @@ def reinforce(
 
     Source: Williams (1992); for language models RLOO (arXiv:2402.14740), GPG (arXiv:2504.02546).
 
-    Args:
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -99,12 +93,8 @@ def cispo(
 
     Args:
         clip_epsilon: (low, high) as distances from ratio 1; low 1 is no lower bound.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -139,12 +129,8 @@ def truncated_reinforce(
 
     Args:
         cap: C.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token, for `correct`; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -174,11 +160,7 @@ def importance_sampling(
 
     Source: PPO (arXiv:1707.06347), eq. 6; tinker-cookbook's default.
 
-    Args:
-        token_count: tokens of the whole batch; None counts this mask.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -210,10 +192,8 @@ def aipo(
 
     Args:
         cap: C.
-        token_count: tokens of the whole batch; None counts this mask.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -238,7 +218,7 @@ def topr(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""TOPR: no weight on good answers, on bad ones that of the whole answer, at most C.
+    r"""TOPR: good responses have weight 1, bad ones the ratio of the whole response, at most C.
 
     $$ L = -\frac{1}{B} \sum_i w_i A_i \sum_{t \in i} \log \pi_\theta(y_t), \quad
     w_i = 1 \text{ where } A_i \ge 0, \text{ else }
@@ -250,12 +230,8 @@ def topr(
 
     Args:
         cap: C.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -278,18 +254,18 @@ def positive_nll(
     coefficient: float = 0.1,
     token_count: Count | None = None,
 ) -> Float[Tensor, ""]:
-    r"""VAPO's term to add to a policy loss: imitate the answers with a positive reward.
+    r"""VAPO's term to add to a policy loss: imitate the responses with a positive reward.
 
     $$ -\frac{\mu}{\sum_{i \in P} |y_i|} \sum_{i \in P} \sum_{t \in i} \log \pi_\theta(y_t),
     \quad P = \{i: R_i > 0\} $$
 
     Args:
         logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        rewards: R of the answer at each of its tokens, before any baseline.
+        rewards: R of the response at each of its tokens, before any baseline.
         mask: True = the policy chose this token.
         coefficient: mu.
-        token_count: tokens of the positive answers of the whole batch; None counts these. Without
-            a positive answer the term is 0.
+        token_count: tokens of the positive responses of the whole batch; None counts these. Without
+            a positive response the term is 0.
 
     Source: VAPO (arXiv:2504.05118), positive example language-model loss.
 

@@ -1,4 +1,4 @@
-"""Named losses that look at whole answers: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
+"""Named losses that look at whole responses: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
 
                  ratio                       surrogate             aggregate
     gspo         sequence, geometric mean    clip                  sequence_mean
@@ -8,10 +8,10 @@
     sapo         token                       sigmoid gate          sequence_mean
     vespo        product, behavior policy    reshaping kernel      token_mean
 
-All have the signature of the protocol `PolicyLoss`; `decoupled_ppo` describes the five tensors. But
-for VESPO they are anchored at the proximal policy, and each token's term is multiplied by its own
-pi_prox / pi_behav, which `correct` bounds or replaces: `chain(sequence_product, truncate(2.0))` is
-the weight of the whole answer. With equal proximal and behavior log-probs they are the papers'.
+All are a `PolicyLoss`, which describes the arguments that losses share. Except for VESPO they are
+anchored at the proximal policy, and each token's term is multiplied by its own pi_prox / pi_behav,
+which `correct` bounds or replaces: `chain(sequence_product, truncate(2.0))` is the weight of the
+whole response. With equal proximal and behavior log-probs they are the papers' losses.
 """
 
 from __future__ import annotations
@@ -47,24 +47,16 @@ def gspo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""GSPO: the clip of PPO on the geometric mean ratio of the answer.
+    r"""GSPO: the clip of PPO on the geometric mean ratio of the response.
 
     $$ L = -\frac{1}{B} \sum_i \min(s_i A_i, \mathrm{clip}(s_i, 1 \pm \epsilon) A_i), \quad
     s_i = \Big(\frac{\pi_\theta(y_i)}{\pi_{prox}(y_i)}\Big)^{1 / |y_i|} $$
 
-    Tokens of an answer may differ in A; the mean over them is then inside the sum.
+    Tokens of a response may differ in A; the mean over them is then inside the sum.
 
     Source: GSPO (arXiv:2507.18071), eq. 5 to 7; bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -97,19 +89,11 @@ def gspo_token(
 
     $$ s_{i,t} = \mathrm{sg}(s_i)\, \pi_\theta(y_t) / \mathrm{sg}(\pi_\theta(y_t)) $$
 
-    Equal to `gspo` in value and gradient when all tokens of an answer have the same advantage.
+    Equal to `gspo` in value and gradient when all tokens of a response have the same advantage.
 
     Source: GSPO (arXiv:2507.18071), section 4.3; bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -138,21 +122,13 @@ def luspo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""LUSPO: GSPO with the loss of each answer multiplied by its length.
+    r"""LUSPO: GSPO with the loss of each response multiplied by its length.
 
     $$ L = -\frac{1}{B} \sum_i |y_i| \min(s_i A_i, \mathrm{clip}(s_i, 1 \pm \epsilon) A_i) $$
 
     Source: LUSPO (arXiv:2602.05261); bounds: section 5.1.
 
-    Args:
-        clip_epsilon: half-width of the trust region, or (below, above).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
-
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -191,13 +167,8 @@ def gmpo(
 
     Args:
         log_clip_epsilon: bounds of log r, one number or (low, high).
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -226,7 +197,7 @@ def sapo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""SAPO: a sigmoid of the ratio in place of its clip, every answer counting the same.
+    r"""SAPO: a sigmoid of the ratio in place of its clip, every response counting the same.
 
     $$ L = -\frac{1}{B} \sum_i \frac{1}{|y_i|} \sum_{t \in i}
     \frac{4}{\tau} \sigma(\tau (r_t - 1)) A_t $$
@@ -238,13 +209,8 @@ def sapo(
     Args:
         tau_positive: sharpness of the gate where A > 0.
         tau_negative: sharpness of the gate elsewhere.
-        correct: bounds the weight pi_prox / pi_behav.
-        token_count: not looked at.
-        sequences: sequence of each token; None takes rows.
-        sequence_count: sequences of the whole batch that have a token; None counts these.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,
@@ -271,7 +237,7 @@ def vespo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""VESPO: REINFORCE, weighted by a kernel of the ratio of the whole answer.
+    r"""VESPO: REINFORCE, weighted by a kernel of the ratio of the whole response.
 
     $$ L = -\frac{1}{N} \sum_i \mathrm{sg}(\phi(W_i)) \sum_{t \in i} A_t
     \log \pi_\theta(y_t), \quad \phi(W) = W^k e^{\lambda (1 - W)}, \quad
@@ -284,11 +250,8 @@ def vespo(
     Args:
         positive: (k, lambda) where A >= 0.
         negative: (k, lambda) where A < 0.
-        token_count: tokens of the whole batch; None counts this mask.
-        sequences: sequence of each token; None takes rows.
 
-    Raises:
-        ValueError: shapes differ, or a number is out of range.
+    The other arguments are those of `PolicyLoss`.
     """
     return policy_loss(
         logprobs,

@@ -1,4 +1,4 @@
-r"""Supervised losses: log-likelihood of given tokens, and the value function's regression.
+r"""Supervised losses: log-likelihood of given tokens, and regression of the value function.
 
 Padded `[N, T]` or packed `[T]` tensors alike; how tokens are averaged is an aggregate, as for
 policy losses. Masked values (NaN too) reach neither value nor gradient.
@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.aggregate import Aggregate, token_mean
-from areal_lab.functional.checks import check_token_inputs
+from areal_lab.functional.aggregate import Aggregate, aggregated, token_mean
+from areal_lab.functional.checks import applied, check_number, check_token_inputs
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments
 
@@ -24,19 +24,19 @@ ErrorFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class SFTLoss(NamedTuple):
-    """Negative log-likelihood; all but `loss` is detached."""
+    """Negative log-likelihood; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     nll: Tensor
     """-log pi of each token, in nats, without its weight; 0 where masked."""
 
 
 class ValueLoss(NamedTuple):
-    """A regression loss; all but `loss` is detached."""
+    """A regression loss; everything except `loss` is detached."""
 
     loss: Tensor
-    """Scalar, to be minimised."""
+    """Scalar, to be minimized."""
     clipped: Tensor
     """True where the clip removed the gradient of an unmasked token."""
 
@@ -73,21 +73,21 @@ def sft_loss(
     if weights is not None:
         check_token_inputs(mask, weights=weights)
         weighted = select(weights.detach(), mask) * nll
-    return SFTLoss(aggregate(weighted, mask, sequences), nll.detach())
+    return SFTLoss(aggregated(aggregate, weighted, mask, sequences), nll.detach())
 
 
 def value_loss(
     values: Float[Tensor, "*shape"],
-    old_values: Float[Tensor, "*shape"],
     returns: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
     *,
+    old_values: Float[Tensor, "*shape"] | None = None,
     clip_epsilon: float = 0.2,
     error: ErrorFunction | None = None,
     aggregate: Aggregate = token_mean,
     sequences: Segments | None = None,
 ) -> ValueLoss:
-    r"""Error of the value function, which may not gain by leaving the clip range.
+    r"""Error of the value function, which gains nothing by leaving the clip range.
 
     $$ \mathrm{aggregate}(\max(e(v_t - R_t),\ e(\mathrm{clip}(v_t, v^{old}_t \pm \epsilon) - R_t))),
     \quad e(d) = d^2 / 2 $$
@@ -97,9 +97,10 @@ def value_loss(
 
     Args:
         values: v of each token; the only input that gets a gradient.
-        old_values: v of the critic that made the advantages; not looked at when nothing is clipped.
         returns: R, what v is to predict.
         mask: True where a token counts; an empty mask gives 0.
+        old_values: v of the critic that made the advantages, the center of the range. None only
+            without a clip.
         clip_epsilon: half-width of the range, in the unit of the returns; infinity never clips.
         error: `half_squared_error` (default), `squared_error`, or one from `huber_error`.
         aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
@@ -109,9 +110,10 @@ def value_loss(
     Source: the code of PPO's authors, as described in arXiv:2005.12729, section 3.
 
     Raises:
-        ValueError: shapes differ, or `clip_epsilon` is not positive.
+        ValueError: shapes differ, `clip_epsilon` is not positive, or there is a clip but no
+            `old_values`.
     """
-    check_token_inputs(mask, values=values, old_values=old_values, returns=returns)
+    check_token_inputs(mask, values=values, returns=returns)
     if not clip_epsilon > 0:
         raise ValueError(
             f"clip_epsilon is {clip_epsilon}, but must be > 0: how far a value may move; infinity "
@@ -119,14 +121,24 @@ def value_loss(
         )
     error = error or half_squared_error
     values, returns = select(values, mask), select(returns.detach(), mask)
-    free = error(values - returns)
+    free = _error(error, values - returns)
     if math.isinf(clip_epsilon):
-        return ValueLoss(aggregate(free, mask, sequences), torch.zeros_like(mask))
+        return ValueLoss(aggregated(aggregate, free, mask, sequences), torch.zeros_like(mask))
+    if old_values is None:
+        raise ValueError(
+            f"old_values is None, but clip_epsilon is {clip_epsilon}, a distance from them; give "
+            "the values that the advantages were made with, or clip_epsilon=math.inf"
+        )
+    check_token_inputs(mask, old_values=old_values)
     old_values = select(old_values.detach(), mask)
     bounded = values.clamp(old_values - clip_epsilon, old_values + clip_epsilon)
-    held = error(bounded - returns)
-    loss = aggregate(torch.maximum(free, held), mask, sequences)
+    held = _error(error, bounded - returns)
+    loss = aggregated(aggregate, torch.maximum(free, held), mask, sequences)
     return ValueLoss(loss, (held > free).detach())
+
+
+def _error(error: ErrorFunction, difference: Tensor) -> Tensor:
+    return applied("error", error, difference, gives=Tensor, example="huber_error(1.0)")
 
 
 def half_squared_error(difference: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -153,6 +165,7 @@ def huber_error(delta: float) -> ErrorFunction:
     Raises:
         ValueError: delta is not positive.
     """
+    check_number("delta", delta, "huber_error(1.0)")
     if not delta > 0:
         raise ValueError(f"delta is {delta}, but must be > 0; infinity is half_squared_error")
 

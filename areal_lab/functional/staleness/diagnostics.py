@@ -105,11 +105,11 @@ def off_policy_diagnostics(
     bounds: tuple[float, float] = (0.5, 2.0),
     quantiles: tuple[float, ...] = (0.01, 0.5, 0.99),
 ) -> OffPolicyDiagnostics:
-    r"""Everything about the gap between trainer and sampler, of one batch.
+    r"""All diagnostics of the gap between trainer and sampler, for one batch.
 
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t), \quad y_t \sim \pi_{behav} $$
 
-    A token that one of the two cannot draw (-infinity) makes infinite what is infinite, and the
+    A token that one of the two cannot sample (-infinity) makes infinite what is infinite, and the
     rest takes its limit.
 
     Source: with the functions of the same names.
@@ -185,7 +185,7 @@ def divergence_by_lag(
     Source: with the functions of divergences.py.
 
     Raises:
-        ValueError: shapes differ, lag is no integer, or `bins` is not positive.
+        ValueError: shapes differ, lag is not integer-valued, or `bins` is not positive.
     """
     weight, logs, mask, _ = behavior_weight(
         proximal_logprobs.double(), behavior_logprobs.double(), mask

@@ -1,4 +1,4 @@
-"""What one sample says about the gradient, and how much less it says the older it is.
+"""Mean and variance of per-sample gradients, by the age of the samples.
 
 `N` samples, `P` parameters. `torch.func.vmap(torch.func.grad(loss))` gives one gradient per sample.
 """
@@ -44,7 +44,7 @@ def gradient_spread_by_lag(
     section 2.2, where the trace over the squared norm is the noise scale.
 
     Raises:
-        ValueError: shapes do not fit, lags are no integers, or `bins` is not positive.
+        ValueError: shapes do not fit, lags are not integers, or `bins` is not positive.
     """
     check_integer("lag", lag)
     if gradients.dim() != 2 or lag.shape != gradients.shape[:1]:

@@ -1,4 +1,4 @@
-"""How old the data is, and how much of it is left: lag, histograms, effective sample size.
+"""Lag of the data, its histograms, and the effective sample size.
 
 Lag is counted in versions: the trainer's version minus the version that sampled the token.
 Everything here is a tensor without a gradient; nothing waits for a device.
@@ -45,7 +45,7 @@ def token_lag(
     Source: definition.
 
     Raises:
-        ValueError: shapes differ, or versions are no integers.
+        ValueError: shapes differ, or versions are not integers.
     """
     check_integer("versions", versions)
     check_token_inputs(mask, versions=versions)

@@ -1,7 +1,7 @@
-r"""What is maximised per token, given the ratio to the anchor and the advantage.
+r"""Surrogates: the objective of each token, from its ratio to the anchor and its advantage.
 
 A surrogate is a function `(policy, advantages) -> Surrogate`; bind its numbers with
-`functools.partial` to pass it on. Here: PPO's clip. The other families have files of their own:
+`functools.partial` to pass it on. PPO's clip is in this file; the others are in:
 
     reinforce_surrogates     w A log pi, the weight w without a gradient: CISPO, AIPO, IcePop, TOPR
     smooth_surrogates        SAPO's gate, GMPO's geometric mean, VESPO's kernel
@@ -35,7 +35,7 @@ Any sequence of two numbers will do, such as the list that a configuration file 
 
 
 class Surrogate(NamedTuple):
-    """A surrogate objective, to be maximised."""
+    """A surrogate objective, to be maximized."""
 
     value: Float[Tensor, "*shape"]
     """Objective of each token; carries the gradient; 0 where masked."""

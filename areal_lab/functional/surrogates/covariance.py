@@ -1,4 +1,4 @@
-r"""Surrogates that treat a few tokens apart: those which take the most entropy out of the policy.
+r"""Surrogates that treat separately the few tokens that reduce the entropy most.
 
 Entropy falls with the covariance of log-prob and advantage. A token's share in it is
 
@@ -102,7 +102,9 @@ def kl_cov_surrogate(
     base = surrogate(policy, advantages)
     covariance = advantage_covariance(policy, advantages)
     chosen = _smallest(-covariance, policy.mask, _count(fraction, policy.mask))
-    distance = select(policy.log_ratio, chosen).abs()
+    # Where the anchor cannot sample the token, r A is infinite too and outgrows the penalty.
+    pulled = chosen & ~base.value.isinf()
+    distance = select(policy.log_ratio, pulled).abs()
     return base._replace(value=base.value - penalty * distance)
 
 

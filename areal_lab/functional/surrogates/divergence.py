@@ -45,7 +45,7 @@ def dppo_tv_surrogate(
         advantages: A; gets no gradient.
         divergence: delta, one number or (low, high), a difference of probabilities. The default is
             that of the run script of the method's authors in verl, and of TRL.
-        cap: bound of the ratio as a factor of the gradient, which goes on beyond it as in
+        cap: bound of the ratio as a factor of the gradient, which continues beyond it as in
             `cispo_surrogate`. Infinity, as in the paper and SkyRL; 20 in verl.
 
     Source: DPPO (arXiv:2602.04879).
@@ -77,7 +77,7 @@ def dppo_kl_surrogate(
         advantages: A; gets no gradient.
         divergence: delta in nats, one number or (low, high): high where p > q. The default is that
             of the authors' run script in verl, and of TRL.
-        cap: bound of the ratio as a factor of the gradient, which goes on beyond it. Infinity, as
+        cap: bound of the ratio as a factor of the gradient, which continues beyond it. Infinity, as
             in the paper and SkyRL; 20 in verl.
 
     Source: DPPO (arXiv:2602.04879).
@@ -134,7 +134,7 @@ def prime_rl_ipo_surrogate(
 
     $$ r A\ [-\delta_{low} \le p - q \le \delta_{high}] - \kappa (\log r)^2 $$
 
-    Unlike `prime_rl_surrogate` it does not pull a token back that went too far, but for the
+    Unlike `prime_rl_surrogate` it does not pull back a token that went too far, except by the
     penalty, which every unmasked token has. Not the IPO of preference learning.
 
     Args:
@@ -143,7 +143,7 @@ def prime_rl_ipo_surrogate(
         divergence: delta, one number or (low, high), a difference of probabilities.
         penalty: kappa.
 
-    Source: prime-rl; there is no paper.
+    Source: prime-rl; no paper defines it.
 
     Raises:
         ValueError: shapes differ, or a number is negative or NaN.
@@ -162,7 +162,7 @@ def _kept(
     check_cap(cap)
     log_ratio = select(policy.log_ratio, keep & (advantages != 0))
     value = log_ratio.detach().clamp(max=math.log(cap))
-    # An exact 0 that carries the gradient; of an anchor that cannot draw the token, inf - inf.
+    # An exact 0 that carries the gradient; of an anchor that cannot sample the token, inf - inf.
     carrier = torch.where(log_ratio.isfinite(), log_ratio, 0.0)
     return Surrogate(
         torch.exp(value + (carrier - carrier.detach())) * select(advantages, keep),
@@ -173,6 +173,8 @@ def _kept(
 def _penalized(policy: AnchoredPolicy, kept: Surrogate, penalty: float) -> Surrogate:
     if not penalty >= 0:
         raise ValueError(f"penalty is {penalty}, but must be >= 0; 0 switches it off")
+    if penalty == 0:  # 0 * inf would be NaN
+        return kept
     return kept._replace(value=kept.value - penalty * policy.log_ratio.square())
 
 
@@ -189,6 +191,6 @@ def _binary_kl(policy: AnchoredPolicy) -> Tensor:
     anchor_rest = (-torch.expm1(anchor_logprobs)).clamp(min=0)
     # 0 log 0 is 0: both policies sure of the token. Only the anchor unsure: infinite, rightly.
     others = torch.xlogy(anchor_rest, anchor_rest) - torch.xlogy(anchor_rest, rest)
-    # An anchor that cannot draw the token: 0 log 0 again.
+    # An anchor that cannot sample the token: 0 log 0 again.
     moved = select(anchor_logprobs - logprobs, anchor_logprobs != -math.inf)
     return torch.exp(anchor_logprobs) * moved + others

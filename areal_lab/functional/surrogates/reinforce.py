@@ -6,7 +6,7 @@ Their gradient is $w A \nabla \log \pi_\theta$; they differ in the weight, of th
     r high    1           r            cap       1 + high      0                1
     r low     1           r            r         1 - low       0                r
 
-No token is clipped away but by IcePop. The value is not an estimate of the objective (but for
+Only IcePop clips tokens away. The value is not an estimate of the objective (except
 `importance_surrogate`); watch the reward, not the loss.
 """
 
@@ -28,7 +28,7 @@ from areal_lab.functional.surrogates.clip import (
 
 
 def reinforce_surrogate(policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"]) -> Surrogate:
-    r"""REINFORCE: the ratio is not looked at.
+    r"""REINFORCE: the ratio is ignored.
 
     $$ A \log \pi_\theta $$
 
@@ -134,7 +134,7 @@ def truncated_reinforce_surrogate(
         cap: c, the largest weight.
 
     Source: ROLL's `tis`. TOPR (arXiv:2503.14286) compares with truncated importance sampling too,
-    but there the ratio and its truncation are of the whole answer: `sequence_product_ratio`.
+    but there the ratio and its truncation are of the whole response: `sequence_product_ratio`.
 
     Raises:
         ValueError: shapes differ, or the cap is not positive.
@@ -148,7 +148,7 @@ def icepop_surrogate(
     *,
     clip_epsilon: ClipEpsilon = (0.5, 4.0),
 ) -> Surrogate:
-    r"""IcePop as a loss: the importance weight within a band, nothing outside of it.
+    r"""IcePop as a loss: the importance weight within a band, 0 outside.
 
     $$ \mathrm{sg}(r\, [1 - \epsilon_{low} \le r \le 1 + \epsilon_{high}]) A \log \pi_\theta $$
 
@@ -176,13 +176,13 @@ def icepop_surrogate(
 def topr_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, cap: float = 1.0
 ) -> Surrogate:
-    r"""TOPR: no weight on what was good, a truncated one on what was bad.
+    r"""TOPR: weight 1 where A >= 0, a truncated ratio where A < 0.
 
     $$ A \log \pi_\theta \text{ where } A \ge 0, \qquad
     \mathrm{sg}(\min(r, c)) A \log \pi_\theta \text{ where } A < 0 $$
 
     Pushing down a sample that is unlikely already has no end; its weight falls with its ratio.
-    In the paper r is that of the whole answer (`sequence_product_ratio`); ROLL takes the token's.
+    In the paper r is that of the whole response (`sequence_product_ratio`); ROLL takes the token's.
 
     Args:
         policy: ratio to the anchor, in the paper the behavior policy.
@@ -205,7 +205,7 @@ def weighted_logprobs(
     advantages: Float[Tensor, "*shape"],
     weight: Float[Tensor, "*shape"],
 ) -> Surrogate:
-    r"""What the family has in common: $\mathrm{sg}(w) A \log \pi_\theta$, for an own weight.
+    r"""The form of the family, $\mathrm{sg}(w) A \log \pi_\theta$, for a weight of your own.
 
     Args:
         policy: log-probs, which carry the gradient.

@@ -1,4 +1,4 @@
-r"""Trust regions without an edge per token: a gate, a geometric mean, a kernel.
+r"""Trust regions without a hard clip per token: a gate, a geometric mean, a kernel.
 
     SAPO     gradient falls off smoothly on both sides of r = 1      per token
     GMPO     log ratios are clipped, then averaged                   per sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import segment_reduce, value_of_segment
 from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
@@ -69,7 +69,8 @@ def sapo_surrogate(
         policy.log_ratio.clamp(max=math.log1p(_SATURATED / tau_negative)),
     )
     clipped = (bounded != policy.log_ratio).detach() & (advantages != 0) & policy.mask
-    moved = torch.expm1(bounded)
+    # Below, r - 1 is -1 to the last bit; its slope of 0 times an infinite weight would be NaN.
+    moved = torch.expm1(bounded.clamp(min=-_SATURATED))
     gate = torch.where(
         advantages > 0,
         torch.sigmoid(tau_positive * moved) * (4 / tau_positive),
@@ -112,7 +113,8 @@ def gmpo_surrogate(
         advantages >= 0, policy.log_ratio.clamp(max=high), policy.log_ratio.clamp(min=-low)
     )
     ids, count = policy.sequences
-    mean = segment_reduce(bounded, ids, count, mask=policy.mask, reduce="mean")[ids]
+    means = segment_reduce(bounded, ids, count, mask=policy.mask, reduce="mean")
+    mean = value_of_segment(means, ids)
     # A token with no advantage of its own still moves the mean of a sequence that has one.
     has_advantage = segment_reduce(advantages.abs(), ids, count)[ids] > 0
     clipped = (bounded != policy.log_ratio).detach() & has_advantage & policy.mask
@@ -155,9 +157,9 @@ def vespo_surrogate(
     log_product = segment_reduce(log_ratio, ids, count, mask=policy.mask)[ids]
 
     def kernel(power: float, decay: float) -> Tensor:
-        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be. Only of an
-        # infinite x it would be NaN; the largest finite one has an infinite exp too.
-        x = log_product.clamp(max=torch.finfo(log_product.dtype).max / max(power, 1.0))
+        # exp may overflow to infinity: exp(power * x - infinity) is 0, as it should be. Only with
+        # an infinite power * x it would be NaN; exp(1000) is infinite in every type too.
+        x = log_product.clamp(max=1000.0)
         return torch.exp(power * x - decay * torch.expm1(x))
 
     return weighted_logprobs(

@@ -1,16 +1,18 @@
 r"""REINFORCE with a squared log ratio: a pull to the anchor in place of a trust region.
 
-Whoever uses these should know that they do not vanish where A = 0: the pull is there on every
-unmasked token, also in groups of equal rewards, and also when it is the only thing left.
+These do not vanish where A = 0: the pull is there on every unmasked token, also in groups of equal
+rewards, and also when it is the only term left. As log pi_theta goes to -infinity the square
+outgrows A log pi, so the value goes to -infinity whatever the sign of A.
 """
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from areal_lab.functional.ratios import AnchoredPolicy
-from areal_lab.functional.segments import segment_reduce
+from areal_lab.functional.segments import segment_reduce, value_of_segment
 from areal_lab.functional.surrogates.clip import Surrogate
 from areal_lab.functional.surrogates.reinforce import reinforce_surrogate
 
@@ -22,7 +24,7 @@ def kimi_surrogate(
 
     $$ A \log \pi_\theta - \frac{\tau}{2} (\log r)^2 $$
 
-    The form that ROLL has; in the paper the square is of the whole answer's log ratio, which is
+    The form that ROLL has; in the paper the square is of the whole response's log ratio, which is
     `kimi_sequence_surrogate`. Does not vanish where A = 0.
 
     Args:
@@ -43,7 +45,7 @@ def kimi_surrogate(
 def kimi_sequence_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, tau: float = 0.1
 ) -> Surrogate:
-    r"""Kimi k1.5's mirror descent as in the paper: the log ratio of the whole answer is squared.
+    r"""Kimi k1.5's mirror descent as in the paper: the log ratio of the whole response is squared.
 
     $$ A \log \pi_\theta(y_t) - \frac{\tau}{2} \log r_t \sum_{u \in i} \log r_u $$
 
@@ -63,8 +65,13 @@ def kimi_sequence_surrogate(
     """
     _check_strength("tau", tau)
     ids, count = policy.sequences
-    total = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)[ids]
-    return _pulled(policy, advantages, policy.log_ratio * total, tau)
+    totals = segment_reduce(policy.log_ratio, ids, count, mask=policy.mask)
+    total = value_of_segment(totals, ids)
+    # A token of log-prob -infinity alone decides the square of its sequence: the products of the
+    # other tokens with it are of a lower order, and infinite with either sign.
+    finite_part = total.isinf() & policy.log_ratio.isfinite()
+    square = policy.log_ratio * torch.where(finite_part, 0.0, total)
+    return _pulled(policy, advantages, square, tau)
 
 
 def dro_surrogate(
@@ -82,7 +89,7 @@ def dro_surrogate(
         advantages: A; gets no gradient.
         beta: strength of the pull; 0 is REINFORCE.
 
-    Source: DRO (arXiv:2405.19107), whose square is of the whole answer as in
+    Source: DRO (arXiv:2405.19107), whose square is of the whole response as in
     `kimi_sequence_surrogate`; by token as in verl.
 
     Raises:
@@ -96,7 +103,11 @@ def _pulled(
     policy: AnchoredPolicy, advantages: Tensor, square: Tensor, strength: float
 ) -> Surrogate:
     reinforced = reinforce_surrogate(policy, advantages)
-    return reinforced._replace(value=reinforced.value - strength / 2 * square)
+    if strength == 0:  # 0 * inf would be NaN
+        return reinforced
+    pull = strength / 2 * square
+    value = torch.where(pull.isposinf(), -pull, reinforced.value - pull)
+    return reinforced._replace(value=value)
 
 
 def _check_strength(name: str, strength: float) -> None:

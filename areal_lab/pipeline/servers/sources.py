@@ -15,6 +15,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.addresses import is_local
 from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
@@ -113,20 +114,25 @@ def _launched(
     folders = chain([weights], repeat(replace(weights, path=model_path)))
 
     async def start() -> EngineProcess:
-        return await launch_engine(
-            plan.backend,
-            index=index,
-            weights=next(folders),
+        weights = next(folders)
+        options = ServerOptions(
+            model=weights.path,
+            version=str(weights.version),
             port=rollout.port + index if rollout.port else 0,
             threads=threads,
             dtype=rollout.dtype,
             max_running_requests=rollout.max_running_requests,
-            context_length=None,
+            tensor_parallel=plan.tensor_parallel,
+            lora=weights.adapter,
+            extra=tuple(rollout.engine_args),
+        )
+        return await launch_engine(
+            plan.backend,
+            options,
+            index=index,
             log_path=folder.log(f"engine-{index}"),
             ready_timeout_s=rollout.ready_timeout_s,
             request_timeout_s=rollout.request_timeout_s,
-            tensor_parallel=plan.tensor_parallel,
-            extra=tuple(rollout.engine_args),
         )
 
     return start

@@ -211,6 +211,17 @@ def test_vllm_on_a_cpu_has_to_have_our_extension(
         assert asyncio.run(asked) is expected
 
 
+def test_malformed_json_about_the_sums_is_named() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/weight_info":
+            return httpx.Response(200, json={"weight_version": "0"})
+        return httpx.Response(200 if request.url.path == "/weight_checker" else 404, text="{half")
+
+    said = "http://a sent malformed JSON in reply to /weight_checker .*'{half'"
+    with pytest.raises(EngineError, match=said):
+        asyncio.run(dialect_at("http://a", transport=httpx.MockTransport(answer)))
+
+
 def vllm_message(tokens: list[int], **choice: Any) -> dict[str, Any]:
     content = [{"token_id": token, "logprob": -token / 8, "rank": 1} for token in tokens]
     return {

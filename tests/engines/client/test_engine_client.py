@@ -492,6 +492,24 @@ def test_a_server_that_says_that_it_is_broken_is_lost_and_one_that_refuses_is_no
     assert isinstance(raised.value, EngineUnreachable) is lost
 
 
+@pytest.mark.parametrize("content", [b'{"text": "a', b"<html>" + 500 * b"x", b"\xff\xfe", b""])
+def test_malformed_json_is_an_engine_that_is_lost(content: bytes) -> None:
+    def handler(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "application/json"}, content=content)
+
+    for act, asked in (
+        (EngineClient.version, "GET /model_info"),
+        (lambda c: c.generate([request("a", [5])]), "POST /generate"),
+    ):
+        with pytest.raises(EngineUnreachable) as raised:
+            answering(handler, act)
+        message = str(raised.value)
+        assert message.startswith(f"engine {URL} sent malformed JSON in reply to {asked} (")
+        assert content[:50].decode(errors="replace") in message
+        assert "\n" not in message
+        assert len(message) < 400
+
+
 def test_a_refusal_says_why() -> None:
     def handler(_: httpx.Request) -> httpx.Response:
         return httpx.Response(400, json={"error": {"message": "the context is 8"}})

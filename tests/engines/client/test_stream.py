@@ -191,6 +191,13 @@ def test_an_answer_that_ends_early_is_an_engine_that_is_gone() -> None:
     assert list(error.partial) == ["a"]
 
 
+def test_a_malformed_message_is_an_engine_that_is_gone() -> None:
+    error = failing([event(0, [7], 1), b'data: {"text": "half of a mess\n\n'])
+    assert f"engine {URL} sent malformed JSON in reply to POST /generate" in str(error)
+    assert "half of a mess" in str(error)
+    assert list(error.partial) == ["a"]
+
+
 def test_tokens_of_an_unclear_version_are_discarded_and_counted() -> None:
     later = event(0, [9, 9], 4).replace(b'"weight_version": "4"', b'"weight_version": "5"')
     error = failing([event(0, [7, 8], 2), later], httpx.ReadError("reset"))

@@ -24,6 +24,7 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
@@ -63,13 +64,9 @@ class Lab:
 async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
     return await launch_engine(
         "embedded",
-        index=0,
-        weights=weights,
-        port=port,
-        threads=1,
-        dtype="float32",
-        max_running_requests=4,
-        context_length=None,
+        ServerOptions(
+            model=weights.path, version=str(weights.version), port=port, max_running_requests=4
+        ),
         log_path=log_path,
     )
 
@@ -176,22 +173,25 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         ("/generate", {"input_ids": []}, "empty prompt"),
         ("/generate", {"input_ids": [[5], []]}, "empty prompt"),
         ("/generate", {"input_ids": [5, 970]}, "token 970"),
-        ("/generate", {"input_ids": ["a"]}, "list of integers"),
+        ("/generate", {"input_ids": ["a"]}, "input_ids.0 is 'a', but must be a valid integer"),
         ("/generate", {"input_ids": [[5], [6]], "rid": ["a", "a"]}, "'a' is already in use"),
         ("/generate", {"input_ids": [[5], [6]], "rid": ["a"]}, "rid has 1 entries for 2 prompts"),
         ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 999}}, "context"),
         ("/generate", {"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p is 0"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"min_p": 0.1}}, "min_p is not known"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"top_k": True}}, "top_k is True"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"top_k": "5"}}, "top_k is '5'"),
         (
             "/generate",
-            {"input_ids": [5], "sampling_params": {"min_p": 0.1}},
-            "'min_p' is not known",
+            {"input_ids": [5], "sampling_params": 3},
+            "sampling_params is 3, but must be",
         ),
-        ("/generate", {"input_ids": [5], "sampling_params": {"top_k": "5"}}, "top_k is '5'"),
-        ("/generate", {"input_ids": [5], "sampling_params": 3}, "must be an object"),
-        ("/pause_generation", {"mode": "later"}, "pause mode 'later' is not known"),
+        ("/pause_generation", {"mode": "later"}, "mode is 'later', but must be 'retract', 'abort'"),
         ("/abort_request", {}, "needs rid or abort_all"),
         ("/update_weights_from_disk", {}, "model_path is missing"),
-        ("/weights_checker", {"action": "guess"}, "'guess' is not known"),
+        ("/weights_checker", {"action": "guess"}, "action is 'guess', but must be 'checksum'"),
+        ("/init_weights_update_group", {"group_name": "g"}, "master_address is missing"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": []}, "at least 1 item"),
     ],
 )
 def test_bad_requests_get_one_line(
@@ -395,15 +395,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, json, signal, sys
 from pathlib import Path
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import launch_engine
-from areal_lab.engines.protocol import WeightsFolder
 
 async def main():
     folder = Path(sys.argv[1])
     engine = await launch_engine(
-        "embedded",
-        index=0, weights=WeightsFolder(path=folder, version=0, checksum="", size_bytes=0), port=0,
-        threads=1, dtype="float32", max_running_requests=1, context_length=None,
+        "embedded", ServerOptions(model=folder, max_running_requests=1),
         log_path=folder / "engine.log")
     print(engine.child.pid, flush=True)
     signal.pause()

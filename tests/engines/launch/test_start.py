@@ -22,7 +22,7 @@ import pytest
 
 from areal_lab.engines.launch import start as launch
 from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
-from areal_lab.engines.launch.options import server_command, server_options
+from areal_lab.engines.launch.options import fitted, server_command
 from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.launch.start import (
     EngineProcess,
@@ -33,8 +33,7 @@ from areal_lab.engines.launch.start import (
     start_server,
 )
 from areal_lab.host.ports import Listener, who_listens
-from areal_lab.host.processes import ChildDied
-from areal_lab.host.shared_memory import group_lives
+from areal_lab.host.processes import ChildDied, members
 
 BOUND_S = 20.0
 SERVER = """
@@ -162,14 +161,14 @@ async def until_written(file: Path) -> str:
 def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
-        assert group_lives(engine.child.pid)
+        assert any(members(engine.child.pid))
         assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[0]}"
         assert engine.version == "1.0"
         shared, semaphore, scratch = left_behind(folder)
         assert (shared.parent, semaphore.parent) == (Path("/dev/shm"),) * 2
         assert (scratch / "socket").exists()
         await engine.stop()
-        assert not group_lives(engine.child.pid)
+        assert not any(members(engine.child.pid))
         assert left_behind(folder) == []
         await engine.stop()
 
@@ -392,16 +391,7 @@ def test_an_engine_that_is_not_installed_names_the_command(
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
     with pytest.raises(ValueError, match=r"not installed .*; run: areal-lab engine install vllm"):
-        server_options(
-            VLLM,
-            model=tmp_path,
-            version="0",
-            port=0,
-            threads=1,
-            dtype="auto",
-            max_running_requests=1,
-            context_length=None,
-        )
+        fitted(VLLM, ServerOptions(model=tmp_path))
 
 
 def test_the_embedded_engine_runs_in_our_own_python() -> None:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import torch
 
+from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
@@ -50,13 +51,10 @@ class Lab:
             self.engines[name] = self.run(
                 launch_engine(
                     "embedded",
+                    ServerOptions(
+                        model=first.path, version=str(first.version), max_running_requests=8
+                    ),
                     index=len(self.engines),
-                    weights=first,
-                    port=0,
-                    threads=1,
-                    dtype="float32",
-                    max_running_requests=8,
-                    context_length=None,
                     log_path=self.root / f"engine-{name}.log",
                 )
             )

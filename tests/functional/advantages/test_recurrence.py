@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.advantages import recurrence
-from areal_lab.functional.advantages.recurrence import (
-    linear_recurrence,
-    next_in_sequence,
-    sequence_edges,
-)
-from areal_lab.functional.segments import Segments, packed_sequences
+from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
+from areal_lab.functional.segments import Segments, packed_sequences, sequence_edges
 from tests.reference import returns as reference
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -194,6 +190,15 @@ def test_long_float32_sequences_keep_their_digits():
     exact = linear_recurrence(factors, inputs)
     ours = linear_recurrence(factors.float(), inputs.float())
     torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("factors", [1.0, torch.ones(300, dtype=torch.bfloat16)])
+def test_bfloat16_is_added_up_in_float32(factors):
+    """Beyond 256 a bfloat16 cannot count."""
+    ones = torch.ones(300, dtype=torch.bfloat16)
+    ours = linear_recurrence(factors, ones, reverse=False)
+    assert ours.dtype == torch.float32
+    assert ours.tolist() == list(range(1, 301))
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])

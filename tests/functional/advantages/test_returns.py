@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
-from areal_lab.functional.advantages.holes import (
-    carry_over_holes,
-    last_unmasked,
-    restart_at_holes,
-    unmasked_runs,
-)
+from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
     reinforce_plus_plus_returns,
@@ -21,8 +19,8 @@ from areal_lab.functional.advantages.returns import (
     turn_returns,
 )
 from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
-from areal_lab.functional.advantages.v_trace import vtrace
-from areal_lab.functional.segments import Segments, packed_sequences
+from areal_lab.functional.advantages.v_trace import leaky_vtrace, vtrace
+from areal_lab.functional.segments import Segments, packed_sequences, unmasked_runs
 from tests.reference import returns as reference
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -258,12 +256,14 @@ CAPS = {"rho_cap": 1.2, "trace_cap": 0.9, "advantage_cap": 1.5}
 
 @settings(max_examples=20)
 @given(masks, st.sampled_from(list(HOLES)), st.floats(0, 1), st.integers(0, 9))
-def test_vtrace_equals_the_reference_padded_and_packed(masks, holes, lambda_, seed):
+@pytest.mark.parametrize("alpha", [None, 1.0, 0.6, 0.0])
+def test_vtrace_equals_the_reference_padded_and_packed(alpha, masks, holes, lambda_, seed):
+    function = vtrace if alpha is None else partial(leaky_vtrace, alpha=alpha)
     batch = Batch(masks, seed)
     rewards, values, log_ratio = batch.draw(), batch.draw(), batch.draw()
     beyond = batch.draw_per_sequence()
     keywords = {"gamma": 0.9, "lambda_": lambda_, "bootstrap_values": beyond, "holes": holes}
-    ours = vtrace(rewards, values, log_ratio, batch.mask, **CAPS, **keywords)
+    ours = function(rewards, values, log_ratio, batch.mask, **CAPS, **keywords)
     columns = zip(
         *map(batch.lists, (rewards, values, log_ratio, batch.mask)), beyond.tolist(), strict=True
     )
@@ -277,6 +277,7 @@ def test_vtrace_equals_the_reference_padded_and_packed(masks, holes, lambda_, se
             lam=lambda_,
             bootstrap=b,
             restart=HOLES[holes],
+            alpha=1.0 if alpha is None else alpha,
             **CAPS,
         )
         for r, v, x, m, b in columns
@@ -284,7 +285,7 @@ def test_vtrace_equals_the_reference_padded_and_packed(masks, holes, lambda_, se
     advantages, returns = (batch.padded(each) for each in zip(*pairs, strict=True))
     torch.testing.assert_close(ours.advantages, advantages, **EXACT)
     torch.testing.assert_close(ours.returns, returns, **EXACT)
-    packed = vtrace(
+    packed = function(
         *map(batch.pack, (rewards, values, log_ratio, batch.mask)),
         sequences=batch.sequences,
         **CAPS,
@@ -305,6 +306,28 @@ def test_vtrace_on_policy_is_gae(masks, holes, seed):
     usual = gae(rewards, values, batch.mask, **keywords)
     torch.testing.assert_close(ours.returns, usual.returns, **EXACT)
     torch.testing.assert_close(ours.advantages, usual.advantages, **EXACT)
+
+
+def test_a_leak_lies_between_vtrace_and_uncapped_weights():
+    rewards, values, log_ratio = torch.randn(
+        3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    )
+    mask = torch.ones(6, dtype=torch.bool)
+    open_caps = dict.fromkeys(CAPS, math.inf)
+    uncapped = vtrace(rewards, values, log_ratio, mask, **open_caps)
+    leaking = leaky_vtrace(rewards, values, log_ratio, mask, alpha=0.0, **CAPS)
+    torch.testing.assert_close(tuple(leaking), tuple(uncapped))
+
+
+def test_alpha_gets_a_gradient_where_it_is_a_tensor():
+    rewards, values, log_ratio = torch.randn(
+        3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    )
+    mask = torch.ones(6, dtype=torch.bool)
+    alpha = torch.tensor(0.7, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda a: tuple(leaky_vtrace(rewards, values, log_ratio, mask, alpha=a)), alpha
+    )
 
 
 def test_an_overflowing_ratio_meets_its_cap():
@@ -599,6 +622,10 @@ def test_bad_inputs_are_refused(change, message):
         (lambda mask: length_adaptive_lambda(mask, alpha=0.0), "alpha is 0.0"),
         (lambda mask: vtrace(TOKENS, TOKENS, TOKENS, mask, rho_cap=0.0), "rho_cap is 0.0"),
         (lambda mask: vtrace(TOKENS, TOKENS, TOKENS, mask, lambda_=2.0), "lambda_ is 2.0"),
+        (
+            lambda mask: leaky_vtrace(TOKENS, TOKENS, TOKENS, mask, alpha=1.5),
+            "alpha is 1.5.*1 is V",
+        ),
         (lambda mask: vtrace(TOKENS, TOKENS, TOKENS[:1], mask), "log_ratio has shape"),
         (
             lambda mask: optimal_token_baseline(

@@ -91,6 +91,13 @@ def test_one_value_equal_values_and_nothing_give_zero():
     assert whiten(torch.ones(3), torch.zeros(3).bool(), keep_mean=True).tolist() == [0, 0, 0]
 
 
+def test_bfloat16_is_whitened_in_float32():
+    values = torch.arange(8.0).bfloat16()
+    ours = whiten(values, torch.ones(8).bool())
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, whiten(values.float(), torch.ones(8).bool()))
+
+
 def test_float32_is_whitened_with_moments_in_float64():
     """Mean 1,000 and deviation 0.01: squares in float32 would know no digit of the variance."""
     generator = torch.Generator().manual_seed(0)

@@ -11,8 +11,10 @@ from areal_lab.functional.logprobs.cutoff import in_turn, top_k, top_p
 from areal_lab.functional.logprobs.token_logprobs import (
     logprobs_and_entropy,
     logprobs_and_entropy_from_logits,
+    squared_probs,
+    squared_probs_from_logits,
 )
-from tests.functional.case import Case, Ragged
+from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 TOKENS, HIDDEN, VOCAB = 5, 3, 7
 SAMPLER = in_turn(top_k(5), top_p(0.9))
@@ -60,6 +62,11 @@ def both_layouts(function):
     return layouts
 
 
+def both_layouts_of_one(function):
+    """The same of a function of hidden states with one result."""
+    return both_layouts(lambda hidden, *_: [function(hidden)])
+
+
 WEIGHT = states(0)[1]
 CACHE = {"cache_bytes": 3 * VOCAB * 8}
 
@@ -91,6 +98,20 @@ CASES = [
         sample=with_mask,
         differentiable=(0, 1),
         layouts=both_layouts(lambda h, y, m: chunked(h, WEIGHT, y, keep=m)),
+    ),
+    Case(
+        name="squared_probs",
+        function=partial(squared_probs, temperature=0.7, chunk_tokens=2),
+        sample=lambda seed: states(seed)[:2],
+        layouts=both_layouts_of_one(lambda h: squared_probs(h, WEIGHT, chunk_tokens=2)),
+        reasons=NO_GRADIENT,
+    ),
+    Case(
+        name="squared_probs_from_logits (top-k, top-p)",
+        function=partial(squared_probs_from_logits, keep=SAMPLER),
+        sample=lambda seed: as_logits(seed)[:1],
+        layouts=both_layouts_of_one(lambda h: squared_probs_from_logits(h @ WEIGHT.T)),
+        reasons=NO_GRADIENT,
     ),
     Case(
         name="logprobs_and_entropy_from_logits",

@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
-from areal_lab.functional.advantages.holes import (
-    carry_over_holes,
-    last_unmasked,
-    restart_at_holes,
-    unmasked_runs,
-)
+from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
     reinforce_plus_plus_returns,
@@ -19,8 +14,8 @@ from areal_lab.functional.advantages.returns import (
     turn_returns,
 )
 from areal_lab.functional.advantages.token_baseline import optimal_token_baseline
-from areal_lab.functional.advantages.v_trace import vtrace
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.advantages.v_trace import leaky_vtrace, vtrace
+from areal_lab.functional.segments import Segments, unmasked_runs
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 GROUPS = torch.tensor([0, 0, 1, 0])
@@ -99,6 +94,13 @@ def off_policy(rewards, values, log_ratio, bootstrap, mask, sequences=None):  # 
     return vtrace(
         rewards, values, log_ratio, mask, gamma=0.9, lambda_=0.8, rho_cap=1.3, trace_cap=1.1,
         bootstrap_values=bootstrap, sequences=sequences,
+    )  # fmt: skip
+
+
+def leaky(rewards, values, log_ratio, bootstrap, mask, sequences=None):  # noqa: PLR0917
+    return leaky_vtrace(
+        rewards, values, log_ratio, mask, alpha=0.7, gamma=0.9, lambda_=0.8, rho_cap=1.3,
+        trace_cap=1.1, bootstrap_values=bootstrap, sequences=sequences,
     )  # fmt: skip
 
 
@@ -193,6 +195,7 @@ CASES = [
         ("gae (gamma, lambda per token)", gae_with_tensors, (0, 1, 2), (0, 1, 2), 3),
         ("lambda_returns", mixed, (0, 1, 3), (0, 1, 2), 2),
         ("vtrace", off_policy, (0, 1, 2, 3), (0, 1, 3), 3),
+        ("leaky_vtrace", leaky, (0, 1, 2, 3), (0, 1, 3), 3),
         ("discounted_returns", discounted, (0, 3), (0, 1), 1),
         ("reinforce_plus_plus_returns", reinforce_plus_plus, (0, 3), (0, 1), 1),
         ("terminal_rewards", placed, (3,), (0,), 0),

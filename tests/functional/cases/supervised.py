@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -35,7 +36,17 @@ def weighted_sft(logprobs, weights, mask, *, sequences=None):
     return sft_loss(logprobs, mask, weights=weights, aggregate=sequence_mean, sequences=sequences)
 
 
-by_sequence = partial(value_loss, clip_epsilon=0.2, error=huber_error(0.9), aggregate=sequence_mean)
+def clipped(values, old_values, returns, mask, **keywords):
+    return value_loss(values, returns, mask, old_values=old_values, **keywords)
+
+
+def unclipped(values, _, returns, mask, *, sequences=None):
+    return value_loss(
+        values, returns, mask, clip_epsilon=math.inf, error=squared_error, sequences=sequences
+    )
+
+
+by_sequence = partial(clipped, clip_epsilon=0.2, error=huber_error(0.9), aggregate=sequence_mean)
 
 
 def layouts_of(loss, inputs: int):
@@ -70,11 +81,8 @@ CASES = [
             layouts=layouts_of(loss, 3),
         )
         for name, loss in [
-            ("value_loss", value_loss),
-            (
-                "value_loss (no clip, squared_error)",
-                partial(value_loss, clip_epsilon=float("inf"), error=squared_error),
-            ),
+            ("value_loss", clipped),
+            ("value_loss (no clip, squared_error)", unclipped),
             ("value_loss (huber_error, sequence mean)", by_sequence),
         ]
     ),

@@ -79,6 +79,22 @@ def test_counted_from_the_weights_before_the_batch_the_share_is_that_of_the_next
     assert results == pytest.approx([-1.0, -1 / 2, -1 / 3, -1 / 4])
 
 
+@pytest.mark.parametrize(("ours", "slow"), BOTH.values(), ids=BOTH)
+def test_an_impossible_log_prob_counts_only_with_a_share(ours, slow):  # noqa: ARG001
+    """Fresh tokens and those of lag 1 have the behavior's; -infinity there stays."""
+    never, fine = -math.inf, -3.0
+    versions = torch.tensor([10, 9, 8, 8, 9, 8])
+    theta = torch.tensor([never, never, never, -1.0, -1.0, never])
+    behavior = torch.tensor([fine, fine, fine, never, never, never])
+    result = ours(theta, behavior, versions, theta < 0, trainer_version=10).tolist()
+    if ours is a3po_proximal_logprobs:
+        assert result == [fine, fine, never, never, never, never]
+    else:  # half of a probability is left
+        assert result == pytest.approx(
+            [fine, fine, fine - math.log(2), -1 - math.log(2), never, never]
+        )
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 9), version=st.integers(0, 9))
 def test_an_interpolation_lies_between_and_the_linear_one_is_above(seed, version):

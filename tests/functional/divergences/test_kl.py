@@ -302,6 +302,42 @@ def test_an_empty_mask_gives_zero_and_no_gradient(batch):
     assert not gradient.any()
 
 
+# --- tokens that have become all but impossible
+
+
+def test_k3_is_infinite_at_both_infinities_with_its_gradient():
+    x = torch.tensor([-torch.inf, torch.inf], requires_grad=True)
+    value = k3(x)
+    assert value.tolist() == [math.inf, math.inf]
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert gradient.tolist() == [-math.inf, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("theta", [-5.0, -90.0, -120.0, -400.0, -2000.0, -math.inf])
+def test_weighted_k3_has_its_limits(theta, dtype):
+    """pi / pi_s times k3 is pi_ref / pi_s - w (1 - x), of which w x is the gradient."""
+    ref, sampler = -1.0, -2.0
+    leaf = torch.tensor([theta], dtype=dtype, requires_grad=True)
+    others = [torch.tensor([number], dtype=dtype) for number in (ref, sampler)]
+    ones = torch.tensor([True])
+    value = kl_penalty(leaf, others[0], ones, sampling_logprobs=others[1])
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    weight, x = math.exp(theta - sampler), max(theta - ref, -1e300)
+    assert value.item() == pytest.approx(math.exp(ref - sampler) - weight * (1 - x), rel=1e-6)
+    assert gradient.item() == pytest.approx(weight * x, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", WITH_STRAIGHT_THROUGH.values(), ids=WITH_STRAIGHT_THROUGH)
+def test_no_weighted_estimate_of_an_impossible_token_is_nan(estimator):
+    leaf = torch.full((2,), -math.inf, requires_grad=True)
+    others = torch.tensor([-1.0, -math.inf])
+    value = kl_penalty(leaf, others, leaf < 0, estimator=estimator, sampling_logprobs=others)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    assert value.isfinite().all()
+    assert gradient.tolist() == [0, 0]
+
+
 # --- in the reward
 
 

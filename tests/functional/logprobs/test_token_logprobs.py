@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab.functional.logprobs import token_logprobs as logprobs_module
@@ -12,6 +13,8 @@ from areal_lab.functional.logprobs.tiles import tile_shape
 from areal_lab.functional.logprobs.token_logprobs import (
     logprobs_and_entropy,
     logprobs_and_entropy_from_logits,
+    squared_probs,
+    squared_probs_from_logits,
 )
 from tests.reference import formulas
 from tests.reference import logprobs as reference
@@ -456,3 +459,94 @@ def test_bad_inputs_are_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         logprobs_and_entropy(**{**inputs, **change})
+
+
+def both_functions(inputs):
+    """From hidden states and from logits, as functions of the targets."""
+    hidden, weight, _ = inputs
+    return [
+        lambda targets: logprobs_and_entropy(hidden, weight, targets, chunk_tokens=3),
+        lambda targets: logprobs_and_entropy_from_logits(hidden @ weight.T, targets),
+    ]
+
+
+@pytest.mark.parametrize("target", [-100, -1, VOCAB])
+def test_targets_outside_the_vocabulary_are_refused(inputs, target):
+    targets = inputs[2].clone()
+    targets[3] = target
+    for function in both_functions(inputs):
+        message = rf"targets has an entry {target}, but must be in 0 \.\. {VOCAB - 1}; give pad"
+        with pytest.raises(ValueError, match=message):
+            function(targets)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_they_are_refused_under_vmap_too(inputs):
+    """There the values cannot be looked at; compiled, see `test_compile`."""
+    targets = inputs[2].expand(2, -1).clone()
+    targets[1, 3] = -1
+    for function in both_functions(inputs):
+        with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+            torch.func.vmap(function)(targets)
+
+
+def test_tensors_without_values_pass_the_check_of_targets(inputs):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = [torch.empty_like(x) for x in inputs]
+        for function in both_functions(fake):
+            assert function(fake[2]).logprobs.shape == (TOKENS,)
+
+
+# --- sums of squared probabilities
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, None])
+def test_squared_probs_equal_the_reference(inputs, temperature, chunk_tokens):
+    hidden, weight, _ = inputs
+    logits = hidden @ weight.T
+    kept = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) > 0.4
+    kept[0] = False
+    for keep, mask in ((None, torch.ones_like(kept)), (kept, kept)):
+        rows = zip(logits.tolist(), mask.tolist(), strict=True)
+        expected = [reference.squared_probs(z, temperature, chosen) for z, chosen in rows]
+        keywords = {"temperature": temperature, "keep": keep}
+        ours = squared_probs(hidden, weight, chunk_tokens=chunk_tokens, **keywords)
+        assert ours.tolist() == pytest.approx(expected, rel=1e-12)
+        again = squared_probs_from_logits(logits, **keywords)
+        assert again.tolist() == pytest.approx(expected, rel=1e-12)
+        assert not ours.requires_grad
+
+
+def test_squared_probs_by_hand():
+    """A certain token 1, all equal 1 / V, a rule that keeps two equal ones 1 / 2."""
+    logits = torch.tensor([[1e4, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    assert squared_probs_from_logits(logits).tolist() == [1.0, 0.25]
+    two = torch.tensor([[3.0, 3.0, 0.0, 0.0]])
+    assert squared_probs_from_logits(two, keep=top_k(2)).tolist() == [0.5]
+    assert squared_probs(two.new_zeros(0, 3), two.new_zeros(4, 3)).shape == (0,)
+    half = squared_probs(torch.zeros(2, 3).bfloat16(), torch.zeros(4, 3).bfloat16())
+    assert half.dtype == torch.float32
+
+
+def test_the_energy_of_the_token_baseline_is_the_norm_of_a_gradient(inputs):
+    """1 - 2 pi(y) + sum of pi squared is |d log pi(y) / d logits|^2."""
+    hidden, weight, targets = inputs
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    logprobs, _ = logprobs_and_entropy_from_logits(logits, targets)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), logits)
+    energy = 1 - 2 * logprobs.exp() + squared_probs(hidden, weight, chunk_tokens=2)
+    torch.testing.assert_close(energy, gradient.square().sum(1))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_inputs_of_squared_probs_are_refused():
+    hidden, weight = torch.zeros(2, 4), torch.zeros(5, 4)
+    for keywords, message in [
+        ({"weight": torch.zeros(5, 3)}, r"weight \(5, 3\)"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"keep": torch.ones(2, 4) > 0}, "keep is a torch.bool tensor of shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            squared_probs(**{"hidden": hidden, "weight": weight, **keywords})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal_lab import functional
 from areal_lab.functional.aggregate import prompt_mean
 from areal_lab.functional.corrections.proximal import a3po_proximal_logprobs
 from areal_lab.functional.corrections.second_moment import second_moment_mask
@@ -638,6 +640,13 @@ def test_bad_shapes_are_refused(name):
         LOSSES[name].loss(*batch._replace(mask=batch.mask.double()))
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_argument_is_described_by_the_loss_or_by_the_protocol(name):
+    loss = getattr(functional, name)
+    described = re.findall(r"^ {4,}(\w+)(?::|  )", loss.__doc__ + PolicyLoss.__doc__, re.MULTILINE)
+    assert set(inspect.signature(loss).parameters) <= set(described)
+
+
 # --- dropped tokens
 
 INF = math.inf
@@ -749,6 +758,56 @@ def test_what_the_sampler_says_it_cannot_draw_makes_no_nan(loss):
     assert not result.loss.isnan()
     assert result.behavior_weight.tolist() == [1, 1]
     assert not gradient.isnan().any()
+
+
+IMPOSSIBLE = {  # which of log pi_theta, log pi_prox, log pi_behav are -infinity
+    "theta": (True, False, False),
+    "theta, proximal": (True, True, False),
+    "theta, behavior": (True, False, True),
+    "proximal": (False, True, False),
+    "proximal, behavior": (False, True, True),
+    "behavior": (False, False, True),
+    "all": (True, True, True),
+}
+
+
+def with_impossible_token(batch, which, sign, value=-INF):
+    """The last unmasked token with an advantage of this sign has these log-probs."""
+    of_sign = batch.mask & (batch.advantages.sign() == sign)
+    place = (torch.arange(42) == of_sign.flatten().nonzero()[-1]).view(6, 7)
+    tokens = [
+        torch.where(place, value, field) if impossible else field
+        for field, impossible in zip(batch[:3], which, strict=True)
+    ]
+    return type(batch)(*tokens, *batch[3:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("which", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_impossible_token_makes_no_nan(name, which, dtype):
+    for sign in (1, -1):
+        batch = with_impossible_token(draw(by_sequence=True), which, sign)
+        batch = type(batch)(*(field.to(dtype) for field in batch[:4]), batch.mask)
+        value, gradient = gradient_of(LOSSES[name].loss, batch)
+        assert not value.isnan()
+        assert not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OF_BATCH))
+def test_a_log_prob_of_minus_infinity_is_a_limit(name, sign):
+    """Of value and gradient: infinite ones have the sign that large ones have on the way."""
+    batch, which = draw(by_sequence=True), IMPOSSIBLE["theta"]
+    at, near = (
+        gradient_of(LOSSES[name].loss, with_impossible_token(batch, which, sign, value))
+        for value in (-INF, -1e8)
+    )
+    for limit, large in zip(at, near, strict=True):
+        finite = limit.isfinite()
+        torch.testing.assert_close(large[finite], limit[finite])
+        assert (large[~finite].abs() > 100).all()
+        assert torch.equal(large[~finite].sign(), limit[~finite].sign())
 
 
 def test_bfloat16_log_probs_are_subtracted_and_summed_in_float32():

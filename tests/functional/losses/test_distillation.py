@@ -529,6 +529,26 @@ def test_bad_top_k_is_refused(change, message):
         topk_distillation_loss(**{**inputs, **change})
 
 
+@pytest.mark.parametrize("teacher", [-1.0, -math.inf])
+@pytest.mark.parametrize("old", [-2.0, -math.inf])
+def test_a_token_that_the_student_cannot_draw_adds_nothing(old, teacher):
+    """r log r goes to 0 with r, and so does its gradient."""
+    student = torch.tensor([-0.5, -math.inf], requires_grad=True)
+    olds, teachers = torch.tensor([-0.6, old]), torch.tensor([-0.4, teacher])
+    result = on_policy_distillation_loss(student, olds, teachers, student < 0)
+    (gradient,) = torch.autograd.grad(result.loss, student)
+    # r log(pi / pi_T) of the first token, over two tokens; the gradient is the same.
+    expected = math.exp(0.1) * -0.1 / 2
+    assert result.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert gradient.tolist() == pytest.approx([expected, 0], rel=1e-5)
+
+
+def test_advantages_where_neither_policy_can_draw_the_token_are_unchanged():
+    never = torch.tensor([-math.inf])
+    ones = torch.ones(1)
+    assert distillation_advantages(ones, never, never, ones > 0).tolist() == [1.0]
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_tokens_are_refused():
     x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)

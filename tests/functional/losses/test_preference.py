@@ -267,9 +267,21 @@ def test_sums_and_means_give_different_ipo_losses(tokens):
     assert abs(losses[0] - losses[1]) > 0.1
 
 
-def test_bfloat16_log_probs_are_summed_in_float32():
+def test_bfloat16_log_probs_are_summed_exactly():
     logprobs = torch.full((1, 1000), -1.0).bfloat16()
     assert sequence_logprob_sums(logprobs, torch.ones(1, 1000) > 0).tolist() == [-1000.0]
+
+
+def test_a_small_preference_between_long_responses_keeps_its_sign():
+    """-0.001, of one token; sums of 32k log-probs are 0.004 apart in float32."""
+    generator = torch.Generator().manual_seed(0)
+    reference = -2 * torch.rand(2, 32_768, generator=generator)
+    policy = reference.clone()
+    policy[0, 0] -= 0.001
+    mask = torch.ones(2, 32_768, dtype=torch.bool)
+    sums = [sequence_logprob_sums(x, mask) for x in (policy, reference)]
+    h = dpo_loss(*sums[0], *sums[1]).preference
+    assert h.item() == pytest.approx(-0.001, rel=1e-3)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

@@ -102,6 +102,10 @@ def test_masked_tokens_do_not_matter_to_sft(batch, aggregate, which, garbage):
 # --- values
 
 
+def clipped_loss(values, old_values, returns, mask, **keywords):
+    return value_loss(values, returns, mask, old_values=old_values, **keywords)
+
+
 ERRORS = {
     "half": (half_squared_error, lambda d: d * d / 2),
     "square": (squared_error, lambda d: d * d),
@@ -114,14 +118,14 @@ ERRORS = {
 @pytest.mark.parametrize("clip", [0.1, 0.5, 1e6, math.inf])
 def test_value_loss_equals_the_reference(batch, error, clip):
     ours, slow = ERRORS[error]
-    result = value_loss(*batch, clip_epsilon=clip, error=ours)
+    result = clipped_loss(*batch, clip_epsilon=clip, error=ours)
     expected = reference.value_loss(*as_lists(batch), clip=clip, error=slow)
     assert result.loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_default_has_the_half(batch):
-    half = value_loss(*batch, clip_epsilon=0.3)
-    whole = value_loss(*batch, clip_epsilon=0.3, error=squared_error)
+    half = clipped_loss(*batch, clip_epsilon=0.3)
+    whole = clipped_loss(*batch, clip_epsilon=0.3, error=squared_error)
     torch.testing.assert_close(2 * half.loss, whole.loss)
     assert torch.equal(half.clipped, whole.clipped)
 
@@ -129,7 +133,7 @@ def test_the_default_has_the_half(batch):
 def test_without_a_clip_the_gradient_is_the_difference(batch):
     values, old, returns, mask = batch
     _, gradient = gradient_of(
-        lambda v: value_loss(v, old, returns, mask, clip_epsilon=math.inf).loss, values
+        lambda v: clipped_loss(v, old, returns, mask, clip_epsilon=math.inf).loss, values
     )
     torch.testing.assert_close(gradient, torch.where(mask, values - returns, 0.0) / mask.sum())
 
@@ -147,7 +151,7 @@ def test_without_a_clip_the_gradient_is_the_difference(batch):
 def test_value_clip_by_hand(inputs, loss, gradient, clipped):
     v, *rest = torch.tensor(inputs, dtype=torch.double)[:, None].unbind()
     v.requires_grad_()
-    result = value_loss(v, *rest, torch.tensor([True]), clip_epsilon=0.2)
+    result = clipped_loss(v, *rest, torch.tensor([True]), clip_epsilon=0.2)
     result.loss.backward()
     assert result.loss.item() == pytest.approx(loss)
     assert v.grad.item() == pytest.approx(gradient)
@@ -156,9 +160,9 @@ def test_value_clip_by_hand(inputs, loss, gradient, clipped):
 
 def test_clipped_says_where_the_gradient_is_gone(batch):
     values, old, returns, mask = batch
-    result = value_loss(*batch, clip_epsilon=0.2)
+    result = clipped_loss(*batch, clip_epsilon=0.2)
     _, gradient = gradient_of(
-        lambda v: value_loss(v, old, returns, mask, clip_epsilon=0.2).loss, values
+        lambda v: clipped_loss(v, old, returns, mask, clip_epsilon=0.2).loss, values
     )
     assert result.clipped.any()
     assert torch.equal(result.clipped, (gradient == 0) & mask)
@@ -169,27 +173,31 @@ def test_clipped_says_where_the_gradient_is_gone(batch):
 def test_the_clip_never_makes_the_loss_smaller(value, old, target, clip):
     v, o, r = torch.tensor([[value], [old], [target]], dtype=torch.double)
     mask = torch.tensor([True])
-    free = value_loss(v, o, r, mask, clip_epsilon=math.inf).loss
-    assert value_loss(v, o, r, mask, clip_epsilon=clip).loss >= free
+    free = clipped_loss(v, o, r, mask, clip_epsilon=math.inf).loss
+    assert clipped_loss(v, o, r, mask, clip_epsilon=clip).loss >= free
 
 
 def test_a_constant_added_to_values_and_returns_changes_nothing(batch):
     values, old, returns, mask = batch
-    moved = value_loss(values + 3, old + 3, returns + 3, mask)
-    torch.testing.assert_close(moved.loss, value_loss(*batch).loss)
+    moved = clipped_loss(values + 3, old + 3, returns + 3, mask)
+    torch.testing.assert_close(moved.loss, clipped_loss(*batch).loss)
 
 
-def test_old_values_are_not_looked_at_without_a_clip(batch):
+def test_without_a_clip_no_old_values_are_needed(batch):
     values, old, returns, mask = batch
-    nothing = torch.full_like(old, torch.nan)
-    result = value_loss(values, nothing, returns, mask, clip_epsilon=math.inf)
-    assert result.loss.isfinite()
+    result = value_loss(values, returns, mask, clip_epsilon=math.inf)
+    expected = reference.value_loss(
+        *as_lists((values, old, returns, mask)), clip=math.inf, error=lambda d: d * d / 2
+    )
+    assert result.loss.item() == pytest.approx(expected)
     assert not result.clipped.any()
+    with pytest.raises(ValueError, match=r"old_values is None, but clip_epsilon is 0\.2"):
+        value_loss(values, returns, mask)
 
 
 def test_only_values_get_a_gradient(batch):
     leaves = [x.clone().requires_grad_() for x in batch[:3]]
-    result = value_loss(*leaves, batch[3])
+    result = clipped_loss(*leaves, batch[3])
     result.loss.backward()
     assert [leaf.grad is not None for leaf in leaves] == [True, False, False]
     assert not result.clipped.requires_grad
@@ -203,7 +211,7 @@ def test_masked_tokens_do_not_matter_to_values(batch, error, which, garbage):
     spoiled = list(inputs)
     spoiled[which] = torch.where(mask, inputs[which], garbage)
     results = [
-        gradient_of(lambda v, rest=rest: value_loss(v, *rest, mask, error=error).loss, v)
+        gradient_of(lambda v, rest=rest: clipped_loss(v, *rest, mask, error=error).loss, v)
         for v, *rest in (inputs, spoiled)
     ]
     assert torch.equal(results[0][0], results[1][0])
@@ -223,7 +231,7 @@ def test_empty_masks_give_zero(batch):
     values, old, returns, mask = batch
     nothing = torch.zeros_like(mask)
     for loss in (
-        lambda v: value_loss(v, old, returns, nothing).loss,
+        lambda v: clipped_loss(v, old, returns, nothing).loss,
         lambda v: sft_loss(v, nothing).loss,
         lambda v: sft_loss(v, nothing, aggregate=sequence_mean).loss,
     ):
@@ -235,8 +243,8 @@ def test_empty_masks_give_zero(batch):
 def test_splitting_a_batch_under_one_token_count_changes_nothing(batch):
     mean = partial(token_mean, token_count=batch[3].sum())
     parts = [tuple(field[rows] for field in batch) for rows in (slice(0, 1), slice(1, 4))]
-    whole = value_loss(*batch).loss
-    torch.testing.assert_close(sum(value_loss(*p, aggregate=mean).loss for p in parts), whole)
+    whole = clipped_loss(*batch).loss
+    torch.testing.assert_close(sum(clipped_loss(*p, aggregate=mean).loss for p in parts), whole)
     whole = sft_loss(batch[0], batch[3]).loss
     split = sum(sft_loss(p[0], p[3], aggregate=mean).loss for p in parts)
     torch.testing.assert_close(split, whole)
@@ -259,7 +267,7 @@ def test_bad_values_are_refused(change, message):
     inputs = {name: torch.zeros(2, 3) for name in ("values", "old_values", "returns")}
     inputs["mask"] = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=message):
-        value_loss(**{**inputs, **change})
+        clipped_loss(**{**inputs, **change})
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

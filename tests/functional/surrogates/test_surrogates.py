@@ -555,6 +555,7 @@ def test_a_logprob_of_minus_infinity_without_a_weight_adds_nothing(batch):
         assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(
     "surrogate",
@@ -564,11 +565,11 @@ def test_a_logprob_of_minus_infinity_without_a_weight_adds_nothing(batch):
         partial(dppo_tv_surrogate, divergence=1.0, cap=20.0),
     ],
 )
-def test_an_anchor_that_cannot_draw_the_token_makes_no_nan(surrogate, sign):
+def test_an_anchor_that_cannot_draw_the_token_makes_no_nan(surrogate, sign, dtype):
     one = Batch(
-        torch.tensor([-1.0, -0.5]),
-        torch.tensor([-1.0, -INF]),
-        torch.tensor([1.0, sign]),
+        torch.tensor([-1.0, -0.5], dtype=dtype),
+        torch.tensor([-1.0, -INF], dtype=dtype),
+        torch.tensor([1.0, sign], dtype=dtype),
         torch.tensor([True, True]),
     )
     ours, gradient = run(surrogate, one)
@@ -579,6 +580,17 @@ def test_an_anchor_that_cannot_draw_the_token_makes_no_nan(surrogate, sign):
         assert ours.clipped.all()
     else:
         assert ours.value.tolist() == [1, pytest.approx(20 * sign)]
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("surrogate", [kimi_surrogate, kimi_sequence_surrogate, prime_rl_surrogate])
+def test_without_a_pull_an_infinite_log_ratio_is_not_squared(surrogate, advantage):
+    name = "penalty" if surrogate is prime_rl_surrogate else "tau"
+    one = torch.tensor([-INF, -1.0])
+    batch = Batch(one, torch.tensor([-1.0, -1.0]), torch.full((2,), advantage), one < 0)
+    ours, gradient = run(partial(surrogate, **{name: 0.0}), batch)
+    assert not ours.value.isnan().any()
+    assert gradient.isfinite().all()
 
 
 def test_a_clip_range_may_be_any_sequence_of_two():

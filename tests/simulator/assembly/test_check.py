@@ -70,6 +70,7 @@ def test_the_defaults_can_be_simulated() -> None:
             {
                 **{"cluster__gpus": 80_000, "cluster__rollout_gpus": 60_000},
                 **{"schedule__eta": math.inf, "rollout__max_running": 50},
+                "trainer__step_s": 150.0,
             },
             "3,000,000 answers would be generated at once, but at most 1,000,000",
             "lower schedule.max_concurrent_prompts",
@@ -101,7 +102,7 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"schedule__eta": math.nan}, "schedule.eta is nan", ">= 0"),
         (
             {"schedule__batch_order": "bounded_lag", "schedule__max_lag": 2.0},
-            "max_lag is 2, but eta starts groups 4 versions ahead",
+            "max_lag is 2 (whole versions), but eta 4 starts groups up to 4 versions ahead",
             "raise max_lag to 4, lower eta, or set drop_late",
         ),
         # --- names

@@ -212,8 +212,8 @@ def test_order_and_schedule_are_those_of_the_config() -> None:
         4,
         False,
     )
-    limits = build(small(schedule__batch_order="bounded_lag", schedule__eta=math.inf)).limits
-    assert limits.order.max_lag == math.inf
+    with pytest.raises(ValueError, match=r"schedule.batch_order is bounded_lag, .* set max_lag"):
+        build(small(schedule__batch_order="bounded_lag", schedule__eta=math.inf))
     limits = build(small(schedule__batch_order="strict_start_order")).limits
     assert limits.order.name == "strict_start_order"
     assert build(small(schedule__name="partial_rollout")).limits.schedule.carry_over

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from areal_lab.runlog.read_run import read_run
 from simulator.calibrate.engine import fit_engine
 from simulator.calibrate.fit import is_held_out
 from simulator.calibrate.fit_run import calibrate_from
 from simulator.calibrate.replay import replay
 from simulator.calibrate.work import EnginePoint
-from simulator.workload.recorded_run import read_recorded_run
 from tests.simulator.calibrate.recordings import known, record
 
 STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3
@@ -120,7 +120,7 @@ def test_prompts_with_a_common_prefix_only_cost_the_rest(tmp_path: Path) -> None
 
 def test_engines_that_load_weights_do_not_generate_in_run_or_simulation(tmp_path: Path) -> None:
     config = known("schedule.name=asynchronous", "eta=2")
-    run = read_recorded_run(record(tmp_path / "run", config, counted=False))
+    run = read_run(record(tmp_path / "run", config, counted=False))
     rows = {row.name.strip(): row for row in replay(known(), run).rows}
     taking, idle = rows["engines: taking new weights"], rows["engines idle"]
     assert taking.measured == pytest.approx(taking.predicted, abs=0.01)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
+from areal_lab.runlog.read_run import read_run
 from simulator.assembly.check import problems
 from simulator.assembly.simulate import simulate
 from simulator.calibrate.engine import fit_decode, fit_prefill
@@ -24,7 +25,7 @@ from simulator.calibrate.work import EnginePoint
 from simulator.config.load import load_simulation
 from simulator.costs.roofline import smooth_max
 from simulator.workload.lengths import LogNormalLengths
-from simulator.workload.recorded_run import TrainingPoint, read_recorded_run
+from simulator.workload.recorded_run import TrainingPoint
 from tests.simulator.calibrate import recordings
 from tests.simulator.calibrate.recordings import known, record
 
@@ -241,7 +242,7 @@ def test_client_side_records_suffice_with_a_note_about_their_error(tmp_path: Pat
 @pytest.mark.parametrize("schedule", ["synchronous", "asynchronous"])
 def test_a_simulation_replays_itself_exactly(schedule: str, tmp_path: Path) -> None:
     config = known(f"schedule.name={schedule}", "schedule.eta=1")
-    run = read_recorded_run(record(tmp_path / schedule, config, counted=False))
+    run = read_run(record(tmp_path / schedule, config, counted=False))
     found = replay(config, run)
     assert found.predicted_steps_s == pytest.approx(found.measured_steps_s, rel=1e-9)
     gaps = {row.name: row.gap for row in found.rows}
@@ -251,7 +252,7 @@ def test_a_simulation_replays_itself_exactly(schedule: str, tmp_path: Path) -> N
 
 def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_path: Path) -> None:
     config = known("schedule.name=asynchronous", "schedule.eta=2")
-    run = read_recorded_run(record(tmp_path / "asynchronous", config, counted=False))
+    run = read_run(record(tmp_path / "asynchronous", config, counted=False))
     costs = configuration(calibrate_from(synchronous))
     rows = {row.name: row for row in replay(costs, run).rows}
     assert abs(rows["step time"].gap) < 0.01
@@ -263,7 +264,7 @@ def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_
 
 
 def test_a_replay_keeps_the_given_settings(synchronous: Path) -> None:
-    run = read_recorded_run(synchronous)
+    run = read_run(synchronous)
     config = known("workload.steps=5", "workload.warmup_steps=1")
     found = replay(config, run, own=["workload.steps"])
     assert found.config.workload.steps == 5
@@ -273,7 +274,7 @@ def test_a_replay_keeps_the_given_settings(synchronous: Path) -> None:
 def test_fits_and_replays_can_be_drawn(synchronous: Path) -> None:
     found = calibrate_from(synchronous)
     assert len(draw_fit(found.parts).axes) == 3
-    left, right = draw_replay(replay(configuration(found), read_recorded_run(synchronous))).axes
+    left, right = draw_replay(replay(configuration(found), read_run(synchronous))).axes
     assert left.get_xlabel() == "training step"
     assert [text.get_text() for text in right.get_yticklabels()][:2] == [
         "trainer\nmeasured",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from areal_lab.runlog.records import Segments
-from simulator.engine.timesheet import RecordSpan
+from simulator.engine.clock import RecordSpan
 from simulator.engine.versions import Decoded, decoded_alone
 from simulator.run.system import MakeEngine
 

@@ -120,6 +120,20 @@ def test_every_combination_is_counted_once() -> None:
     assert {one.kind for one in space.impossible} == {"placement and schedule"}
 
 
+def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candidate() -> None:
+    found = solved(
+        *("candidates.gpus=[4, 8]", "candidates.rollout_share=[0.5]", "candidates.eta=[1]"),
+        *("base.workload.prompts_per_batch=3", "base.workload.samples_per_prompt=2"),
+        "base.workload.minibatches=2",
+    )
+    assert [one.config.cluster.gpus for one in found.space.possible] == [4]
+    (refused,) = found.space.impossible
+    assert refused.why.startswith(
+        "trainer: a minibatch of 3 sequences cannot keep 4 data-parallel ranks busy"
+    )
+    assert found.best is not None
+
+
 def test_an_impossible_space_lists_its_reasons() -> None:
     found = solved(
         *("candidates.rollout_tensor_parallel=[3, 16]", "candidates.gpus=[4]"),
@@ -521,6 +535,8 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["objective=money"], "objective is 'money'"),
         (["steps=0"], "steps is 0"),
         (["candidates.rollout_share=[1.5]"], "between 0 and 1"),
+        (["candidates.schedule=[overlapped]"], "candidates.schedule has 'overlapped'; "),
+        (["candidates.placement=[shared]"], "candidates.placement has 'shared'"),
         (["candidates.gpu=[H1000]"], "H100"),
         (["candidates.node_range=[4, 2]"], "first <= last"),
         (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),

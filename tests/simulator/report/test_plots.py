@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ from matplotlib.patches import Rectangle
 
 from areal_lab.plots.timeline import draw_timeline
 from areal_lab.runlog.activity import activity
+from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import REWARDS, Log, Record, RunHeader
 from simulator.assembly.simulate import replicate, simulate
 from simulator.config.load import load_simulation
 from simulator.report.log_excerpt import engines_of, only_engines
 from simulator.report.plots import draw_lags, draw_steps, draw_utilization, write_plots
 from simulator.run.result import Replicated
+
+RECORDED = Path(__file__).parents[3] / "reproductions" / "recorded" / "synchronous"
 
 
 @cache
@@ -92,3 +96,23 @@ def test_a_timeline_can_be_drawn_of_an_excerpt_with_failures() -> None:
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert "engine 0" in names
     assert "engine 1" not in names
+
+
+def test_each_look_has_one_entry_in_the_legend_of_a_timeline() -> None:
+    (legend,) = draw_timeline(read_events(RECORDED)).legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in legend.get_patches()]
+    assert len(set(looks)) == len(looks) == len(labels)
+    assert "idle: request on its way or at a tool" in labels
+    assert "idle: request on its way" not in labels
+
+
+@pytest.mark.parametrize("zoom_s", [2.0, 20.0, 500.0])
+def test_versions_in_a_timeline_are_named_from_the_left_edge_on_and_apart(zoom_s: float) -> None:
+    below = draw_timeline(read_events(RECORDED), zoom_s=zoom_s).axes[2]
+    start_s, end_s = below.get_xlim()
+    named = [text for text in below.texts if text.get_text().startswith("v")]
+    places_s = [text.get_position()[0] for text in named]
+    room_s = 0.025 * (end_s - start_s)
+    assert places_s[0] <= start_s + room_s
+    assert all(later - earlier >= room_s for earlier, later in pairwise(places_s))

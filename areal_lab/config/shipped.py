@@ -1,0 +1,69 @@
+"""Files of settings that travel with the package, found by name: `areal-lab train arithmetic`.
+
+arithmetic                 the shipped file, wherever areal_lab is installed
+configs/arithmetic.yaml    a path; in a checkout it leads to the same file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from areal_lab.config.suggest import did_you_mean, plain
+
+CONFIGS: Final = Path(__file__).parents[1] / "configs"
+_PLAN: Final = "plan_"
+"""How the names of questions for `areal-lab plan` begin; the other files are for `train`."""
+_MOST_LISTED: Final = 8
+"""Where there are more names, an error lists only the nearest."""
+
+
+def training_configs() -> dict[str, Path]:
+    """What `areal-lab train` knows by name."""
+    return {name: path for name, path in _shipped().items() if not name.startswith(_PLAN)}
+
+
+def plan_questions() -> dict[str, Path]:
+    """What `areal-lab plan` knows by name."""
+    return {name: path for name, path in _shipped().items() if name.startswith(_PLAN)}
+
+
+def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) -> Path:
+    """A path as it is; a word that is neither file nor folder is the name of a shipped file.
+
+    Raises:
+        ValueError: in one line: no such file, or no such name, with the names there are.
+    """
+    text, path = str(source), Path(source)
+    is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
+    if path.is_file() or (is_path and path.exists()):
+        return path
+    if is_path:
+        named = f"; the shipped {kind} is named {path.stem!r}" if path.stem in shipped else ""
+        raise ValueError(f"{text} does not exist (looked in {Path.cwd()}){named}")
+    if path.is_dir() and plain(text) not in map(plain, shipped):
+        raise ValueError(f"{text} is a folder, but must be a YAML file, or the name of a {kind}")
+    return named_file(text, shipped, kind)
+
+
+def named_file(name: str, shipped: Mapping[str, Path], kind: str) -> Path:
+    """The shipped file of this name, whatever its case and punctuation.
+
+    Raises:
+        ValueError: in one line, with the nearest names.
+    """
+    known = {plain(one): one for one in shipped}
+    if plain(name) in known:
+        return shipped[known[plain(name)]]
+    hint = did_you_mean(name, shipped)
+    longer = [one for one in shipped if plain(one).startswith(plain(name))]
+    if len(longer) > 1:
+        hint = f"did you mean {', '.join(longer)}?"
+    if len(shipped) <= _MOST_LISTED and not hint.startswith("known"):
+        hint += f" Known are {', '.join(shipped)}"
+    raise ValueError(f"unknown {kind} {name!r}; {hint}")
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}

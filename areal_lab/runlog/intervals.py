@@ -1,0 +1,85 @@
+"""95 % intervals of means: Student's t, in the standard library alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class MeanInterval:
+    """A mean with its uncertainty."""
+
+    mean: float
+    n: int
+    """Problems: what the mean is over."""
+    ci95: float | None
+    """Half width of a 95 % interval; None for a single problem."""
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """`{mean, n, ci95}`."""
+        return {"mean": self.mean, "n": self.n, "ci95": self.ci95}
+
+
+def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
+    r"""Mean over problems and the half width of its 95 % Student t interval.
+
+    $$ h = t_{0.975, n-1} \max(s / \sqrt{n}, 1 / n) $$
+
+    Samples of one problem are alike, so they are averaged first and n counts problems. Near a mean
+    of 1 (or 0) all problem means agree and s says nothing: the interval then is as wide as one
+    problem answered the other way would make it, close to Wilson's. For rewards in [0, 1].
+
+    Args:
+        problem_means: mean reward over the samples of each problem, at least one.
+
+    Raises:
+        ValueError: if there is no problem.
+    """
+    n = len(problem_means)
+    if n == 0:
+        raise ValueError("a mean over problems needs at least one problem")
+    mean = fmean(problem_means)
+    if n == 1:
+        return MeanInterval(mean, n, None)
+    standard_error = max(stdev(problem_means) / math.sqrt(n), 1 / n)
+    return MeanInterval(mean, n, student_t(n - 1) * standard_error)
+
+
+@cache
+def student_t(degrees: int) -> float:
+    """The t that a Student variable of so many degrees of freedom exceeds, in size, in 5 of 100.
+
+    Bisection on the distribution function, which has a closed form for whole degrees of freedom:
+    Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
+
+    Raises:
+        ValueError: if there is no degree of freedom.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees is {degrees}, but must be >= 1")
+    low, high = 0.0, math.pi / 2  # theta = atan(t / sqrt(degrees))
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _central_probability(middle, degrees) < CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return math.tan((low + high) / 2) * math.sqrt(degrees)
+
+
+def _central_probability(theta: float, degrees: int) -> float:
+    """Probability of |T| < tan(theta) sqrt(degrees)."""
+    cosine, odd = math.cos(theta), degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    if odd:
+        return 2 / math.pi * (theta + math.sin(theta) * total)
+    return math.sin(theta) * total

@@ -1,0 +1,71 @@
+"""Settings that travel with the package: by name from anywhere, by path in a checkout."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from areal_lab.cli.app import app
+from areal_lab.config.load import load_config
+from areal_lab.config.shipped import CONFIGS, plan_questions, training_configs
+from simulator.plan.schema import load_plan
+
+
+def test_shipped_settings_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("arithmetic", "Arithmetic"):
+        assert load_config(name) == load_config(CONFIGS / "arithmetic.yaml")
+    Path("arithmetic").mkdir()  # a folder of that name is not meant
+    assert load_config("arithmetic") == load_config(CONFIGS / "arithmetic.yaml")
+    Path("arithmetic").rmdir()
+    Path("arithmetic").write_text("seed: 5\n")
+    assert load_config("arithmetic").seed == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "arithmetic2",
+            "unknown config 'arithmetic2'; did you mean 'arithmetic'? Known are arithmetic, gsm8k",
+        ),
+        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k"),
+        ("mine.yaml", "mine.yaml does not exist (looked in "),
+        (Path("gsm8k"), "gsm8k does not exist (looked in "),
+        ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),
+    ],
+)
+def test_a_name_that_is_not_there_is_described_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | Path, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_config(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_shipped_file_is_a_config_or_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in training_configs():
+        assert load_config(name).experiment_name == name
+    for name in plan_questions():
+        assert load_plan(name).name == name
+    assert {path.stem for path in CONFIGS.glob("*")} == {*training_configs(), *plan_questions()}
+
+
+def test_a_checkout_has_them_at_its_root_too() -> None:
+    assert (CONFIGS.parents[1] / "configs").resolve() == CONFIGS.resolve()
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [("train", training_configs()), ("plan", plan_questions())]
+)
+def test_the_help_of_a_command_lists_them(command: str, names: dict[str, Path]) -> None:
+    assert f"name: {', '.join(names)}." in CliRunner().invoke(app, [command, "--help"]).stdout
