@@ -129,7 +129,7 @@ def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candida
     assert [one.config.cluster.gpus for one in found.space.possible] == [4]
     (refused,) = found.space.impossible
     assert refused.why.startswith(
-        "trainer: a minibatch of 3 sequences cannot keep 4 data-parallel ranks busy"
+        "trainer: a minibatch has 3 sequences, but must have >= 4"
     )
     assert found.best is not None
 
