@@ -86,7 +86,7 @@ def train(
     """Train a model as CONFIG says; prints the run folder as its last line."""
     require("areal-lab train", "train")
     from areal_lab.config.load import load_config
-    from areal_lab.preflight import check as preflight
+    from areal_lab.config.problem import ConfigError
 
     settings = load_config(config, overrides or [])
 
@@ -94,7 +94,7 @@ def train(
 
     try:
         code = run_to_end(settings)
-    except preflight.ConfigError:
+    except ConfigError:
         raise
     except Exception as error:  # the last place that can tell the user
         raise stop(failure(error), FAILED) from error
@@ -273,8 +273,8 @@ def doctor(
         require("areal-lab doctor --config", "train")
         from areal_lab.config.load import load_config
 
-        plan, refusal = examination.explain_config(load_config(config, overrides or []))
-        findings += [] if refusal is None else [refusal]
+        plan, refusals = examination.explain_config(load_config(config, overrides or []))
+        findings += refusals
     told = examination.as_json if as_json else examination.as_table
     typer.echo(told(findings, plan))
     raise typer.Exit(examination.exit_code(findings))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
@@ -165,7 +166,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.status is Status.FAIL for finding in findings))
 
 
-def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
+def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
     """What a run with this configuration would start where, or why it cannot.
 
     Refuses what a run refuses, as far as that shows without its problems, functions and model.
@@ -175,10 +176,12 @@ def explain_config(config: TrainConfig) -> tuple[list[str], Finding | None]:
 
     try:
         preflight.check_settings(config)
-        return [*explain(config, this_machine()), _LEFT_OUT], None
-    except ValueError as error:
-        reason, _, command = str(error).partition("; run: ")
-        return [], Finding("configuration", Status.FAIL, reason, command)
+        return [*explain(config, this_machine()), _LEFT_OUT], []
+    except ConfigError as error:
+        return [], [
+            Finding("configuration", Status.FAIL, problem.message, problem.command)
+            for problem in error.problems
+        ]
 
 
 def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:

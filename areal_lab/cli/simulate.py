@@ -171,7 +171,7 @@ def _marked(configs: Sequence[SimulationConfig]) -> Sequence[SimulationConfig]:
     if len(configs) == 1:
         return configs
     return [
-        dataclasses.replace(config, name=f"{mark.upper()}: {config.name}")
+        config.with_settings({"name": f"{mark.upper()}: {config.name}"})
         for mark, config in zip(_MARKS, configs, strict=True)
     ]
 
@@ -225,7 +225,7 @@ def _logged_run(config: SimulationConfig, notes: Console) -> Log:
             f"of seed {config.seed}",
             highlight=False,
         )
-        config = dataclasses.replace(config, workload=dataclasses.replace(workload, steps=most))
+        config = config.with_settings({"workload.steps": most})
     records: list[Record] = []
     simulate(config, log=records.append)
     header = records[0]

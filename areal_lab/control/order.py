@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, get_args
 
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.backlog import Backlog, EarliestDeadlineFirst, OldestFirst, StartOrder
@@ -73,7 +73,8 @@ def bounded_lag(max_lag: float, *, drop: bool = False) -> BatchOrder:
     )
 
 
-ORDERS: Final = (oldest_finished_first().name, strict_start_order().name, bounded_lag(0).name)
+OrderName = Literal["oldest_finished_first", "strict_start_order", "bounded_lag"]
+ORDERS: Final[tuple[OrderName, ...]] = get_args(OrderName)
 """Names of the orders above."""
 
 

@@ -21,7 +21,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from areal_lab.control.events import EngineId
 
@@ -219,6 +219,7 @@ def sticky() -> Routing:
     return Routing("sticky", Sticky)
 
 
+RoutingName = Literal["least_loaded", "round_robin", "sticky"]
 ROUTINGS: Final = {make().name: make for make in (least_loaded, round_robin, sticky)}
 """The functions above, by the names they give."""
 

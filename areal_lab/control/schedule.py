@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal, get_args
 
 from areal_lab.capacity import admissible, check_eta
 from areal_lab.control.events import Version
@@ -86,7 +86,8 @@ def partial_rollout(eta: float = math.inf) -> Schedule:
 
 FIXED_ETA: Final = {made.name: made.eta for made in (synchronous(), one_step_overlap())}
 """Schedules that bring their own eta, by name."""
-SCHEDULES: Final = (*FIXED_ETA, asynchronous(0).name, partial_rollout().name)
+ScheduleName = Literal["synchronous", "one_step_overlap", "asynchronous", "partial_rollout"]
+SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 """Names of the schedules above."""
 
 

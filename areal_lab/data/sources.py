@@ -7,9 +7,6 @@ from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.data.jsonl import file_problems
 from areal_lab.data.problems import ProblemSet
 
-DATASET_TYPES = ("arithmetic", "jsonl")
-"""Values of `dataset.type`."""
-
 
 def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
     """Generate or read the problems of a run, split into trained and held-out ones.
@@ -28,16 +25,14 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
             eval_size=dataset.eval_size,
             seed=seed,
         )
-    if dataset.type == "jsonl":
-        if not dataset.path:
-            raise ValueError("dataset.path is empty, but type=jsonl needs a file of problems")
-        return file_problems(
-            dataset.path,
-            prompt_field=dataset.prompt_field,
-            answer_field=dataset.answer_field,
-            prompt_template=dataset.prompt_template,
-            eval_path=dataset.eval_path,
-            eval_size=dataset.eval_size,
-            seed=seed,
-        )
-    raise ValueError(f"dataset.type is {dataset.type!r}, but must be one of {DATASET_TYPES}")
+    if not dataset.path:
+        raise ValueError("dataset.path is empty, but type=jsonl needs a file of problems")
+    return file_problems(
+        dataset.path,
+        prompt_field=dataset.prompt_field,
+        answer_field=dataset.answer_field,
+        prompt_template=dataset.prompt_template,
+        eval_path=dataset.eval_path,
+        eval_size=dataset.eval_size,
+        seed=seed,
+    )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_lab.config.problem import ConfigError, problems_of
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
@@ -76,7 +77,7 @@ def prepare(
         try:
             check_loss(loss, "loss")
         except ValueError as error:
-            raise preflight.ConfigError(str(error)) from error
+            raise ConfigError(*problems_of(error, "loss", named=True)) from error
     return problems or load_problems(config.dataset, seed=config.seed)
 
 

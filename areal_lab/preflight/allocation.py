@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final
 
-from areal_lab.config.load import nearest
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.suggest import nearest
 from areal_lab.engines.launch.backends import BACKENDS
 
 ENGINES: Final = tuple(BACKENDS)

@@ -82,7 +82,7 @@ def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int
         model_path: the model's folder.
         parameters: of the whole model.
     """
-    if config.rollout.transfer == Transfer.ADAPTER:
+    if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
         try:
             parameters = adapter_parameters(model_path, lora_of(config)) or parameters
         except EngineError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Environment, environment
@@ -56,9 +57,12 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     """The servers that a run would start here.
 
     Raises:
-        ValueError: in one line: what is asked for, what there is, what to write instead.
+        ConfigError: in one line: what is asked for, what there is, what to write instead.
     """
-    plan = engine_plan(config)
+    try:
+        plan = engine_plan(config)
+    except ValueError as error:
+        raise refusal("rollout.backend", str(error)) from error
     if config.allocation_mode:
         _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
     _check_sizes(config)
@@ -66,21 +70,25 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
         return plan
     found = machine.engines[plan.backend]
     if not found.condition.usable:
-        raise ValueError(
+        raise refusal(
+            "rollout.backend",
             f"rollout.backend is {plan.backend}, but this engine is {found.condition} (looked in "
-            f"{found.folder}); run: areal-lab engine install {plan.backend}"
+            f"{found.folder})",
+            command=f"areal-lab engine install {plan.backend}",
         )
     if plan.tensor_parallel > 1 and not BACKENDS[plan.backend].tensor_parallel:
-        raise ValueError(
+        raise refusal(
+            "rollout.backend",
             f"{plan.backend}:t{plan.tensor_parallel} divides a server, which {plan.backend} cannot "
-            f"do; write {plan.backend}:d{plan.servers}"
+            f"do; write {plan.backend}:d{plan.servers}",
         )
     if found.build == "gpu":
         _check_gpus(plan, machine)
     elif plan.tensor_parallel > 1:
-        raise ValueError(
+        raise refusal(
+            "rollout.backend",
             f"{plan.backend}:t{plan.tensor_parallel} divides a server over GPUs, but the CPU build "
-            f"is installed; write {plan.backend}:d{plan.servers}"
+            f"is installed; write {plan.backend}:d{plan.servers}",
         )
     _check_memory(plan, machine)
     return plan
@@ -90,7 +98,7 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
     """What a run would start where, a line each.
 
     Raises:
-        ValueError: as `check_placement`.
+        ConfigError: as `check_placement`.
     """
     plan = check_placement(config, machine)
     if config.rollout.addresses:
@@ -133,23 +141,28 @@ def _where(index: int, plan: EnginePlan, found: Environment, machine: Machine) -
 def _check_allocation(allocation: Allocation, text: str) -> None:
     trainer = allocation.trainer
     if allocation.evaluation_only:
-        raise ValueError(f"allocation_mode {text} only evaluates; to train, write +fsdp:d1")
+        raise refusal(
+            "allocation_mode", f"allocation_mode {text} only evaluates; to train, write +fsdp:d1"
+        )
     if allocation.shared:
-        raise ValueError(
+        raise refusal(
+            "allocation_mode",
             f"allocation_mode {text} lets engines and trainer take turns on the same devices, "
-            "which is not available; write + instead of |"
+            "which is not available; write + instead of |",
         )
     if trainer is None:
         return
     if trainer.backend != "fsdp":
-        raise ValueError(
+        raise refusal(
+            "allocation_mode",
             f"allocation_mode {text} trains with {trainer.backend}, which is not available; "
-            "write fsdp:d1"
+            "write fsdp:d1",
         )
     if trainer.sizes != _ONE:
-        raise ValueError(
+        raise refusal(
+            "allocation_mode",
             f"allocation_mode {text} trains in {trainer.sizes.devices} processes, but training "
-            "runs in one; write fsdp:d1"
+            "runs in one; write fsdp:d1",
         )
 
 
@@ -167,19 +180,21 @@ def _check_sizes(config: TrainConfig) -> None:
         sizes = engines.sizes
         for name in ("pipeline", "context", "expert"):
             if getattr(sizes, name) > 1:
-                raise ValueError(
+                raise refusal(
+                    setting,
                     f"{setting} {text} divides an engine by {name}, which is not available; "
-                    f"write {engines.backend}:{Sizes(data=sizes.data, tensor=sizes.tensor)}"
+                    f"write {engines.backend}:{Sizes(data=sizes.data, tensor=sizes.tensor)}",
                 )
 
 
 def _check_gpus(plan: EnginePlan, machine: Machine) -> None:
     needed = plan.servers * plan.tensor_parallel
     if needed > len(machine.gpus):
-        raise ValueError(
+        raise refusal(
+            "rollout.backend",
             f"{plan.backend}:{Sizes(data=plan.servers, tensor=plan.tensor_parallel)} needs "
             f"{needed} GPU(s), but {len(machine.gpus)} are visible; ask for fewer servers, or run: "
-            f"areal-lab engine install {plan.backend} --build cpu"
+            f"areal-lab engine install {plan.backend} --build cpu",
         )
 
 
@@ -187,8 +202,9 @@ def _check_memory(plan: EnginePlan, machine: Machine) -> None:
     """Before anything is made for each server: their number is whatever was typed."""
     most = max(1, machine.memory_bytes // _LEAST_BYTES)
     if plan.servers > most:
-        raise ValueError(
+        raise refusal(
+            "rollout.engines",
             f"rollout.engines (the d of rollout.backend and allocation_mode) is {plan.servers}, "
             f"but {machine.memory_bytes / 2**30:.1f} GiB of memory hold at most {most} servers, "
-            f"{_LEAST_BYTES >> 20} MiB each before any weights; ask for fewer"
+            f"{_LEAST_BYTES >> 20} MiB each before any weights; ask for fewer",
         )

@@ -6,7 +6,6 @@ model -> the last checkpoint, a Hugging Face folder
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -45,7 +44,7 @@ class RunFolder:
         folder = cls(_fresh_folder(parent, stem).resolve())
         for name in ("trajectories", "checkpoints", "logs"):
             (folder.path / name).mkdir()
-        (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
+        (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
         folder.write_json("env.json", environment())
         return folder
 

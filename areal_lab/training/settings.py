@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from areal_lab.config.schema import OptimizerConfig, TrainConfig
@@ -61,11 +61,6 @@ class TrainerSettings:
             raise ValueError(f"minibatches, token budget and threads must be >= 1: {self}")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, but must be > 0 in training")
-        if not self.optimizer.gradient_clipping > 0:
-            raise ValueError(
-                f"gradient_clipping is {self.optimizer.gradient_clipping}, but must be > 0; "
-                "infinity switches it off"
-            )
         if self.optimizer.lr_scheduler_type != "constant" and self.optimizer_steps < 1:
             raise ValueError(
                 f"optimizer_steps is {self.optimizer_steps}, but must be >= 1 for a learning rate "
@@ -74,7 +69,7 @@ class TrainerSettings:
 
     def to_json(self) -> str:
         """One line; infinity is written as the word."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "optimizer": self.optimizer.model_dump()})
 
     @staticmethod
     def from_json(text: str) -> TrainerSettings:
@@ -110,7 +105,7 @@ def settings_from_config(
     return TrainerSettings(
         model_path=str(model_path),
         weights_root=str(weights_root),
-        optimizer=replace(actor.optimizer),
+        optimizer=actor.optimizer.model_copy(),
         optimizer_steps=config.total_train_steps * actor.ppo_n_minibatches,
         clip_epsilon=actor.eps_clip,
         decoupled=actor.use_decoupled_loss,

@@ -20,7 +20,6 @@ from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 from benchmarks.rollout.load import Generates, Load, Policy
 from simulator.calibrate.engine import fit_decode, fit_prefill
 from simulator.calibrate.fit import PartFit
-from simulator.calibrate.settings import with_settings
 from simulator.calibrate.work import EnginePoint
 from simulator.catalogue.host import CPU_CORE
 from simulator.catalogue.models import find_model
@@ -163,7 +162,7 @@ def costs_from(decode: PartFit, prefill: PartFit, model: str) -> Costs:
     """
     step_s = max(decode.settings["rollout.decode_step_s"], LEAST_STEP_S)
     settings = {**decode.settings, **prefill.settings, "rollout.decode_step_s": step_s}
-    config = with_settings(SimulationConfig(), settings)
+    config = SimulationConfig().with_settings(settings)
     reads = measured_prefill(config)
     assert reads is not None
     steps = decode_cost(find_model(model), CPU_CORE, 1, measured=measured_decode(config))

@@ -104,12 +104,10 @@ def build(config: SimulationConfig) -> System:
     check_config(config)
     cluster, workload, rollout = config.cluster, config.workload, config.rollout
     gpu = find_gpu(cluster.gpu)
-    rollout_gpu = find_gpu(cluster.rollout_gpu or cluster.gpu)
+    rollout_gpu = find_gpu(cluster.generating_gpu)
     model = find_model(config.model)
-    colocated = cluster.placement == "colocated"
-    rollout_gpus = cluster.gpus if colocated else cluster.rollout_gpus
-    training_gpus = cluster.gpus if colocated else cluster.gpus - cluster.rollout_gpus
-    engines = rollout_gpus // rollout.tensor_parallel
+    colocated, training_gpus = cluster.colocated, cluster.training_gpus
+    engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     return System(
         limits=limits_of(config, room=engines * running // workload.samples_per_prompt),

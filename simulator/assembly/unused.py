@@ -29,8 +29,8 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         (
             "weights.switch_s",
             weights.switch_s,
-            config.cluster.placement != "colocated",
-            "only colocated GPUs switch; use weights.update_s instead",
+            not config.cluster.colocated,
+            "only colocated GPUs switch; use weights.update_s",
         ),
         (
             "rollout.engine_overhead_s",

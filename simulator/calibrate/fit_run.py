@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+from areal_lab.config.record import value_of
 from areal_lab.control.events import Interrupt
 from areal_lab.runlog.lags import TrainedBatch
 from areal_lab.runlog.read_run import RecordedRun, read_run
@@ -28,7 +29,6 @@ from simulator.calibrate.settings import (
     cluster_settings,
     recorded_settings,
     samples_per_prompt,
-    value_of,
 )
 from simulator.calibrate.work import (
     EnginePoint,

@@ -20,7 +20,7 @@ from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import TRAINER, Log, Record, RunHeader, finite_json
 from simulator.assembly.simulate import simulate
-from simulator.calibrate.settings import Value, recorded_settings, with_settings
+from simulator.calibrate.settings import Value, recorded_settings
 from simulator.config.schema import SimulationConfig
 from simulator.run.accounting import add_up
 from simulator.run.pools import LOAD
@@ -88,15 +88,15 @@ class Replay:
 
 
 def replay_settings(run: RecordedRun, config: SimulationConfig) -> dict[str, Value]:
-    """Settings that make a simulation with the costs of `config` repeat the run's workload."""
-    engines, rollout = max(1, run.engines), config.rollout.tensor_parallel
-    trains = config.cluster.gpus - config.cluster.rollout_gpus
+    """What makes a simulation with the costs of `config` do what the run did."""
+    cluster, rollout = config.cluster, config.rollout.tensor_parallel
+    engines = max(1, run.engines)
     return {
         **recorded_settings(run),
         "workload.answers.kind": "recorded",
         "workload.answers.trace": str(run.source),
         "workload.answers.max_tokens": _longest(run),
-        "cluster.gpus": engines * rollout + max(1, trains),
+        "cluster.gpus": engines * rollout + max(1, cluster.gpus - cluster.rollout_gpus),
         "cluster.rollout_gpus": engines * rollout,
         "seeds": 1,
     }
@@ -124,7 +124,7 @@ def replay(
     settings = replay_settings(run, config)
     for kept in own:
         settings.pop(kept, None)
-    config = with_settings(config, settings)
+    config = config.with_settings(settings)
     simulated = RecordedRun(run.source, _simulated_log(config))
     warmup = config.workload.warmup_steps
     measured, predicted = (_Reading(one, warmup) for one in (run, simulated))

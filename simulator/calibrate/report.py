@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal_lab.runlog.records import finite_json
 from simulator.calibrate.fit import PartFit
 from simulator.calibrate.fit_run import Calibration
-from simulator.calibrate.settings import Value, with_settings
+from simulator.calibrate.settings import Value
 from simulator.config.schema import SimulationConfig
 from simulator.stats.format import number, short_time
 
@@ -19,9 +19,9 @@ _WIDTH = 100
 
 
 def configuration(calibration: Calibration) -> SimulationConfig:
-    """The settings as a simulation config."""
-    named = with_settings(SimulationConfig(), calibration.settings)
-    if named.name == SimulationConfig.name:
+    """The settings as a configuration of a simulation."""
+    named = SimulationConfig().with_settings(calibration.settings)
+    if named.name == SimulationConfig().name:
         named.name = _title(calibration)
     return named
 

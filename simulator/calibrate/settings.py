@@ -5,17 +5,14 @@ header of the log, groups, config.yaml --> {"workload.prompts_per_batch": 4, ...
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from areal_lab.control.routing import least_loaded
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
-from simulator.config.schema import SimulationConfig
-from simulator.workload.recorded_run import response_tokens
+from simulator.workload.recorded_run import answer_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
@@ -67,28 +64,6 @@ def samples_per_prompt(run: RecordedRun) -> int:
     """Responses per prompt, in most groups."""
     sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
     return sizes.most_common(1)[0][0] if sizes else 1
-
-
-def with_settings(config: SimulationConfig, settings: Mapping[str, Value]) -> SimulationConfig:
-    """A copy with these settings, given by dotted name."""
-    changed = copy.deepcopy(config)
-    for name, value in settings.items():
-        *path, last = name.split(".")
-        record: object = changed
-        for part in path:
-            record = getattr(record, part)
-        assert hasattr(record, last), name
-        setattr(record, last, value)
-    return changed
-
-
-def value_of(config: SimulationConfig, name: str) -> Value:
-    """A setting by its dotted name."""
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    found: Value = value
-    return found
 
 
 def _limit(run: RecordedRun, name: str) -> bool | int | float | str:

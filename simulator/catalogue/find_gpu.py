@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_lab.config.load import read_yaml
 from areal_lab.config.suggest import did_you_mean, plain
 from simulator.catalogue.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
 from simulator.catalogue.gpus import ALIASES
@@ -185,21 +185,4 @@ def _price(name: str, value: Any) -> Price:
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
-    # Loaded here and not above: most simulations use a GPU of the catalogue.
-    yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, but must be a file with the fields of a GPU")
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
-    try:
-        # Not yaml.safe_load: that reads 1e12 as text.
-        fields = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise ValueError(f"{path} cannot be read: {reason}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} holds a {type(fields).__name__}, but must hold fields of a GPU")
-    return {str(name): value for name, value in fields.items()}
+    return {str(name): value for name, value in read_yaml(path, "fields of a GPU").items()}

@@ -45,12 +45,14 @@ def load_simulation(
         overrides: `a.b=c` each, the value in YAML: `schedule.eta=inf`, `gpus=64`.
 
     Raises:
-        ValueError: in one line: no such file or preset, broken file, unknown key (with the nearest
-            name), wrong type. `simulator.assembly.check` says whether the numbers fit together.
+        ValueError: in one line: no such file or preset, broken file; or a line for each unknown key
+            (with the nearest name) and each value that is not allowed.
+            `simulator.assembly.check` says whether the numbers fit together.
     """
     path = None if source is None else settings_file(source, _preset_files(), "preset")
-    config = load_record(SimulationConfig, path, overrides, ALIASES, may_be_empty=False)
-    if path is not None and config.name == SimulationConfig.name:
+    start = SimulationConfig()
+    config = load_record(start, path, overrides, ALIASES, may_be_empty=False)
+    if path is not None and config.name == start.name:
         config.name = path.stem
     return config
 

@@ -3,212 +3,247 @@
     model, workload, cluster, rollout, trainer, weights, schedule, faults --build--> costs, limits
                                                                           --simulate--> results
 
-Every number that is measured rather than chosen can be replaced by a measurement of one's own: the
-fields named `*_s` are None by default, which means "by the cost model". Plain mutable records: they
-are filled from YAML and `a.b=c` overrides, then checked as a whole (`simulator.assembly.check`).
+Every number that is measured rather than chosen can be replaced by your own measurement: the fields
+named `*_s` are null by default, which means "by the cost model". A field checks its own value;
+`simulator.assembly.check` checks what must fit together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
 
-from areal_lab.control.schedule import schedule_named
+from annotated_types import Ge, Gt, Le
+from pydantic import AllowInfNan, Field
+
+from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
+from areal_lab.control.order import OrderName
+from areal_lab.control.routing import RoutingName
+from areal_lab.control.schedule import ScheduleName, schedule_named
+
+YEAR_S: Final = 365 * 24 * 3600
+_YEAR = About(hint="at most a year")
+
+Seconds = Annotated[float, Ge(0), Le(YEAR_S), _YEAR]
+PositiveSeconds = Annotated[float, Gt(0), Le(YEAR_S), _YEAR]
+Versions = Annotated[
+    float, Ge(0), About(unit="versions", hint="0 is synchronous, inf has no bound")
+]
+Placement = Literal["disaggregated", "colocated"]
 
 
-@dataclass(kw_only=True)
-class LengthConfig:
-    """How many tokens an answer has."""
+class LengthConfig(Record):
+    """Lengths of responses."""
 
-    kind: str = "lognormal"
-    """`lognormal` (truncated at `max_tokens`, the tail in a spike there), `trace`, `constant`, or
-    `recorded` (prompt by prompt as in a run of one's own)."""
-    mean_tokens: float = 9277.0
-    """Mean after the cap; for `trace`, 0 keeps the trace's own mean. The default is the paper's
-    mean of the 1.5B model (Table 1 with Figure 5c)."""
-    sigma: float = 0.684
-    """Spread of ln(tokens). The default was fitted to math-like reasoning answers (ServeGen, client
-    66: 41,230 requests)."""
-    max_tokens: int = 27648
-    """Longest answer; generation is cut there."""
+    kind: Literal["lognormal", "trace", "constant", "recorded"] = "lognormal"
+    """Distribution: `lognormal` (cut at `max_tokens`), `trace` (a histogram), `constant`, or
+    `recorded` (prompt by prompt as in your own run)."""
+    mean_tokens: NonNegative = 9277.0
+    """Mean length after the cut; 0 keeps the mean of a `trace`. The default is the paper's mean for
+    the 1.5B model (Table 1 with Figure 5c)."""
+    sigma: Annotated[
+        float, Gt(0), Le(10), About(unit="ln(tokens)", hint="for no spread, kind: constant")
+    ] = 0.684
+    """Standard deviation of ln(length). The default is fitted to math-like reasoning (ServeGen,
+    client 66: 41,230 requests)."""
+    max_tokens: Count = 27648
+    """Maximum length; longer responses are cut."""
     trace: str = ""
-    """Name of a shipped histogram, or a CSV file of one's own with lengths and weights; for
-    `recorded` the run's folder or its events.jsonl."""
-    group_correlation: float = 0.3
-    """Correlation of ln(tokens) between two answers to one prompt, 0 to 1."""
-    drift_per_step: float = 0.0
-    """Relative growth, from one training step to the next, of what the model would write without
-    the cap (answers grow in training)."""
+    """For `trace`: name of a shipped histogram, or your own CSV file with lengths and weights. For
+    `recorded`: a run folder or its events.jsonl."""
+    group_correlation: Share = 0.3
+    """Correlation of ln(length) between responses to the same prompt."""
+    drift_per_step: Annotated[
+        float, Gt(-1), AllowInfNan(False), About(hint="0.001 is 0.1 % a step")
+    ] = 0.0
+    """Relative growth of the uncut length from one training step to the next."""
 
 
-@dataclass(kw_only=True)
-class LatencyConfig:
-    """How long something outside the GPUs takes."""
+class LatencyConfig(Record):
+    """Time spent outside the GPUs."""
 
-    kind: str = "constant"
-    """`constant`, `exponential` or `lognormal`."""
-    mean_s: float = 0.0
-    """Mean seconds; 0 takes no time."""
-    sigma: float = 1.0
-    """Spread of ln(seconds), for `lognormal`."""
+    kind: Literal["constant", "exponential", "lognormal"] = "constant"
+    """Distribution."""
+    mean_s: Seconds = 0.0
+    """Mean."""
+    sigma: Annotated[float, Ge(0), Le(10), About(unit="ln(seconds)")] = 1.0
+    """Standard deviation of ln(time), for `lognormal`."""
 
 
-@dataclass(kw_only=True)
-class WorkloadConfig:
-    """What one training step consumes."""
+class WorkloadConfig(Record):
+    """Work of one training step."""
 
-    prompts_per_batch: int = 512
-    """Prompts that one training step consumes."""
-    samples_per_prompt: int = 16
-    """Answers to each prompt."""
-    prompt_tokens: int = 256
-    """Tokens of a prompt; shared by its samples. The paper caps prompts at 1,024."""
-    answers: LengthConfig = field(default_factory=LengthConfig)
-    minibatches: int = 4
-    """Optimizer steps per batch."""
-    steps: int = 40
+    prompts_per_batch: Count = 512
+    """Prompts per training step."""
+    samples_per_prompt: Count = 16
+    """Responses per prompt."""
+    prompt_tokens: Whole = 256
+    """Length of a prompt, shared by its responses. The paper caps prompts at 1,024."""
+    answers: LengthConfig = Field(default_factory=LengthConfig)
+    minibatches: Count = 4
+    """Optimizer steps per training step."""
+    steps: Count = 40
     """Training steps to simulate."""
-    warmup_steps: int = 8
-    """Steps at the beginning that the averages leave out: the pipeline is still filling."""
+    warmup_steps: Whole = 8
+    """First steps left out of averages while the pipeline fills."""
     whole_run: bool = False
-    """`steps` are the whole run: no prompt is started that they do not need. False simulates the
-    beginning of a longer run."""
-    reward: LatencyConfig = field(default_factory=LatencyConfig)
-    """Time to judge one sample."""
-    reward_workers: int = 0
-    """Samples judged at a time; 0 has no limit."""
-    turns: int = 1
-    """Calls of the model per sample; between them a tool answers."""
-    tool: LatencyConfig = field(default_factory=LatencyConfig)
-    """Time of one tool call, during which the sample holds no slot of the engine."""
+    """The run ends after `steps`, and no prompt is started that they do not need. False simulates
+    the beginning of a longer run."""
+    reward: LatencyConfig = Field(default_factory=LatencyConfig)
+    """Time to score one completion."""
+    reward_workers: Whole = 0
+    """Completions scored at the same time; 0 has no limit."""
+    turns: Count = 1
+    """Model calls per response, with a tool call between two of them."""
+    tool: LatencyConfig = Field(default_factory=LatencyConfig)
+    """Time of one tool call, during which the response holds no slot of the engine."""
 
 
-@dataclass(kw_only=True)
-class ClusterConfig:
-    """The GPUs, and how they are shared out."""
+class ClusterConfig(Record):
+    """GPUs and how they are split."""
 
     gpu: str = "H800"
-    """A name of the catalogue, a YAML file with the numbers of one's own GPU, or `CPU core`: a
-    process of a run with the embedded engine, whose times are measured."""
-    gpus: int = 128
-    """All of them."""
-    placement: str = "disaggregated"
-    """`disaggregated` (generation and training have GPUs of their own) or `colocated` (all GPUs do
-    one, then the other)."""
+    """GPU type: a name of the catalogue, a YAML file of your own GPU, or `CPU core` (a process of a
+    run with the embedded engine, whose times are measured)."""
+    gpus: Annotated[int, Ge(1), Le(200_000), About(hint="each of their engines is simulated")] = 128
+    """Number of GPUs."""
+    placement: Placement = "disaggregated"
+    """`disaggregated`: separate GPUs generate and train. `colocated`: all GPUs alternate."""
     rollout_gpus: int = 96
-    """GPUs that generate; the others train. Not looked at when colocated."""
+    """GPUs used for generation; the rest train. Ignored when colocated."""
     rollout_gpu: str = ""
-    """Another type of GPU for generation; empty is `gpu`."""
-    price_per_gpu_h: float | None = None
-    """Replaces the catalogue's typical price, in dollars."""
-    overhead: float = 0.0
+    """GPU type for generation if it differs; empty takes `gpu`."""
+    price_per_gpu_h: Annotated[NonNegative, About(unit="dollars")] | None = None
+    """Price per GPU-hour; null takes the catalogue's."""
+    overhead: NonNegative = 0.0
     """Share added to the price for storage, network and operation; 0.3 to 0.5 is usual."""
 
+    @property
+    def colocated(self) -> bool:
+        """Whether the same GPUs generate and train."""
+        return self.placement == "colocated"
 
-@dataclass(kw_only=True)
-class RolloutConfig:
-    """The generation engines."""
+    @property
+    def generating_gpus(self) -> int:
+        """GPUs that generate; all of them when colocated."""
+        return self.gpus if self.colocated else self.rollout_gpus
 
-    tensor_parallel: int = 1
+    @property
+    def training_gpus(self) -> int:
+        """GPUs that train; all of them when colocated."""
+        return self.gpus if self.colocated else self.gpus - self.rollout_gpus
+
+    @property
+    def generating_gpu(self) -> str:
+        """Type of the GPUs that generate."""
+        return self.rollout_gpu or self.gpu
+
+
+class RolloutConfig(Record):
+    """Inference engines."""
+
+    tensor_parallel: Count = 1
     """GPUs per engine."""
-    max_running: int = 0
-    """Sequences one engine decodes at a time; 0 is what its KV cache holds, at most 256."""
-    memory_utilization: float = 0.85
-    """Share of the GPU's memory for weights and KV cache (`mem_fraction_static` of SGLang)."""
-    routing: str = "least_loaded"
+    max_running: Whole = 0
+    """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
+    256."""
+    memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
+    """Share of GPU memory for weights and KV cache (`mem_fraction_static` in SGLang)."""
+    routing: RoutingName = "least_loaded"
     """Which engine takes a prompt: the `least_loaded`, or each in turn (`round_robin`). `sticky`
     acts as `least_loaded`, since all turns of a prompt stay on one engine."""
     prefix_sharing: bool = True
-    """The samples of a prompt share its prefill and its cache."""
-    engine_overhead_s: float | None = None
-    """CPU time of the engine per decode step (scheduling, sampling, detokenizing); None takes the
-    default."""
+    """Responses to the same prompt share its prefill and KV cache."""
+    engine_overhead_s: Seconds | None = None
+    """CPU time per decode step (scheduling, sampling, detokenizing); null takes the default."""
     engine_overlap: bool = True
-    """The engine's CPU prepares the next step while the GPU computes (SGLang's overlap schedule): a
-    step takes the longer of the two. False adds them."""
-    decode_step_s: float | None = None
-    """A measured decode step, whatever the batch; replaces the cost model, engine CPU included."""
-    decode_sequence_s: float = 0.0
-    """With `decode_step_s`: measured seconds that each sequence of a step takes."""
-    decode_context_token_s: float = 0.0
-    """With `decode_step_s`: measured seconds that each token of context of a step takes."""
-    decode_knee: float = 1.0
-    """With `decode_step_s`: 1 adds the sequences' seconds to the step's, infinity takes the larger
-    of both (reading weights, or computing), what is between them is a smooth knee."""
-    prefill_pass_s: float | None = None
-    """Measured seconds of a prefill, whatever it reads; replaces the cost model."""
-    prefill_token_s: float = 0.0
-    """With `prefill_pass_s`: measured seconds for each token that is read."""
-    prefill_pair_s: float = 0.0
-    """With `prefill_pass_s`: measured seconds for each (query, key) pair of attention."""
+    """Overlap CPU and GPU, as SGLang does: a step takes the longer of the two. False adds them."""
+    decode_step_s: PositiveSeconds | None = None
+    """Measured decode step, CPU time included, whatever the batch; null takes the cost model."""
+    decode_sequence_s: Seconds = 0.0
+    """Measured time per sequence of a decode step. Needs `decode_step_s`."""
+    decode_context_token_s: Seconds = 0.0
+    """Measured time per token of context of a decode step. Needs `decode_step_s`."""
+    decode_knee: Annotated[float, Ge(1), About(hint="1 adds, inf takes the larger")] = 1.0
+    """How `decode_step_s` and the time of the sequences combine: 1 adds them, inf takes the larger
+    one, values between are a smooth knee."""
+    prefill_pass_s: Seconds | None = None
+    """Measured prefill, whatever it reads; null takes the cost model."""
+    prefill_token_s: Seconds = 0.0
+    """Measured time per token of a prefill. Needs `prefill_pass_s`."""
+    prefill_pair_s: Seconds = 0.0
+    """Measured time per (query, key) pair of a prefill. Needs `prefill_pass_s`."""
 
 
-@dataclass(kw_only=True)
-class TrainerConfig:
-    """The training side."""
+class TrainerConfig(Record):
+    """The trainer."""
 
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     """GPUs that share each matrix product."""
-    pipeline_parallel: int = 1
-    """Stages that the layers are spread over. What is left of the GPUs is data parallel."""
-    micro_batch_tokens: int = 32768
-    """Token budget of a micro-batch, for dynamic micro-batching."""
+    pipeline_parallel: Count = 1
+    """Pipeline stages. The remaining factor of the GPUs is data parallel."""
+    micro_batch_tokens: Count = 32768
+    """Token budget of a micro-batch, with dynamic batching."""
     dynamic_batching: bool = True
-    """False cuts the batch into `micro_batches` of equal numbers of sequences, packed."""
-    micro_batches: int = 32
+    """Fill micro-batches up to a token budget. False cuts the batch into `micro_batches` of equal
+    numbers of sequences, packed."""
+    micro_batches: Count = 32
     """Micro-batches per minibatch and data-parallel rank, without dynamic batching."""
     activation_recompute: bool = True
-    """Activations are computed again in the backward pass: more work, much less memory."""
+    """Recompute activations in the backward pass: more work, much less memory."""
     proximal_logprobs: bool = True
-    """One more forward pass over the batch, for the decoupled objective."""
+    """Extra forward pass for the decoupled objective."""
     reference_logprobs: bool = False
-    """One more forward pass by a reference model."""
+    """Extra forward pass of a reference model."""
     critic: bool = False
-    """A critic of the policy's size is trained as well."""
-    mfu: float | None = None
-    """Model FLOP/s utilization; None takes the curve by tokens per micro-batch and model size."""
-    step_s: float | None = None
-    """A measured training step; replaces the cost model."""
-    token_s: float = 0.0
-    """With `step_s`: measured seconds for each token (prompt and answer) of the batch, which
-    `step_s` then is without."""
+    """Train a critic of the policy's size as well."""
+    mfu: Annotated[float, Gt(0), Le(1), About(hint="a share, as 0.3")] | None = None
+    """Model FLOPs utilization; null takes the fitted curve over micro-batch and model size."""
+    step_s: PositiveSeconds | None = None
+    """Measured training step; null takes the cost model."""
+    token_s: Seconds = 0.0
+    """Measured time per token (prompt and response) of the batch, added to `step_s`. Needs
+    `step_s`."""
 
 
-@dataclass(kw_only=True)
-class WeightsConfig:
-    """How new weights reach the engines."""
+class WeightsConfig(Record):
+    """Weight updates of the engines."""
 
-    backend: str = "disk"
-    """`disk` (shared storage and polling, the paper's), `nccl` or `delta`."""
-    update_s: float | None = None
-    """Measured seconds from the end of a training step until every engine has the weights."""
-    export_s: float | None = None
-    """Measured seconds in which the trainer writes or gathers the weights."""
-    load_s: float | None = None
-    """Measured seconds in which engines are paused and take the weights."""
-    poll_s: float = 5.0
-    """How often engines look for new weights on disk; the mean delay is half of it."""
-    switch_s: float | None = None
-    """Colocated: seconds to reshard and offload between generation and training, and back."""
+    backend: Literal["disk", "nccl", "delta"] = "disk"
+    """How weights travel: `disk` (shared storage and polling, as in the paper), `nccl` or
+    `delta`."""
+    update_s: Seconds | None = None
+    """Measured time from the end of a training step until every engine has the weights; null takes
+    the cost model."""
+    export_s: Seconds | None = None
+    """Measured time the trainer needs to write or gather the weights; null takes the cost model."""
+    load_s: Seconds | None = None
+    """Measured time engines pause to load weights; null takes the cost model."""
+    poll_s: Seconds = 5.0
+    """Interval at which engines look for new weights on disk; adds half of it on average."""
+    switch_s: Seconds | None = None
+    """Measured time to switch between generation and training and back, when colocated; null takes
+    the cost model."""
 
 
-@dataclass(kw_only=True)
-class ScheduleConfig:
-    """How generation and training interleave; see `areal_lab.control.schedule`."""
+class ScheduleConfig(Record):
+    """How generation and training interleave (`areal_lab.control.schedule`)."""
 
-    name: str = "asynchronous"
-    """`synchronous`, `one_step_overlap`, `asynchronous` or `partial_rollout`."""
-    eta: float = 4.0
-    """Largest number of versions that generation may run ahead; infinity has no bound."""
+    name: ScheduleName = "asynchronous"
+    """Schedule."""
+    eta: Versions = 4.0
+    """Staleness bound: versions that generation may run ahead. Fixed at 0 for `synchronous` and 1
+    for `one_step_overlap`."""
     interruptible: bool = True
-    """New weights interrupt running answers; false lets them end first (`asynchronous`)."""
-    batch_order: str = "oldest_finished_first"
-    """Also `strict_start_order` and `bounded_lag`."""
-    max_lag: float = 0.0
-    """Bound of `bounded_lag`; 0 is eta."""
+    """Interrupt running responses for new weights; false waits until they end (`asynchronous`
+    only)."""
+    batch_order: OrderName = "oldest_finished_first"
+    """Which finished prompts make up the next batch."""
+    max_lag: Annotated[NonNegative, About(unit="versions")] = 0.0
+    """Hard bound on the age of trained prompts, for `bounded_lag`; 0 takes eta."""
     drop_late: bool = False
-    """With `bounded_lag`, give up what would be too old instead of waiting for it in time."""
-    max_concurrent_prompts: int = 0
-    """Prompts that may be generated at once; 0 is what the engines can run, at least a batch."""
+    """With `bounded_lag`: drop prompts that would exceed the bound instead of waiting for them."""
+    max_concurrent_prompts: Whole = 0
+    """Maximum prompts in flight; 0 takes what the engines can run, at least a batch."""
 
     @property
     def versions_ahead(self) -> float:
@@ -216,54 +251,53 @@ class ScheduleConfig:
         return schedule_named(self.name, eta=self.eta).eta
 
 
-@dataclass(kw_only=True)
-class FaultsConfig:
+class FaultsConfig(Record):
     """Failures and stragglers."""
 
-    node_mtbf_h: float = 0.0
-    """Mean time between failures of one node in hours; 0 never fails."""
-    detection_s: float = 30.0
-    """From a failure until the run knows."""
-    restart_s: float = 300.0
-    """From detection until an engine accepts work again, or training goes on from its
+    node_mtbf_h: NonNegative = 0.0
+    """Mean time between failures of one node; 0 never fails."""
+    detection_s: Seconds = 30.0
+    """Time until the run notices a failure."""
+    restart_s: Seconds = 300.0
+    """Time from detection until an engine accepts requests again, or training continues from its
     checkpoint."""
-    straggler_share: float = 0.0
+    straggler_share: Share = 0.0
     """Share of engines that are slower."""
-    straggler_slowdown: float = 1.5
-    """How many times slower they are."""
+    straggler_slowdown: Annotated[
+        float, Ge(1), Le(1000), About(hint="1.5 takes half as long again")
+    ] = 1.5
+    """Slowdown factor of these engines."""
 
 
-@dataclass(kw_only=True)
-class CalibrationConfig:
-    """Where measured numbers come from, for reports; `areal-lab calibrate` writes it."""
+class CalibrationConfig(Record):
+    """Source and error of measured times, for reports; `areal-lab calibrate` writes it."""
 
     source: str = ""
-    """What they were fitted to, in words."""
-    decode_error: float = 0.0
-    """Mean absolute relative error of decode steps that the fit has not seen; 0 is not known."""
-    prefill_error: float = 0.0
-    """The same of prefills."""
-    training_error: float = 0.0
-    """The same of training steps."""
+    """What they were fitted to."""
+    decode_error: NonNegative = 0.0
+    """Mean absolute relative error on held-out decode steps; 0 is unknown."""
+    prefill_error: NonNegative = 0.0
+    """The same for prefills."""
+    training_error: NonNegative = 0.0
+    """The same for training steps."""
 
 
-@dataclass(kw_only=True)
-class SimulationConfig:
-    """One simulation."""
+class SimulationConfig(Record):
+    """A simulation."""
 
     name: str = "simulation"
     """Title of results and pictures."""
     model: str = "R1-Distill-Qwen-1.5B"
     """A name of the catalogue, or a Hugging Face folder or `config.json`."""
-    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    weights: WeightsConfig = field(default_factory=WeightsConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
-    seeds: int = 5
-    """Independent repetitions that the intervals are over."""
-    seed: int = 1
-    """First of the seeds; the same seeds give the same draws to every configuration."""
+    workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    faults: FaultsConfig = Field(default_factory=FaultsConfig)
+    calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    seeds: Annotated[int, Ge(1), Le(10_000), About(hint="3 to 10 give intervals")] = 5
+    """Repetitions with different seeds, for confidence intervals."""
+    seed: Whole = 1
+    """First seed. Two configurations with the same seeds get the same random numbers."""

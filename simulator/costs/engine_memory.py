@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.find_gpu import GPUS
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
@@ -63,7 +64,8 @@ def cache_tokens(
             f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
             "weights"
         )
-    raise ValueError(f"{problem}; {_fix(model, gpu, tensor_parallel, utilization, longest_tokens)}")
+    fix = _mend(model, gpu, tensor_parallel, utilization, longest_tokens)
+    raise refusal("rollout", f"rollout: {problem}; {fix}", Kind.MEMORY)
 
 
 def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> None:
@@ -77,9 +79,12 @@ def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> 
         return
     possible = [one for one in range(1, gpu.node_gpus + 1) if _splits(model, one)]
     cached = f" and {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
-    raise ValueError(
-        f"tensor_parallel is {tensor_parallel}, but must divide the {model.heads} heads{cached} "
-        f"of {model.name} evenly; within a node of {gpu.name}: {', '.join(map(str, possible))}"
+    raise refusal(
+        "rollout.tensor_parallel",
+        f"rollout.tensor_parallel is {tensor_parallel}, but must share out the {model.heads} "
+        f"heads{cached} of {model.name} evenly; within a node of {gpu.name}: "
+        f"{', '.join(map(str, possible))}",
+        Kind.DIVISIBILITY,
     )
 
 

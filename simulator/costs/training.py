@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
@@ -325,10 +326,11 @@ def training_cost(
         mfu=config.mfu,
     )
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
-        raise ValueError(
-            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but prompt and response "
+        raise refusal(
+            "trainer.micro_batch_tokens",
+            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but a prompt and response "
             f"may have {longest_tokens} tokens; raise it to at least that, or lower "
-            "workload.answers.max_tokens"
+            "workload.answers.max_tokens",
         )
     if not config.dynamic_batching:
         cost.check_memory(longest_tokens)
@@ -343,18 +345,24 @@ def _check_layout(
     """Refuse a layout that does not divide the GPUs, the heads or the layers."""
     model_parallel = tensor_parallel * pipeline_parallel
     if gpus % model_parallel:
-        raise ValueError(
-            f"{gpus} training GPUs cannot be divided into replicas of {model_parallel} "
-            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); use a "
-            f"multiple of {model_parallel}"
+        raise refusal(
+            "trainer",
+            f"trainer: {gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
+            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); take a "
+            f"multiple of {model_parallel}",
+            Kind.DIVISIBILITY,
         )
     if model.heads % tensor_parallel:
-        raise ValueError(
+        raise refusal(
+            "trainer.tensor_parallel",
             f"trainer.tensor_parallel is {tensor_parallel}, but must divide the {model.heads} "
-            f"heads of {model.name}"
+            f"heads of {model.name}",
+            Kind.DIVISIBILITY,
         )
     if pipeline_parallel > model.layers:
-        raise ValueError(
+        raise refusal(
+            "trainer.pipeline_parallel",
             f"trainer.pipeline_parallel is {pipeline_parallel}, but {model.name} has only "
-            f"{model.layers} layers"
+            f"{model.layers} layers",
+            Kind.DIVISIBILITY,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
@@ -111,11 +112,13 @@ def check_training_memory(
     elif not activation_recompute:
         fix = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
     else:
-        fix = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
-    raise ValueError(
-        f"training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
+        mend = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
+    raise refusal(
+        "trainer",
+        f"trainer: training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
         f"{state / GIB:.1f}, activations {memory.activations / GIB:.1f}, reserved "
-        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {fix}"
+        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {mend}",
+        Kind.MEMORY,
     )
 
 

@@ -171,10 +171,8 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
         gpu: GPU of the engines, whose network bounds the rate of full weights.
 
     Raises:
-        ValueError: an unknown backend, or an impossible time.
+        ValueError: if no update of such a model was published.
     """
-    if not math.isfinite(config.poll_s) or config.poll_s < 0:
-        raise ValueError(f"weights.poll_s is {config.poll_s}, but must be >= 0")
     size, mixture = model.weight_bytes(), bool(model.experts)
     if config.backend == "disk":
         whole = sync_speed("disk", mixture=mixture)
@@ -189,7 +187,7 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
                 "shared storage: prime-rl's benchmark (2026-01), AReaL pull request 324 (2025-09)"
             ),
         )
-    elif config.backend in ("nccl", "delta"):
+    else:
         speed = sync_speed(config.backend, mixture=mixture)
         wire_s = size / (gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY)
         by_model = WeightSync(
@@ -199,16 +197,10 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
             error=speed.error,
             provenance="verl, docs/advance/delta_weight_sync.md (2026-07), H100",
         )
-    else:
-        raise ValueError(
-            f"weights.backend is {config.backend!r}, but must be 'disk', 'nccl' or 'delta'"
-        )
     by_model = _with_measured_parts(by_model, config)
     if config.update_s is None:
         return by_model
-    if not math.isfinite(config.update_s) or config.update_s < 0:
-        raise ValueError(f"weights.update_s is {config.update_s}, but must be >= 0")
-    if by_model.seconds == 0:  # both parts were given as 0
+    if by_model.seconds == 0:  # both parts were measured as nothing
         by_model = dataclasses.replace(by_model, load_s=1.0)
     share = config.update_s / by_model.seconds
     return WeightSync(

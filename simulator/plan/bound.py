@@ -15,8 +15,8 @@ eta + 1 batches be in progress. Prompts, preemptions, interruptions and waiting 
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
 from simulator.workload.streams import LENGTHS, stream
 
+_Fields: TypeAlias = tuple[tuple[str, Any], ...]
+"""Names and values of a record: a key of a cache."""
 _BATCHES = 3
 """Batches whose lengths are drawn: the first ones of the simulation with this seed."""
 
@@ -40,18 +42,15 @@ def least_step_s(config: SimulationConfig) -> float:
     """Least seconds of a training step, up to random differences of the lengths."""
     cluster, rollout, workload = config.cluster, config.rollout, config.workload
     gpu = find_gpu(cluster.gpu)
-    rollout_gpu = find_gpu(cluster.rollout_gpu or cluster.gpu)
+    rollout_gpu = find_gpu(cluster.generating_gpu)
     model = find_model(config.model)
-    colocated = cluster.placement == "colocated"
-    generating = cluster.gpus if colocated else cluster.rollout_gpus
-    training = cluster.gpus if colocated else cluster.gpus - cluster.rollout_gpus
     lengths = _drawn(config)
-    train_s = _train_s(config, training)
+    train_s = _train_s(config)
     decode = engine_decode(config, model, rollout_gpu)
-    engines = generating // rollout.tensor_parallel
+    engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
-    if colocated:
+    if cluster.colocated:
         switch = switch_cost(config.weights, model, gpu, cluster.gpus)
         update_s = switch.to_training_s + switch.to_generation_s
     else:
@@ -74,7 +73,7 @@ def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
     """[batches, groups, samples] tokens."""
     workload = config.workload
     return _draw(
-        dataclasses.astuple(workload.answers),
+        tuple(workload.answers),
         workload.prompts_per_batch,
         workload.samples_per_prompt,
         config.seed,
@@ -82,10 +81,8 @@ def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=8)
-def _draw(answers: tuple[object, ...], groups: int, samples: int, seed: int) -> NDArray[np.int64]:
-    names = [field.name for field in dataclasses.fields(LengthConfig)]
-    # The tuple has the fields in their order; the checker sees objects.
-    lengths = lengths_from(LengthConfig(**dict(zip(names, answers, strict=True))))  # type: ignore[arg-type]
+def _draw(answers: _Fields, groups: int, samples: int, seed: int) -> NDArray[np.int64]:
+    lengths = lengths_from(LengthConfig(**dict(answers)))
     return np.stack(
         [lengths.draw(stream(seed, LENGTHS, k), groups, samples) for k in range(_BATCHES)]
     )
@@ -110,14 +107,14 @@ def _alone_s(decode: DecodeCost, prompt_tokens: int, tokens: int) -> float:
     return decode.steps_s(1, prompt_tokens, tokens)
 
 
-def _train_s(config: SimulationConfig, gpus: int) -> float:
-    workload = config.workload
+def _train_s(config: SimulationConfig) -> float:
+    workload, cluster = config.workload, config.cluster
     return _step_s(
-        dataclasses.astuple(config.trainer),
+        tuple(config.trainer),
         config.model,
-        config.cluster.gpu,
-        gpus,
-        dataclasses.astuple(workload.answers),
+        cluster.gpu,
+        cluster.training_gpus,
+        tuple(workload.answers),
         (workload.prompts_per_batch, workload.samples_per_prompt, config.seed),
         (workload.prompt_tokens, workload.minibatches),
     )
@@ -125,18 +122,16 @@ def _train_s(config: SimulationConfig, gpus: int) -> float:
 
 @cache
 def _step_s(  # noqa: PLR0917 - a key of the cache
-    trainer: tuple[object, ...],
+    trainer: _Fields,
     model: str,
     gpu: str,
     gpus: int,
-    answers: tuple[object, ...],
+    answers: _Fields,
     batch: tuple[int, int, int],
     rest: tuple[int, int],
 ) -> float:
     """Seconds to train on the first batch; many candidates share a trainer."""
-    names = [field.name for field in dataclasses.fields(TrainerConfig)]
-    # The tuple has the fields in their order; the checker sees objects.
-    layout = TrainerConfig(**dict(zip(names, trainer, strict=True)))  # type: ignore[arg-type]
+    layout = TrainerConfig(**dict(trainer))
     cost = training_cost(layout, find_model(model), find_gpu(gpu), gpus)
     prompt_tokens, minibatches = rest
     lengths = _draw(answers, *batch)[0].ravel() + prompt_tokens

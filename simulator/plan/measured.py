@@ -64,10 +64,9 @@ def _differing(plan: PlanConfig, candidates: Sequence[Candidate]) -> Iterator[st
 
 def _training_side(one: Candidate) -> Mapping[str, object]:
     cluster, trainer = one.config.cluster, one.config.trainer
-    generating = 0 if cluster.placement == "colocated" else cluster.rollout_gpus
     return {
         "type of GPU that trains": find_gpu(cluster.gpu).name,
-        "number of GPUs that train": cluster.gpus - generating,
+        "number of GPUs that train": cluster.training_gpus,
         "trainer.tensor_parallel": trainer.tensor_parallel,
         "trainer.pipeline_parallel": trainer.pipeline_parallel,
         "trainer.micro_batch_tokens": trainer.micro_batch_tokens,
@@ -77,7 +76,7 @@ def _training_side(one: Candidate) -> Mapping[str, object]:
 def _engine_side(one: Candidate) -> Mapping[str, object]:
     cluster = one.config.cluster
     return {
-        "type of GPU that generates": find_gpu(cluster.rollout_gpu or cluster.gpu).name,
+        "type of GPU that generates": find_gpu(cluster.generating_gpu).name,
         "rollout.tensor_parallel": one.config.rollout.tensor_parallel,
     }
 

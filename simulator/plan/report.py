@@ -6,7 +6,6 @@ seed. Money is null if no price is known.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from areal_lab.runlog.records import finite_json
@@ -21,7 +20,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "name": plan.config.name,
         "objective": plan.config.objective,
         "steps": plan.config.steps,
-        "limits": finite_json(dataclasses.asdict(plan.config.limits)),
+        "limits": finite_json(plan.config.limits.model_dump()),
         "candidates": {
             "combinations": plan.space.combinations,
             "merged": plan.space.merged,

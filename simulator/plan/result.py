@@ -227,14 +227,12 @@ def best_of(outcomes: Sequence[Outcome], objective: str, limits: LimitsConfig) -
 def hourly_cost(candidate: Candidate, prices: Sequence[PriceEntry]) -> Cost:
     """One hour of a candidate's cluster; own prices come before the catalogue's."""
     cluster = candidate.config.cluster
-    colocated = cluster.placement == "colocated"
-    generating = 0 if colocated else cluster.rollout_gpus
-    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.rollout_gpu or cluster.gpu)
+    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.generating_gpu)
     uses = [
         PoolUse(name=name, gpu=_priced(gpu, prices), gpus=gpus, seconds=HOUR_S, utilization=1.0)
         for name, gpu, gpus in (
-            ("training", trains, cluster.gpus - generating),
-            ("rollout", generates, generating),
+            ("training", trains, cluster.training_gpus),
+            ("rollout", generates, cluster.gpus - cluster.training_gpus),
         )
         if gpus
     ]

@@ -8,24 +8,24 @@ prices, search               one's own prices; how thoroughly to look
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import Field
 
 from areal_lab.config.load import load_record
+from areal_lab.config.problem import ConfigError, Kind, Problem, below, problems_of
+from areal_lab.config.record import About, Count, NonNegative, Record, Whole
 from areal_lab.config.shipped import plan_questions, settings_file
-from areal_lab.config.suggest import did_you_mean
-from areal_lab.control.schedule import SCHEDULES
-from simulator.assembly.check import PLACEMENTS, wrong_values, wrong_workload
+from areal_lab.control.schedule import ScheduleName
+from simulator.assembly.check import wrong_names, wrong_workload
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.load import load_simulation
-from simulator.config.schema import SimulationConfig
-
-OBJECTIVES: Final = ("gpus", "dollars", "hours")
+from simulator.config.schema import Placement, SimulationConfig, Versions
 
 ALIASES: Final = MappingProxyType(
     {
@@ -39,106 +39,105 @@ ALIASES: Final = MappingProxyType(
 """Other spellings of a setting."""
 
 
-@dataclass(kw_only=True)
-class LimitsConfig:
-    """What an answer must keep to."""
-
-    eta: float = math.inf
-    """Largest staleness bound that the algorithm is trusted with, in versions."""
-    deadline_h: float = math.inf
-    """Longest duration of all steps, in hours."""
-    budget_dollars: float = math.inf
-    """Most money for all steps."""
-    gpus: float = math.inf
-    """Most GPUs."""
+_NO_LIMIT: Final = About(hint="leave it out for no limit")
+_AboveZero = Annotated[float, Gt(0), _NO_LIMIT]
 
 
-@dataclass(kw_only=True)
-class CandidatesConfig:
-    """What may be varied. Every combination is a candidate; an empty list keeps what base has."""
+class LimitsConfig(Record):
+    """Limits of an acceptable plan."""
 
-    gpu: list[str] = field(default_factory=list)
-    """Types of GPU."""
-    rollout_gpu: list[str] = field(default_factory=list)
-    """Types for generation where they differ; '' is the type that trains."""
-    gpus: list[int] = field(default_factory=list)
-    """Numbers of GPUs, all of them together."""
-    nodes: list[int] = field(default_factory=list)
-    """The same in nodes; adds to `gpus`."""
-    node_range: list[int] = field(default_factory=list)
-    """The same as first, last and, if it is not 1, step."""
-    placement: list[str] = field(default_factory=list)
-    """`disaggregated`, `colocated`."""
-    schedule: list[str] = field(default_factory=list)
-    """`synchronous`, `one_step_overlap`, `asynchronous`, `partial_rollout`."""
-    eta: list[float] = field(default_factory=list)
-    """Staleness bounds, of schedules that have one; asynchronous with eta 0 is synchronous."""
-    rollout_share: list[float] = field(default_factory=list)
-    """Shares of the GPUs that generate, when disaggregated. The nearest number is taken that both
-    sides can divide by their parallelism."""
-    rollout_tensor_parallel: list[int] = field(default_factory=list)
+    eta: Versions = math.inf
+    """Largest staleness bound that the algorithm tolerates."""
+    deadline_h: _AboveZero = math.inf
+    """Maximum duration of the whole run."""
+    budget_dollars: Annotated[float, Ge(0), _NO_LIMIT] = math.inf
+    """Maximum cost of the whole run."""
+    gpus: _AboveZero = math.inf
+    """Maximum number of GPUs."""
+
+
+class CandidatesConfig(Record):
+    """Values to try, in every combination. An empty list keeps the value of `base`."""
+
+    gpu: list[str] = Field(default_factory=list)
+    """GPU types."""
+    rollout_gpu: list[str] = Field(default_factory=list)
+    """GPU types for generation if they differ; '' is the type that trains."""
+    gpus: list[Count] = Field(default_factory=list)
+    """Numbers of GPUs."""
+    nodes: list[Count] = Field(default_factory=list)
+    """Numbers of GPUs, counted in nodes; adds to `gpus`."""
+    node_range: list[Count] = Field(default_factory=list)
+    """The same as [first, last] or [first, last, step]."""
+    placement: list[Placement] = Field(default_factory=list)
+    """Placements."""
+    schedule: list[ScheduleName] = Field(default_factory=list)
+    """Schedules."""
+    eta: list[Versions] = Field(default_factory=list)
+    """Staleness bounds, for schedules that have one; asynchronous with eta 0 is synchronous."""
+    rollout_share: list[Annotated[float, Gt(0), Lt(1)]] = Field(default_factory=list)
+    """Shares of the GPUs used for generation, when disaggregated. Each is rounded to the nearest
+    split that both sides can divide by their parallelism."""
+    rollout_tensor_parallel: list[Count] = Field(default_factory=list)
     """GPUs per engine."""
-    trainer_tensor_parallel: list[int] = field(default_factory=list)
+    trainer_tensor_parallel: list[Count] = Field(default_factory=list)
     """GPUs that share each matrix product in training."""
-    trainer_pipeline_parallel: list[int] = field(default_factory=list)
-    """Stages of the trainer."""
-    micro_batch_tokens: list[int] = field(default_factory=list)
+    trainer_pipeline_parallel: list[Count] = Field(default_factory=list)
+    """Pipeline stages of the trainer."""
+    micro_batch_tokens: list[Count] = Field(default_factory=list)
     """Token budgets of a micro-batch."""
 
 
-@dataclass(kw_only=True)
-class PriceEntry:
-    """What one type of GPU costs, in dollars per GPU-hour; replaces the catalogue's price."""
+class PriceEntry(Record):
+    """Price of a GPU type, in dollars per GPU-hour; replaces the catalogue's."""
 
     gpu: str
-    typical: float
-    low: float | None = None
-    """None is `typical`."""
-    high: float | None = None
-    """None is `typical`."""
+    """Name in the catalogue."""
+    typical: NonNegative
+    """Usual price."""
+    low: NonNegative | None = None
+    """Low end; null takes `typical`."""
+    high: NonNegative | None = None
+    """High end; null takes `typical`."""
 
 
-@dataclass(kw_only=True)
-class SearchConfig:
-    """How thoroughly to look."""
+class SearchConfig(Record):
+    """Effort of the search."""
 
-    screening_steps: int = 5
-    """Training steps of the first look, with one seed."""
-    screening_warmup_steps: int = 2
-    """Of them, those at the beginning that are left out."""
-    steps: int = 8
-    """Training steps of the second look, at what is near the front."""
-    warmup_steps: int = 3
-    """Of them, those at the beginning that are left out."""
-    seeds: int = 3
-    """Repetitions of the second look, which the intervals are over."""
-    near: float = 0.05
-    """How much worse than the front, in time or money, a candidate may have seemed for a second
-    look."""
-    sensitivity: int = 4
-    """Candidates, those nearest to the answer, that are tried again under other inputs; 0 leaves
-    the sensitivity out."""
+    screening_steps: Count = 5
+    """Training steps of the screening, with one seed."""
+    screening_warmup_steps: Whole = 2
+    """First of them left out of averages."""
+    steps: Count = 8
+    """Training steps of the final simulations of candidates near the Pareto front."""
+    warmup_steps: Whole = 3
+    """First of them left out of averages."""
+    seeds: Annotated[int, Ge(1), About(hint="3 or more give intervals")] = 3
+    """Repetitions of the final simulations, for confidence intervals."""
+    near: Annotated[NonNegative, About(hint="0.05 is 5 % worse than the front")] = 0.05
+    """How much worse than the front, in time or money, a screened candidate may be to be simulated
+    again, as a share."""
+    sensitivity: Whole = 4
+    """Best candidates simulated again under changed inputs; 0 skips the sensitivity analysis."""
 
 
-@dataclass(kw_only=True)
-class PlanConfig:
-    """One question."""
+class PlanConfig(Record):
+    """A question about a cluster."""
 
     name: str = "plan"
     """Title of results and pictures."""
-    objective: str = "hours"
-    """What is to be least: `gpus`, `dollars` or `hours`."""
-    steps: int = 250
+    objective: Literal["gpus", "dollars", "hours"] = "hours"
+    """What to minimize."""
+    steps: Count = 250
     """Training steps of the whole run."""
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
-    candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
-    prices: list[PriceEntry] = field(default_factory=list)
-    """Prices of one's own, as `[{gpu: H800, typical: 2.0}]`."""
-    search: SearchConfig = field(default_factory=SearchConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    candidates: CandidatesConfig = Field(default_factory=CandidatesConfig)
+    prices: list[PriceEntry] = Field(default_factory=list)
+    """Your own prices, as `[{gpu: H800, typical: 2.0}]`."""
+    search: SearchConfig = Field(default_factory=SearchConfig)
     simulation: str = ""
-    """A file or preset of `areal-lab simulate` that `base` starts from."""
-    base: SimulationConfig = field(default_factory=SimulationConfig)
-    """All that is not varied."""
+    """File or preset of `areal-lab simulate` that `base` starts from."""
+    base: SimulationConfig = Field(default_factory=SimulationConfig)
 
 
 def load_plan(source: str | Path | None, overrides: Sequence[str] = ()) -> PlanConfig:
@@ -149,69 +148,63 @@ def load_plan(source: str | Path | None, overrides: Sequence[str] = ()) -> PlanC
         overrides: `a.b=c` each, the value in YAML.
 
     Raises:
-        ValueError: in one line each: no such file, unknown key (with the nearest name), wrong type,
-            or a number that cannot be.
+        ValueError: in one line each: no such file, unknown key (with the nearest name), or a value
+            that is not allowed.
     """
     path = None if source is None else settings_file(source, plan_questions(), "plan")
-    plan = load_record(PlanConfig, path, overrides, ALIASES, may_be_empty=False)
+    start = PlanConfig()
+    plan = load_record(start, path, overrides, ALIASES, may_be_empty=False)
     if plan.simulation:
-        plan = load_record(_starting_from(plan.simulation), path, overrides, ALIASES)
-    if path is not None and plan.name == PlanConfig.name:
+        start.base = load_simulation(plan.simulation)
+        plan = load_record(start, path, overrides, ALIASES)
+    if path is not None and plan.name == start.name:
         plan.name = path.stem
     check_plan(plan)
     return plan
 
 
 def check_plan(plan: PlanConfig) -> None:
-    """Refuse what cannot be asked; candidates are judged later, one by one.
+    """Refuse what cannot be asked; candidates are checked later, one by one.
 
     Raises:
-        ValueError: one line for each mistake.
+        ConfigError: one line for each mistake.
     """
+    base = plan.base
     found = [
-        *_wrong_question(plan),
-        *_wrong_base(plan.base),
-        *_wrong_candidates(plan.candidates),
-        *_wrong_search(plan),
+        *_wrong_lengths(base),
+        # What no candidate can fix, for none has another.
+        *(below("base", one) for one in wrong_names(base) + wrong_workload(base)),
+        *_wrong_range(plan.candidates.node_range),
+        *_wrong_warmup(plan.search),
+        *_wrong_prices(plan.prices),
+        *_wrong_gpus(plan),
     ]
-    for entry in plan.prices:
-        known = [one for one in (entry.low, entry.typical, entry.high) if one is not None]
-        if any(not math.isfinite(one) or one < 0 for one in known) or known != sorted(known):
-            found.append(
-                f"the price of {entry.gpu} is {entry.low} / {entry.typical} / {entry.high}, but "
-                "must be 0 <= low <= typical <= high dollars per GPU-hour"
-            )
-    found.extend(_wrong_gpus(plan))
     if found:
-        raise ValueError("\n".join(found))
+        raise ConfigError(*found)
 
 
-def _wrong_question(plan: PlanConfig) -> Iterator[str]:
-    if plan.objective not in OBJECTIVES:
-        yield f"objective is {plan.objective!r}; {did_you_mean(plan.objective, OBJECTIVES)}"
-    if plan.steps < 1:
-        yield f"steps is {plan.steps}, but must be >= 1: training steps of the whole run"
-    for name in ("eta", "deadline_h", "budget_dollars", "gpus"):
-        value = getattr(plan.limits, name)
-        least = 0 if name in ("eta", "budget_dollars") else 1e-9
-        if math.isnan(value) or value < least:
-            bound = ">= 0" if least == 0 else "> 0"
-            yield f"limits.{name} is {value}, but must be {bound}; leave it out for no limit"
-    if plan.base.workload.answers.drift_per_step != 0:
-        yield (
-            f"base.workload.answers.drift_per_step is {plan.base.workload.answers.drift_per_step}, "
-            "but a plan looks at a few steps and takes them for all: give the mean length of the "
-            "whole run as answers.mean_tokens, and drift 0"
+def _wrong_lengths(base: SimulationConfig) -> Iterator[Problem]:
+    if drift := base.workload.answers.drift_per_step:
+        yield _wrong(
+            "base.workload.answers.drift_per_step",
+            f"is {drift}, but a plan looks at a few steps and takes them for all: give the mean "
+            "length of the whole run as answers.mean_tokens, and drift 0",
         )
 
 
-def _wrong_base(base: SimulationConfig) -> Iterator[str]:
-    """What no candidate can mend, for none has another."""
-    for line in wrong_values(base) or wrong_workload(base):
-        yield f"base.{line}"
+def _wrong_prices(prices: Sequence[PriceEntry]) -> Iterator[Problem]:
+    for entry in prices:
+        known = [one for one in (entry.low, entry.typical, entry.high) if one is not None]
+        if known != sorted(known):
+            yield Problem(
+                Kind.SETTINGS,
+                "prices",
+                f"the price of {entry.gpu} is {entry.low} / {entry.typical} / {entry.high}, but "
+                "must be low <= typical <= high dollars per GPU-hour",
+            )
 
 
-def _wrong_gpus(plan: PlanConfig) -> Iterator[str]:
+def _wrong_gpus(plan: PlanConfig) -> Iterator[Problem]:
     for where, names in (
         ("candidates.gpu", plan.candidates.gpu),
         ("candidates.rollout_gpu", [name for name in plan.candidates.rollout_gpu if name]),
@@ -221,61 +214,28 @@ def _wrong_gpus(plan: PlanConfig) -> Iterator[str]:
             try:
                 find_gpu(name)
             except ValueError as error:
-                yield f"{where}: {error}"
+                yield from problems_of(error, where)
 
 
-def _wrong_candidates(candidates: CandidatesConfig) -> Iterator[str]:
-    for name in (
-        *("gpus", "nodes", "rollout_tensor_parallel", "trainer_tensor_parallel"),
-        *("trainer_pipeline_parallel", "micro_batch_tokens"),
-    ):
-        for value in getattr(candidates, name):
-            if value < 1:
-                yield f"candidates.{name} has {value}, but each must be >= 1"
-    for name, known in (("placement", PLACEMENTS), ("schedule", SCHEDULES)):
-        for value in getattr(candidates, name):
-            if value not in known:
-                yield f"candidates.{name} has {value!r}; {did_you_mean(value, known)}"
-    for share in candidates.rollout_share:
-        if not 0 < share < 1:
-            yield f"candidates.rollout_share has {share}, but each must be between 0 and 1"
-    for eta in candidates.eta:
-        if math.isnan(eta) or eta < 0:
-            yield f"candidates.eta has {eta}, but each must be a number >= 0; inf has no bound"
-    span = candidates.node_range
-    if span and not (len(span) in (2, 3) and 1 <= span[0] <= span[1] and span[-1] >= 1):
-        yield (
-            f"candidates.node_range is {span}, but must be [first, last] or [first, last, step], "
-            "with 1 <= first <= last"
+def _wrong_range(span: Sequence[int]) -> Iterator[Problem]:
+    if span and not (len(span) in (2, 3) and span[0] <= span[1]):
+        yield _wrong(
+            "candidates.node_range",
+            f"is {list(span)}, but must be [first, last] or [first, last, step], with first <= "
+            "last",
         )
 
 
-def _wrong_search(plan: PlanConfig) -> Iterator[str]:
-    search = plan.search
+def _wrong_warmup(search: SearchConfig) -> Iterator[Problem]:
     for steps, warmup in (("screening_steps", "screening_warmup_steps"), ("steps", "warmup_steps")):
         some, left_out = getattr(search, steps), getattr(search, warmup)
-        if not 0 <= left_out < some:
-            yield (
-                f"search.{warmup} is {left_out} of search.{steps} {some}, which leaves none to "
-                "average; raise steps"
+        if left_out >= some:
+            yield _wrong(
+                f"search.{warmup}",
+                f"is {left_out} of search.{steps} {some}, which leaves none to average; raise "
+                "steps",
             )
-    if search.seeds < 1:
-        yield f"search.seeds is {search.seeds}, but must be >= 1; 3 or more give intervals"
-    if search.sensitivity < 0:
-        yield f"search.sensitivity is {search.sensitivity}, but must be >= 0; 0 leaves it out"
-    if not 0 <= search.near < math.inf:
-        yield (
-            f"search.near is {search.near}, but must be >= 0 and finite: 0.05 is 5 % worse than "
-            "the front"
-        )
 
 
-def _starting_from(source: str) -> type[PlanConfig]:
-    """The record of a plan whose `base` is not the defaults, but a file or preset."""
-    start = load_simulation(source)  # here, for what is wrong with it to be said as it is
-
-    @dataclass(kw_only=True)
-    class Based(PlanConfig):
-        base: SimulationConfig = field(default_factory=lambda: copy.deepcopy(start))
-
-    return Based
+def _wrong(setting: str, text: str) -> Problem:
+    return Problem(Kind.SETTINGS, setting, f"{setting} {text}")

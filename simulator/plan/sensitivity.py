@@ -9,8 +9,9 @@ which the source says. All simulations use the same seed, so random differences 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from simulator.assembly.check import problems
@@ -86,7 +87,7 @@ def sensitivity(
                 if not wrong:
                     jobs[which, side, place] = changed
                 elif finalists[place] is best:
-                    why[which, side] = wrong[0]
+                    why[which, side] = wrong[0].message
     progress.stage("sensitivity", len(as_they_are) + len(jobs))
     trials = list(run([*as_they_are, *jobs.values()]))
     base = [
@@ -165,13 +166,7 @@ def _engine_overhead(config: SimulationConfig) -> _Varied:
     source = "published speeds of one sequence" if given is None else f"given: ±{GIVEN:.0%}"
 
     def change(seconds: float) -> Change:
-        return lambda job: dataclasses.replace(
-            job,
-            config=dataclasses.replace(
-                job.config,
-                rollout=dataclasses.replace(job.config.rollout, engine_overhead_s=seconds),
-            ),
-        )
+        return lambda job: _with_settings(job, {"rollout.engine_overhead_s": seconds})
 
     low, high = ((f"{1e3 * one:.3g} ms", change(one)) for one in ends)
     return _Varied(
@@ -179,8 +174,8 @@ def _engine_overhead(config: SimulationConfig) -> _Varied:
     )
 
 
-def _memory_bandwidth(config: SimulationConfig) -> _Varied:
-    gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
+def _memory_bandwidth(config: SimulationConfig) -> _Tried:
+    gpu = find_gpu(config.cluster.generating_gpu)
     cost = decode_cost(find_model(config.model), gpu, config.rollout.tensor_parallel)
     at = cost.coefficients
     taken = 1 / at.cache_reading
@@ -222,7 +217,7 @@ def _training_speed(config: SimulationConfig) -> _Varied:
 
 def _weight_update(config: SimulationConfig) -> _Varied:
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    colocated = config.cluster.placement == "colocated"
+    colocated = config.cluster.colocated
     if colocated:
         switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
         taken = switch.to_training_s + switch.to_generation_s
@@ -254,12 +249,9 @@ def _with_update(job: Job, factor: float) -> Job:
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
-    weights = dataclasses.replace(
-        config.weights,
-        update_s=weight_sync(config.weights, model, gpu).seconds * factor,
-        switch_s=(switch.to_training_s + switch.to_generation_s) * factor,
-    )
-    return dataclasses.replace(job, config=dataclasses.replace(config, weights=weights))
+    update_s = weight_sync(config.weights, model, gpu).seconds * factor
+    switch_s = (switch.to_training_s + switch.to_generation_s) * factor
+    return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 
 def _length_mean(config: SimulationConfig) -> _Varied:
@@ -267,7 +259,10 @@ def _length_mean(config: SimulationConfig) -> _Varied:
     most = float(config.workload.answers.max_tokens)
     ends = (max(1.0, taken * (1 - LENGTH_MEAN)), min(taken * (1 + LENGTH_MEAN), 0.98 * most))
     low, high = (
-        (f"{one:,.0f} tokens", lambda job, one=one: _with_answers(job, mean_tokens=one))
+        (
+            f"{one:,.0f} tokens",
+            _answers(mean_tokens=one),
+        )
         for one in ends
     )
     return _Varied(
@@ -281,7 +276,7 @@ def _length_mean(config: SimulationConfig) -> _Varied:
 def _length_sigma(config: SimulationConfig) -> _Varied:
     taken = config.workload.answers.sigma
     low, high = (
-        (f"{one:.3g}", lambda job, one=one: _with_answers(job, sigma=one))
+        (f"{one:.3g}", _answers(sigma=one))
         for one in (taken * (1 - LENGTH_SIGMA), taken * (1 + LENGTH_SIGMA))
     )
     return _Varied(
@@ -292,12 +287,13 @@ def _length_sigma(config: SimulationConfig) -> _Varied:
     )
 
 
-def _with_answers(job: Job, **changed: float) -> Job:
-    workload = job.config.workload
-    # The names are fields of the record, which the type checker cannot know.
-    answers = dataclasses.replace(workload.answers, **changed)  # type: ignore[arg-type]
-    workload = dataclasses.replace(workload, answers=answers)
-    return dataclasses.replace(job, config=dataclasses.replace(job.config, workload=workload))
+def _answers(**changed: float) -> Change:
+    settings = {f"workload.answers.{name}": value for name, value in changed.items()}
+    return partial(_with_settings, settings=settings)
+
+
+def _with_settings(job: Job, settings: Mapping[str, float]) -> Job:
+    return dataclasses.replace(job, config=job.config.with_settings(settings))
 
 
 def _price(own: Outcome, base: Sequence[Outcome], plan: PlanConfig) -> Input | None:

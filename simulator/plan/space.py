@@ -5,25 +5,16 @@ lists of the plan file --every combination, once--> limits --> check --> possibl
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
+from areal_lab.config.problem import Kind
 from areal_lab.control.schedule import FIXED_ETA
 from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
 from simulator.config.schema import SimulationConfig
 from simulator.plan.schema import PlanConfig
-
-_KINDS: Final = (
-    ("memory", (" fits", " fit ", "GiB")),
-    ("divisibility", ("multiple", "evenly", "divide", "layers", "stages")),
-    ("placement and schedule", ("colocated", "rollout_gpus", "node of")),
-)
-"""Kinds of impossibility, by words of the line that says it."""
-OTHER: Final = "settings"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,19 +51,18 @@ class Candidate:
         """As in `128 H100`, `96 H20 + 32 H100` or `8 H100`."""
         cluster = self.config.cluster
         name = find_gpu(cluster.gpu).name
-        if cluster.placement == "colocated" or cluster.rollout_gpu in ("", cluster.gpu):
+        if cluster.colocated or cluster.generating_gpu == cluster.gpu:
             return f"{cluster.gpus} {name}"
-        trains = cluster.gpus - cluster.rollout_gpus
-        generates = find_gpu(cluster.rollout_gpu).name
-        return f"{cluster.rollout_gpus} {generates} + {trains} {name}"
+        generates = find_gpu(cluster.generating_gpu).name
+        return f"{cluster.generating_gpus} {generates} + {cluster.training_gpus} {name}"
 
     @property
     def split(self) -> str:
         """Who does what, as in `96 + 32, TP 1`; generation comes first."""
         cluster, trainer = self.config.cluster, self.config.trainer
         place = "shared"
-        if cluster.placement != "colocated":
-            place = f"{cluster.rollout_gpus} + {cluster.gpus - cluster.rollout_gpus}"
+        if not cluster.colocated:
+            place = f"{cluster.generating_gpus} + {cluster.training_gpus}"
         text = f"{place}, TP {self.config.rollout.tensor_parallel}"
         if trainer.tensor_parallel > 1 or trainer.pipeline_parallel > 1:
             text += f" / TP {trainer.tensor_parallel} PP {trainer.pipeline_parallel}"
@@ -134,8 +124,8 @@ def expand(plan: PlanConfig) -> Space:
             over.append(Refusal(kind="limits.gpus", why=_gpus(candidate.gpus)))
         elif candidate.eta > plan.limits.eta:
             over.append(Refusal(kind="limits.eta", why=f"eta {candidate.eta:g}"))
-        elif lines := problems(found):
-            impossible.append(Refusal(kind=kind_of(lines[0]), why=lines[0]))
+        elif wrong := problems(found):
+            impossible.append(Refusal(kind=wrong[0].kind, why=wrong[0].message))
         else:
             possible.append(candidate)
     return Space(
@@ -148,11 +138,6 @@ def expand(plan: PlanConfig) -> Space:
 
 def _gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
-def kind_of(line: str) -> str:
-    """The kind of what `simulator.assembly.check` says."""
-    return next((kind for kind, words in _KINDS if any(word in line for word in words)), OTHER)
 
 
 def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
@@ -198,7 +183,7 @@ def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
         split = nearest_split(gpus, share, engine, trainer_tensor * trainer_pipeline)
         if split is None:
             return Refusal(
-                kind="divisibility",
+                kind=Kind.DIVISIBILITY,
                 why=(
                     f"{_gpus(gpus)} cannot be split into engines of {engine} and a trainer of "
                     f"{trainer_tensor * trainer_pipeline} (tensor x pipeline parallel) GPUs or "
@@ -208,24 +193,20 @@ def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
         rollout_gpus = split
     if schedule == "asynchronous" and eta == 0:
         schedule = "synchronous"
-    return dataclasses.replace(
-        base,
-        cluster=dataclasses.replace(
-            base.cluster,
-            gpu=gpu,
-            gpus=gpus,
-            placement=placement,
-            rollout_gpus=rollout_gpus,
-            rollout_gpu="" if rollout_gpu == gpu else rollout_gpu,
-        ),
-        schedule=dataclasses.replace(base.schedule, name=schedule, eta=float(eta)),
-        rollout=dataclasses.replace(base.rollout, tensor_parallel=engine),
-        trainer=dataclasses.replace(
-            base.trainer,
-            tensor_parallel=trainer_tensor,
-            pipeline_parallel=trainer_pipeline,
-            micro_batch_tokens=micro_batch_tokens,
-        ),
+    return base.with_settings(
+        {
+            "cluster.gpu": gpu,
+            "cluster.gpus": gpus,
+            "cluster.placement": placement,
+            "cluster.rollout_gpus": rollout_gpus,
+            "cluster.rollout_gpu": "" if rollout_gpu == gpu else rollout_gpu,
+            "schedule.name": schedule,
+            "schedule.eta": eta,
+            "rollout.tensor_parallel": engine,
+            "trainer.tensor_parallel": trainer_tensor,
+            "trainer.pipeline_parallel": trainer_pipeline,
+            "trainer.micro_batch_tokens": micro_batch_tokens,
+        }
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from areal_lab.config.problem import Kind
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
-from simulator.plan.space import OTHER, Refusal
+from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
 from simulator.report.provenance import price_warnings, warnings
 from simulator.stats.format import number, quantity
@@ -109,11 +109,11 @@ def nothing_possible(plan: Plan) -> str:
     ]
     reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
     reasons.sort(key=lambda reason: -reason[0])
-    lines = [f"{count:,} by {bound} (e.g. {row['example']})" for count, bound, row in reasons]
-    fix = "relax a bound, or change candidates"
-    if any(one.kind == OTHER for one in space.impossible):
-        fix = "correct these settings in base, or change candidates"
-    return f"no candidate is possible: {'; '.join(lines)}; {fix}"
+    told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
+    mend = "relax a bound, or change candidates"
+    if any(one.kind is Kind.SETTINGS for one in space.impossible):
+        mend = "mend these settings in base, or change candidates"
+    return f"no candidate is possible: {'; '.join(told)}; {mend}"
 
 
 def verdict(one: Comparison) -> str:
@@ -145,16 +145,18 @@ def plan_warnings(plan: Plan) -> list[str]:
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
-        config = dataclasses.replace(some.config, seeds=plan.config.search.seeds)
-        found.extend(line for line in warnings(config, prices=False) if line not in found)
-    clusters = [one.config.cluster for one in plan.space.possible]
-    own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
-    if plan.config.base.cluster.price_per_gpu_h is None:
-        for spelled in sorted({name for one in clusters for name in (one.gpu, one.rollout_gpu)}):
-            if spelled and find_gpu(spelled).name not in own:
-                fix = f"set prices: [{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
-                found.extend(price_warnings(find_gpu(spelled), fix))
-    return found
+        config = some.config.with_settings({"seeds": plan.config.search.seeds})
+        gpu = find_gpu(spelled)
+        own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+        unknown = gpu.price.typical is None and config.cluster.price_per_gpu_h is None
+        given = gpu.name in own
+        found += warnings(config, prices=not (given or unknown))
+        if unknown and not given:  # the same, with this file's way to fix it
+            found.append(
+                f"{gpu.name}: nobody publishes a price, so money is unknown; give one as prices: "
+                f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
+            )
+    return list(dict.fromkeys(found))
 
 
 def no_comparison(plan: Plan) -> str:

@@ -108,9 +108,8 @@ def workers(count: int) -> Iterator[Run]:
 
 
 def shortened(config: SimulationConfig, steps: int, warmup_steps: int) -> SimulationConfig:
-    """A copy of a config with the given numbers of steps."""
-    workload = dataclasses.replace(config.workload, steps=steps, warmup_steps=warmup_steps)
-    return dataclasses.replace(config, workload=workload)
+    """A configuration that is simulated for so many training steps."""
+    return config.with_settings({"workload.steps": steps, "workload.warmup_steps": warmup_steps})
 
 
 def changed_system(job: Job) -> System:
@@ -120,7 +119,7 @@ def changed_system(job: Job) -> System:
         slower = SlowedTraining(system.training, job.training_slowdown)
         system = dataclasses.replace(system, training=slower)
     if job.memory_slowdown != 1:
-        gpu = find_gpu(job.config.cluster.rollout_gpu or job.config.cluster.gpu)
+        gpu = find_gpu(job.config.cluster.generating_gpu)
         known = kernel_coefficients(gpu)
         changed = dataclasses.replace(
             known,

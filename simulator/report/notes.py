@@ -15,7 +15,7 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
 )
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.config.schema import ScheduleConfig
+from simulator.config.schema import ClusterConfig, ScheduleConfig
 from simulator.report.bottleneck import (
     FAILURES,
     GENERATION_BOUND,
@@ -52,15 +52,14 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         config["workload"]["answers"],
     )
     gpu = find_gpu(cluster["gpu"]).name
-    colocated = cluster["placement"] == "colocated"
-    trains = cluster["gpus"] if colocated else cluster["gpus"] - cluster["rollout_gpus"]
-    generates = cluster["gpus"] if colocated else cluster["rollout_gpus"]
+    split_up = ClusterConfig(**cluster)
+    trains, generates = split_up.training_gpus, split_up.generating_gpus
     split = f"TP {trainer['tensor_parallel']}, PP {trainer['pipeline_parallel']}"
     engines = (
         f"{generates // rollout['tensor_parallel']} engines of TP {rollout['tensor_parallel']}"
     )
     place = f"{config['model']} on {cluster['gpus']} {gpu}"
-    if colocated:
+    if split_up.colocated:
         yield f"{place}, which generate ({engines}) and train ({split})"
     else:
         other = f" {find_gpu(cluster['rollout_gpu']).name}" if cluster["rollout_gpu"] else ""

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 def cost_parts(config: SimulationConfig) -> list[Part]:
     """Sources and errors of a config's times; the config must be valid."""
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    rollout_gpu = find_gpu(config.cluster.rollout_gpu or config.cluster.gpu)
+    rollout_gpu = find_gpu(config.cluster.generating_gpu)
     return [
         *_engine_parts(config, model, rollout_gpu),
         _training_part(config, gpu),
@@ -47,7 +47,12 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
 
 
 def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
-    """Warnings: uncertain parts, unverified numbers, missing prices, settings without effect."""
+    """What a reader has to know: uncertain parts, unverified numbers, no price, no effect.
+
+    Args:
+        config: what is simulated.
+        prices: also of prices.
+    """
     found = [
         *ignored_settings(config),
         *(
@@ -60,9 +65,9 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
-        found.extend(_unverified_numbers(gpu))
+        found.extend(_number_warnings(gpu))
         if prices and config.cluster.price_per_gpu_h is None:
-            found.extend(price_warnings(gpu, "set cluster.price_per_gpu_h"))
+            found.extend(_price_warnings(gpu))
     if config.trainer.step_s is not None and (line := _memory_warning(config)):
         found.append(line)
     if config.seeds < 3:
@@ -75,28 +80,25 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
 
 
 def _memory_warning(config: SimulationConfig) -> str:
-    cluster = config.cluster
-    others = cluster.rollout_gpus if cluster.placement == "disaggregated" else 0
-    gpu = find_gpu(cluster.gpu)
-    return unchecked_memory(find_model(config.model), gpu, cluster.gpus - others)
+    gpu = find_gpu(config.cluster.gpu)
+    return unchecked_memory(find_model(config.model), gpu, config.cluster.training_gpus)
 
 
 def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:
     return tuple(name for name in (config.cluster.gpu, config.cluster.rollout_gpu) if name)
 
 
-def _unverified_numbers(gpu: GPU) -> Iterator[str]:
+def _number_warnings(gpu: GPU) -> Iterator[str]:
     names = [name for name, source in gpu.sources.items() if source.lower().startswith(_UNVERIFIED)]
     if names:
         yield f"{gpu.name}: not checked in a primary source: {', '.join(names)}"
 
 
-def price_warnings(gpu: GPU, fix: str) -> Iterator[str]:
-    """A line if the price of a GPU is missing or unverified; `fix` says how to set it."""
+def _price_warnings(gpu: GPU) -> Iterator[str]:
     if gpu.price.typical is None:
-        yield f"{gpu.name}: no published price; {fix}"
+        yield f"{gpu.name}: nobody publishes a price; cluster.price_per_gpu_h takes one"
     elif gpu.price.source.lower().startswith(_UNVERIFIED):
-        yield f"{gpu.name}: its price is {gpu.price.source}; {fix} to replace it"
+        yield f"{gpu.name}: its price is {gpu.price.source}; cluster.price_per_gpu_h replaces it"
 
 
 def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
@@ -143,7 +145,7 @@ def _measured_training(config: SimulationConfig) -> Part:
 
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
-    if config.cluster.placement == "colocated":
+    if config.cluster.colocated:
         switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
         given = config.weights.switch_s is not None
         yield Part("switching", switch.provenance, 0.0 if given else None)

@@ -9,7 +9,6 @@ null for a single seed. Shares are of a pool's time.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -46,8 +45,8 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
         **told,
         "tokens_per_s_per_gpu": _divided(told["tokens_per_s"], told["gpus"]),
         "sources": [part._asdict() for part in cost_parts(config)],
-        "warnings": [*warnings(config), *warmup_warnings(config, results.results)],
-        "config": finite_json(dataclasses.asdict(config)),
+        "warnings": [*warnings(config), *filling_warnings(config, results.results)],
+        "config": finite_json(config.model_dump()),
     }
 
 

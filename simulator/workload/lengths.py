@@ -18,12 +18,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.config.suggest import did_you_mean
+from areal_lab.config.problem import refusal
 from simulator.config.schema import LengthConfig
 from simulator.workload.histogram import Histogram, load_histogram
 from simulator.workload.recorded_lengths import recorded_lengths
 
-_LARGEST_SIGMA: Final = 10.0
 _NORMAL: Final = NormalDist()
 
 
@@ -51,7 +50,6 @@ def lengths_from(config: LengthConfig) -> Lengths:
     Raises:
         ValueError: one line: the impossible value, with its bound.
     """
-    made = {"lognormal": LogNormalLengths, "trace": _trace_from, "constant": ConstantLengths}
     if config.kind == "lognormal":
         return LogNormalLengths(
             wanted_mean_tokens=config.mean_tokens,
@@ -68,12 +66,7 @@ def lengths_from(config: LengthConfig) -> Lengths:
             max_tokens=config.max_tokens,
             drift_per_step=config.drift_per_step,
         )
-    if config.kind == "recorded":
-        return recorded_lengths(config.trace, max_tokens=config.max_tokens)
-    known = (*made, "recorded")
-    raise ValueError(
-        f"workload.answers.kind is {config.kind!r}; {did_you_mean(config.kind, known)}"
-    )
+    return recorded_lengths(config.trace, max_tokens=config.max_tokens)
 
 
 class LogNormalLengths:
@@ -94,12 +87,6 @@ class LogNormalLengths:
         group_correlation: float = 0.0,
         drift_per_step: float = 0.0,
     ) -> None:
-        _check_bounds(max_tokens, group_correlation, drift_per_step)
-        if not 0 < sigma <= _LARGEST_SIGMA:
-            raise ValueError(
-                f"workload.answers.sigma is {sigma}, but must be > 0 and <= {_LARGEST_SIGMA:g}; "
-                "for no spread, use kind: constant"
-            )
         _check_mean(wanted_mean_tokens, max_tokens)
         self.sigma = sigma
         self.max_tokens = max_tokens
@@ -144,11 +131,11 @@ class ConstantLengths:
     drift_per_step: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_bounds(self.max_tokens, 0.0, self.drift_per_step)
         if not 1 <= self.tokens <= self.max_tokens:
-            raise ValueError(
+            raise refusal(
+                "workload.answers.mean_tokens",
                 f"workload.answers.mean_tokens is {self.tokens}, but must be from 1 to max_tokens "
-                f"({self.max_tokens})"
+                f"({self.max_tokens})",
             )
 
     def draw(
@@ -192,8 +179,7 @@ class TraceLengths:
         group_correlation: float = 0.0,
         drift_per_step: float = 0.0,
     ) -> None:
-        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths unchanged."""
-        _check_bounds(max_tokens, group_correlation, drift_per_step)
+        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths as they are."""
         self.max_tokens = max_tokens
         self._weights = histogram.weight / histogram.weight.sum()
         self._means = histogram.mean_tokens
@@ -332,23 +318,10 @@ def _increasing_root(
             high = middle
 
 
-def _check_bounds(max_tokens: int, group_correlation: float, drift_per_step: float) -> None:
-    if max_tokens < 1:
-        raise ValueError(f"workload.answers.max_tokens is {max_tokens}, but must be >= 1")
-    if not 0 <= group_correlation <= 1:
-        raise ValueError(
-            f"workload.answers.group_correlation is {group_correlation}, but must be 0 to 1"
-        )
-    if not -1 < drift_per_step < math.inf:
-        raise ValueError(
-            f"workload.answers.drift_per_step is {drift_per_step}, but must be > -1 and finite; "
-            "0.001 is 0.1 % per step"
-        )
-
-
 def _check_mean(mean_tokens: float, max_tokens: int) -> None:
     if not 1 < mean_tokens < max_tokens:
-        raise ValueError(
-            f"workload.answers.mean_tokens is {mean_tokens}, but must be between 1 and max_tokens "
-            f"({max_tokens}), because it is the mean after the cap; change one of them"
+        raise refusal(
+            "workload.answers.mean_tokens",
+            f"workload.answers.mean_tokens is {mean_tokens}, but can only be between 1 and "
+            f"max_tokens ({max_tokens}), as it is the mean after the cap; change one of them",
         )

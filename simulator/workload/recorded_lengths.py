@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.config.problem import refusal
 from areal_lab.control.events import GroupId
 from areal_lab.runlog.read_run import events_file, read_events
 from simulator.workload.recorded_run import response_tokens
@@ -63,9 +64,10 @@ class RecordedLengths:
             ValueError: one line, with the number.
         """
         if samples != self.samples:
-            raise ValueError(
+            raise refusal(
+                "workload.samples_per_prompt",
                 f"workload.samples_per_prompt is {samples}, but the recorded run has "
-                f"{self.samples} responses per prompt; set it to {self.samples}"
+                f"{self.samples} responses to each prompt; set it to {self.samples}",
             )
 
     # Part of the protocol; recorded lengths include their drift.

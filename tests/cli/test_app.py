@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
+from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.host.processes import ChildDied
-from areal_lab.preflight.check import ConfigError
+from tools.pages.settings import PAGE, page
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
 
@@ -42,7 +43,7 @@ def test_train_hands_the_merged_settings_on_and_returns_its_code(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["eta=-1"], "error: rollout.max_head_offpolicyness (eta) is -1"),
+        (["eta=-1"], "error: rollout.max_head_offpolicyness is -1"),
         (["rollout.max_lags=1"], "error: unknown setting 'rollout.max_lags'"),
         (["seed"], "error: override 'seed' is not of the form"),
     ],
@@ -60,7 +61,7 @@ def test_wrong_settings_end_with_2_and_one_line(arguments: list[str], said: str)
     [
         (ChildDied("engine 0 was killed by SIGKILL"), 1, "error: engine 0 was killed by SIGKILL\n"),
         (ExceptionGroup("several", [OSError("disk full")]), 1, "error: disk full\n"),
-        (ConfigError("too late"), 2, "error: too late\n"),
+        (refusal("seed", "too late"), 2, "error: too late\n"),
         (KeyError("surprise"), 1, "Traceback"),
     ],
 )
@@ -123,12 +124,12 @@ def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["objective=money"], "error: objective is 'money'; known are gpus"),
+        (["objective=money"], "error: objective is 'money', but must be one of gpus"),
         (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
         (["candidates.etas=[1]"], "error: unknown setting 'candidates.etas'"),
         (["xyzzy=1"], "error: unknown setting 'xyzzy' in the overrides; --help lists all"),
         (["simulation=nosuch"], "error: unknown preset 'nosuch'; known are small"),
-        (["limits.deadline_h=nan"], "error: limits.deadline_h is nan"),
+        (["limits.deadline_h=nan"], "error: limits.deadline_h is 'nan'"),
     ],
 )
 def test_a_wrong_question_ends_with_2_and_one_line(
@@ -156,7 +157,7 @@ def test_settings_are_listed_below_the_help_of_what_takes_them(command: str, set
 
 def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:
     listed = call("config").stdout
-    assert "rollout.max_head_offpolicyness = 4.0  (float)" in listed
+    assert "rollout.max_head_offpolicyness = 4.0  (a number >= 0, in versions)" in listed
     helped = call("train", "--help").stdout
     assert "a.b=c" in helped
     assert listed.strip() in helped
@@ -204,3 +205,7 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
     )
     assert ended.stdout == "A training run.\n"
     assert ended.stderr == ""
+
+
+def test_the_reference_of_settings_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages.settings"

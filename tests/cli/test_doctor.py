@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
 from areal_lab.cli.doctor import GIB, Facts, Finding, Status, as_json, as_table, exit_code, judge
+from areal_lab.config.problem import ConfigError, Kind, Problem
+from areal_lab.config.schema import TrainConfig
 
 HEALTHY = Facts(
     python=(3, 11, 7),
@@ -162,3 +164,18 @@ def test_the_command_prints_and_returns_what_was_found(monkeypatch: pytest.Monke
     told = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert told.exit_code == 1
     assert json.loads(told.stdout)["ok"] is False
+
+
+def test_the_command_of_a_problem_is_its_own_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: TrainConfig) -> None:
+        raise ConfigError(
+            Problem(Kind.MACHINE, "rollout.backend", "said; run: otherwise", "mend it"),
+            Problem(Kind.SETTINGS, "seed", "and this"),
+        )
+
+    monkeypatch.setattr("areal_lab.preflight.check.check_settings", refuse)
+    plan, found = doctor.explain_config(TrainConfig())
+    assert plan == []
+    assert [(one.detail, one.mend) for one in found] == [
+        *(("said; run: otherwise", "mend it"), ("and this", "")),
+    ]

@@ -22,13 +22,13 @@ from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
 from areal_lab.cli.doctor import Status
 from areal_lab.config.load import load_config
+from areal_lab.config.problem import ConfigError
 from areal_lab.engines.launch.backends import Build
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.run import prepare
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight import placement
-from areal_lab.preflight.check import ConfigError
 from tests.engines.tiny import tiny_model
 
 BOUND_S = 60.0
@@ -259,18 +259,9 @@ def test_the_doctor_knows_the_state_of_an_engine(
     assert finding.mend.endswith(mend)
 
 
-def test_wrong_values_are_explained_too() -> None:
-    plan, refusal = doctor.explain_config(load_config(None, ["rollout.engines=0"]))
-    assert plan == []
-    assert refusal is not None
-    assert "must be an integer >= 1" in refusal.detail
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["eta=-1"], "(eta) is -1, but must be >= 0 versions"),
-        (["gconfig.n_samples=1"], "gconfig.n_samples is 1, but advantages normalized"),
         (["actor.ppo_n_minibatches=65"], "is 65, but a batch has only 64 samples"),
         (
             ["rollout.batch_order=bounded_lag", "rollout.max_lag=1.5", "eta=1.5"],
@@ -286,9 +277,8 @@ def test_wrong_values_are_explained_too() -> None:
 )
 def test_the_doctor_refuses_what_a_run_refuses(overrides: list[str], said: str) -> None:
     config = load_config(None, overrides)
-    plan, refusal = doctor.explain_config(config)
+    plan, (refusal,) = doctor.explain_config(config)
     assert plan == []
-    assert refusal is not None
     assert refusal.status is Status.FAIL
     assert said in refusal.detail
     with pytest.raises(ConfigError) as raised:
@@ -303,8 +293,7 @@ def test_the_doctor_knows_how_an_engine_takes_weights(monkeypatch: pytest.Monkey
     monkeypatch.setattr(placement, "this_machine", lambda: there)
     monkeypatch.setattr(preflight, "this_machine", lambda: there)
     config = load_config(None, ["rollout.backend=vllm", "rollout.transfer=distributed"])
-    _, refusal = doctor.explain_config(config)
-    assert refusal is not None
+    _, (refusal,) = doctor.explain_config(config)
     assert "vllm takes weights by folder, adapter only" in refusal.detail
     assert refusal.detail.endswith("set rollout.transfer=folder")
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-import typing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
-from areal_lab.config.load import ALIASES, load_config, load_record, settings
-from areal_lab.config.reference import documented_settings, format_settings, shown_default
+from areal_lab.config.load import ALIASES, load_config, load_record
+from areal_lab.config.problem import ConfigError
+from areal_lab.config.record import Record, settings, shown_default, value_of
+from areal_lab.config.reference import description, format_settings, headings, markdown_tables
 from areal_lab.config.schema import DatasetConfig, TrainConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@dataclass(kw_only=True)
-class Oven:
+class Oven(Record):
     """What bakes."""
 
     degrees: float = 200.0
@@ -27,14 +27,14 @@ class Oven:
     """Baking time; None is by the recipe."""
 
 
-@dataclass(kw_only=True)
-class Recipe:
+class Recipe(Record):
     """A cake."""
 
     name: str = "cake"
     """What it is called."""
-    oven: Oven = field(default_factory=Oven)
-    second_oven: Oven = field(default_factory=Oven)
+    oven: Oven = Field(default_factory=Oven)
+    second_oven: Oven = Field(default_factory=Oven)
+    """Another one."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -77,17 +77,15 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
 def test_values_are_yaml_and_texts_stand_as_they_are(
     override: str, name: str, value: object
 ) -> None:
-    found: object = load_config(None, [override])
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = value_of(load_config(None, [override]), name)
     assert found == value
     assert type(found) is type(value)
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
-    kinds = {setting.name: setting.type for setting in settings()}
-    value = "jsonl" if kinds[ALIASES[alias]] is str else "3"
+    texts = {setting.name for setting in settings(TrainConfig) if setting.is_text}
+    value = "jsonl" if ALIASES[alias] in texts else "3"
     expected = load_config(None, [f"{ALIASES[alias]}={value}"])
     assert load_config(None, [f"{alias}={value}"]) == expected
     assert load_config(write(tmp_path, f"{alias}: {value}\n")) == expected
@@ -113,22 +111,22 @@ def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
         ("seed.x=1", "unknown setting 'seed.x'"),
         ("actor=1", "'actor' in the overrides is a group of settings, such as 'actor."),
         ("actor.optimizer=1", "'actor.optimizer' in the overrides is a group of settings"),
-        ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast', but must be of type float"),
-        ("total_train_steps=2.5", "total_train_steps is 2.5, but must be of type int"),
+        ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast', but must be a finite number >"),
+        ("total_train_steps=2.5", "total_train_steps is 2.5, but must be an integer >= 1"),
         (
             "dataset.digits=3",
-            "dataset.digits is 3, but must be of type list[int]; as in 'dataset.digits=[1, 1]'",
+            "dataset.digits is 3, but must be a list of integers; as in 'dataset.digits=[1, 1]'",
         ),
-        ("dataset.digits=[[1]]", "dataset.digits is [[1]], but must be of type list[int]"),
+        ("dataset.digits=[[1]]", "dataset.digits is [[1]], but must be a list of integers"),
         (
             "rollout.addresses=http://host:1",
-            "rollout.addresses is 'http://host:1', but must be of type list[str]; as in "
+            "rollout.addresses is 'http://host:1', but must be a list of strings; as in "
             """'rollout.addresses=["http://host:1"]'""",
         ),
-        ("rollout.addresses=[[a]]", "rollout.addresses is [['a']], but must be of type list[str]"),
-        ("dataset.digits=[a]", "dataset.digits is ['a'], but must be of type list[int]"),
-        ("plots=maybe", "plots is 'maybe', but must be of type bool"),
-        ("seed=", "seed is None, but must be of type int"),
+        ("rollout.addresses=[[a]]", "rollout.addresses is [['a']], but must be a list of strings"),
+        ("dataset.digits=[a]", "dataset.digits is ['a'], but must be a list of integers"),
+        ("plots=maybe", "plots is 'maybe', but must be true or false"),
+        ("seed=", "seed is None, but must be an integer"),
         ("seed=a: b: c", "the value in override 'seed=a: b: c' is not YAML"),
         ("seed", "override 'seed' is not of the form a.b=c"),
         ("=3", "override '=3' is not of the form a.b=c"),
@@ -189,19 +187,35 @@ def test_the_gsm8k_example_loads() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    documented = documented_settings()
-    assert [setting.name for setting in documented] == [setting.name for setting in settings()]
-    assert [setting.name for setting in documented if not setting.doc] == []
+    assert [one.name for one in settings(TrainConfig) if not description(one)] == []
     text = format_settings()
-    assert "actor.optimizer.lr = 1e-05  (float)" in text
+    assert "actor.optimizer.lr = 1e-05  (a finite number > 0)" in text
     assert "rollout.max_head_offpolicyness: eta" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_defaults_have_the_types_they_promise() -> None:
-    for setting in settings():
-        kind = typing.get_origin(setting.type) or setting.type
-        assert type(setting.default) is kind, setting.name
+def test_defaults_are_allowed() -> None:
+    defaults = {setting.name: setting.default for setting in settings(TrainConfig)}
+    assert TrainConfig().with_settings(defaults) == TrainConfig()
+
+
+def test_no_number_may_be_nan() -> None:
+    for setting in settings(TrainConfig):
+        if type(setting.default) in (int, float):
+            with pytest.raises(ConfigError, match=setting.name):
+                TrainConfig().with_settings({setting.name: math.nan})
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "sed: 1\nactor: {optimizer: {lr: 0}}\nrun_dir: ${nowhere}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["dataset.batch_size=0", "plots", "gconfig.n_samples=1"])
+    named = [problem.setting for problem in caught.value.problems]
+    assert named == [
+        *("sed", "plots", "run_dir", "actor.optimizer.lr", "dataset.batch_size"),
+        "gconfig.n_samples",
+    ]
+    assert len(str(caught.value).splitlines()) == len(named)
 
 
 # --- records other than a training run's ---------------------------------------------------------
@@ -209,40 +223,44 @@ def test_defaults_have_the_types_they_promise() -> None:
 
 def test_any_record_of_records_is_loaded_the_same_way(tmp_path: Path) -> None:
     path = write(tmp_path, "name: pie\nsecond_oven: {degrees: 180}\nheat: 150\n")
-    recipe = load_record(Recipe, path, ["oven.measured_s=90"], {"heat": "oven.degrees"})
+    recipe = load_record(Recipe(), path, ["oven.measured_s=90"], {"heat": "oven.degrees"})
     assert recipe == Recipe(
         name="pie", oven=Oven(degrees=150, measured_s=90), second_oven=Oven(degrees=180)
     )
 
 
 def test_a_text_stands_as_it_is_by_another_spelling_too() -> None:
-    assert load_record(Recipe, None, ["called=2024"], {"called": "name"}).name == "2024"
-    assert load_record(Recipe, None, ["called=1: 2"], {"called": "name"}).name == "1: 2"
+    assert load_record(Recipe(), None, ["called=2024"], {"called": "name"}).name == "2024"
+    assert load_record(Recipe(), None, ["called=1: 2"], {"called": "name"}).name == "1: 2"
 
 
 def test_a_setting_that_may_be_none_takes_null_and_numbers() -> None:
-    assert load_record(Recipe, None, ["oven.measured_s=null"]).oven.measured_s is None
-    assert load_record(Recipe, None, ["oven.measured_s=3"]).oven.measured_s == 3.0
-    with pytest.raises(ValueError, match=r"oven.measured_s is 'long', but must be of type float"):
-        load_record(Recipe, None, ["oven.measured_s=long"])
+    assert load_record(Recipe(), None, ["oven.measured_s=null"]).oven.measured_s is None
+    assert load_record(Recipe(), None, ["oven.measured_s=3"]).oven.measured_s == 3.0
+    with pytest.raises(ValueError, match=r"measured_s is 'long', but must be a number, in seconds"):
+        load_record(Recipe(), None, ["oven.measured_s=long"])
 
 
 def test_spellings_of_another_record_are_not_understood() -> None:
     with pytest.raises(ValueError, match=r"unknown setting 'eta' in the overrides"):
-        load_record(Recipe, None, ["eta=1"])
+        load_record(Recipe(), None, ["eta=1"])
     with pytest.raises(ValueError, match=r"did you mean 'heat'\?"):
-        load_record(Recipe, None, ["haet=1"], {"heat": "oven.degrees"})
+        load_record(Recipe(), None, ["haet=1"], {"heat": "oven.degrees"})
 
 
 def test_settings_of_any_record_are_documented_from_where_it_is_written() -> None:
-    documented = {setting.name: setting for setting in documented_settings(Recipe)}
-    assert documented["second_oven.degrees"].doc == "Celsius."
-    assert documented["second_oven.degrees"].group == "What bakes."
-    assert documented["oven.measured_s"].type == "float | None"
+    found = {setting.name: setting for setting in settings(Recipe)}
+    assert description(found["second_oven.degrees"]) == "Celsius."
+    assert headings(Recipe) == {
+        **{"": "A cake.", "oven.": "What bakes."},
+        "second_oven.": "Another one.",
+    }
+    assert found["oven.measured_s"].allowed == "a number, in seconds, or null"
     text = format_settings(Recipe, {"heat": "oven.degrees"})
-    assert "oven.measured_s = null  (float | None)" in text
+    assert "oven.measured_s = null  (a number, in seconds, or null)" in text
     assert "oven.degrees: heat" in text
-    assert "Other spellings" not in format_settings(Recipe, {})
+    assert "Other names" not in format_settings(Recipe, {})
+    assert "| `degrees` | `200.0` | a number | Celsius. |" in markdown_tables(Recipe, {})
 
 
 def test_defaults_are_shown_as_one_writes_them() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import re
@@ -278,7 +277,7 @@ def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     """`areal-lab train` on the tiny model, in a process of its own."""
     config = tiny_config(folder, *overrides)
     path = folder / "config.yaml"
-    path.write_text(OmegaConf.to_yaml(dataclasses.asdict(config)))
+    path.write_text(OmegaConf.to_yaml(config.model_dump()))
     return subprocess.Popen(
         [sys.executable, "-m", "areal_lab.cli.app", "train", str(path)],
         stdout=subprocess.PIPE,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import areal_lab
+from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import TrainingRun
-from areal_lab.preflight.check import ConfigError
 from areal_lab.preflight.limits import limits_of, threads_of
 from areal_lab.training.process.client import TrainingError
 from tests.pipeline.rewards import even_digits
@@ -85,8 +85,10 @@ def own_problems(digits: str) -> tuple[Problem, ...]:
 
 def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
-    config.rollout.max_head_offpolicyness = -1
     with pytest.raises(ConfigError, match="eta"):
+        config.rollout.max_head_offpolicyness = -1
+    config.actor.ppo_n_minibatches = 999
+    with pytest.raises(ConfigError, match="ppo_n_minibatches"):
         areal_lab.train(config)
     assert not (tmp_path / "runs").exists()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_lab.config.record import value_of
 from benchmarks.harness import Arguments
 from reproductions.__main__ import ALL, page
 from reproductions.batched_generation import TOKENS
@@ -30,7 +31,6 @@ from reproductions.records import Reproduction, Row, to_json
 from reproductions.show import draw, to_markdown, to_text
 from reproductions.within_prompt import SIGMA
 from simulator.config.load import load_simulation, presets
-from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import FIGURE_6A
 from simulator.stats.statistics import Estimate
 
@@ -125,13 +125,6 @@ def test_every_expected_value_says_where_it_is_printed() -> None:
         assert "AReaL" in record["source"]
         assert name.partition("_")[2] in record["table_or_figure"] or name == "batched_generation"
         assert record["section"]
-
-
-def value_of(config: SimulationConfig, name: str) -> object:
-    value: object = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
 
 
 @pytest.mark.parametrize("model", MODELS)

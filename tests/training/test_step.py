@@ -574,7 +574,6 @@ def test_minibatches_are_whole_groups_in_equal_number() -> None:
     [
         {"minibatches": 0},
         {"temperature": 0.0},
-        {"optimizer": OptimizerConfig(gradient_clipping=0.0)},
         {"max_tokens_per_microbatch": 0},
     ],
 )

@@ -7,19 +7,13 @@ presets, and the output of two examples, one of which is a YAML file in the page
 from __future__ import annotations
 
 from io import StringIO
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from areal_lab.cli.outputs import WIDTH
 from areal_lab.cli.simulate import Wanted, run_command
-from areal_lab.config.reference import (
-    Documented,
-    documented_settings,
-    shown_default,
-    spellings_by_setting,
-)
+from areal_lab.config.reference import markdown_tables
 from simulator.assembly.simulate import replicate
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
@@ -28,30 +22,6 @@ from simulator.report.to_json import report
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator.md"
 PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"
-
-
-def settings_tables() -> str:
-    """A table for each record of settings, as Markdown."""
-    documented = documented_settings(SimulationConfig)
-    lines: list[str] = []
-    by_prefix: dict[str, list[Documented]] = {}
-    for prefix, members in groupby(documented, key=lambda one: one.name.rpartition(".")[0]):
-        by_prefix.setdefault(prefix, []).extend(members)
-    for prefix, same in by_prefix.items():
-        title = f"`{prefix}`" if prefix else "The file itself"
-        lines += [f"### {title}", "", same[0].group, "", "| setting | default | |", "|---|---|---|"]
-        for one in same:
-            leaf = one.name.rpartition(".")[2]
-            default = shown_default(one.default)
-            lines.append(f"| `{leaf}` | `{default}` | {one.doc} |")
-        lines.append("")
-    lines.append("Accepted aliases:")
-    spellings = [
-        f"{', '.join(f'`{one}`' for one in others)} for `{name}`"
-        for name, others in spellings_by_setting(ALIASES)
-    ]
-    lines.append("; ".join(spellings) + ".")
-    return "\n".join(lines)
 
 
 def presets_table() -> str:
@@ -88,7 +58,7 @@ def rewritten(page: str) -> str:
         own = Path(folder) / "my_cluster.yaml"
         own.write_text(own_file(page), encoding="utf-8")
         made = {
-            "settings": settings_tables(),
+            "settings": markdown_tables(SimulationConfig, ALIASES),
             "presets": presets_table(),
             "small": example_output("small"),
             "own": example_output(own),

@@ -407,7 +407,7 @@ def backend_of(name: str) -> Backend:
         ValueError: with the names there are, and the nearest of them.
     """
     if name not in BACKENDS:
-        from areal_lab.config.load import nearest
+        from areal_lab.config.suggest import nearest
 
         hint = nearest(name, list(BACKENDS))
         raise ValueError(f"engine {name!r} is unknown; there are {', '.join(BACKENDS)}{hint}")

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from areal_lab.config.load import nearest
+from areal_lab.config.suggest import nearest
 from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
 from areal_lab.engines.launch.environments import (
     STAMP,

@@ -65,7 +65,7 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
         request_timeout_s=config.rollout.request_timeout_s,
         ready_timeout_s=config.rollout.ready_timeout_s,
         transfer=config.rollout.transfer,
-        lora=lora_of(config) if config.rollout.transfer == Transfer.ADAPTER else None,
+        lora=lora_of(config) if Transfer(config.rollout.transfer) is Transfer.ADAPTER else None,
         top_p=config.gconfig.top_p,
         top_k=config.gconfig.top_k,
     )
@@ -89,7 +89,7 @@ def _attached(
 ) -> Callable[[], Awaitable[EngineClient]]:
     async def open_() -> EngineClient:
         client = await attach_to(address, config, model_path)
-        if config.rollout.transfer == Transfer.ADAPTER:
+        if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
             await give_base(client, model_path)
         return client
 

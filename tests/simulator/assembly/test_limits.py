@@ -30,15 +30,15 @@ from areal_lab.control.schedule import (
     schedule_named,
 )
 from areal_lab.preflight import limits as run
+from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Log, RunHeader
 from areal_lab.runlog.replay import limits_to_fields
 from simulator.assembly import limits as simulation
-from simulator.calibrate.settings import recorded_settings, with_settings
+from simulator.calibrate.settings import recorded_settings
 from simulator.config import schema
-from simulator.workload.recorded_run import RecordedRun
 
 ETAS = (0.0, 0.5, 1.0, 2.5, 4.0, math.inf)
-MAX_LAGS = (0.0, 0.5, 1.0, 2.0, 3.0, 6.0, math.inf)
+MAX_LAGS = (0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
 """As a configuration has them: 0 stands for eta."""
 
 
@@ -110,8 +110,9 @@ def test_the_simulation_of_a_recorded_run_has_its_limits(
         routing=round_robin(),
     )
     header = RunHeader(mode="train", started_at=0.0, limits=limits_to_fields(limits), processes=())
-    settings = recorded_settings(RecordedRun(Path("run"), Log(header, ()), {}))
-    config = with_settings(schema.SimulationConfig(), settings)
+    settings = recorded_settings(RecordedRun(Path("run"), Log(header, ())))
+    settings["workload.steps"] = 7  # no step of this run was recorded
+    config = schema.SimulationConfig().with_settings(settings)
     assert simulation.limits_of(config) == dataclasses.replace(limits, train_steps=None)
 
 

@@ -27,14 +27,7 @@ def small(**values: Any) -> SimulationConfig:
     made.workload.prompts_per_batch, made.workload.samples_per_prompt = 16, 4
     made.workload.steps, made.workload.warmup_steps = 12, 4
     made.workload.answers.mean_tokens, made.workload.answers.max_tokens = 500, 2000
-    for name, value in values.items():
-        record: Any = made
-        *path, last = name.split("__")
-        for part in path:
-            record = getattr(record, part)
-        assert hasattr(record, last), name
-        setattr(record, last, value)
-    return made
+    return made.with_settings({name.replace("__", "."): one for name, one in values.items()})
 
 
 def measured(**values: Any) -> SimulationConfig:

@@ -404,9 +404,9 @@ def test_recorded_lengths_need_the_number_of_samples_of_the_run(synchronous: Pat
     config = known("workload.answers.kind=recorded", f"workload.answers.trace={synchronous}")
     assert simulate(config).columns["sequences"].tolist() == [12.0] * 12
     config.workload.samples_per_prompt = 5
-    assert problems(config) == [
-        "workload.answers: workload.samples_per_prompt is 5, but the recorded run has 3 responses "
-        "per prompt; set it to 3"
+    assert list(map(str, problems(config))) == [
+        "workload.samples_per_prompt is 5, but the recorded run has 3 responses to each prompt; "
+        "set it to 3"
     ]
     config.workload.answers.trace = ""
-    assert "set it to a run folder" in problems(config)[0]
+    assert "name a run folder" in str(problems(config)[0])

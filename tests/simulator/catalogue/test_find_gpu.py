@@ -262,7 +262,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1", "cannot be read"),
+        ("a: [1", "line 2 is not YAML"),
         ("- 1\n- 2\n", "holds a list, but must hold fields of a GPU"),
         ("like: mine.yaml\n", "mine.yaml refers to itself through `like`; set like to"),
         ("like: ./mine.yaml\n", "mine.yaml refers to itself"),
@@ -286,5 +286,5 @@ def test_a_missing_file_is_named() -> None:
 
 def test_a_folder_is_refused_as_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").mkdir()
-    with pytest.raises(ValueError, match=r"mine\.yaml is a folder, but must be a file with"):
+    with pytest.raises(ValueError, match=r"mine\.yaml is a folder, but must be a YAML file"):
         find_gpu(str(tmp_path / "mine.yaml"))

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.config.load import settings
+from areal_lab.config.problem import ConfigError
+from areal_lab.config.record import Record, settings
+from areal_lab.config.reference import description
 from simulator.assembly.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
-from simulator.config.schema import SimulationConfig
+from simulator.config.schema import ClusterConfig, SimulationConfig
+from simulator.plan.schema import PlanConfig
 from simulator.workload.lengths import LogNormalLengths, lengths_from
 
 # Table 1 of the paper (arXiv:2505.24298): GPUs and steps.
@@ -33,6 +36,26 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert config.name == "mine"
 
 
+@pytest.mark.parametrize("record", [SimulationConfig, PlanConfig])
+def test_every_setting_is_documented_and_bounded(record: type[Record]) -> None:
+    start = record()
+    for setting in settings(record):
+        assert description(setting), setting.name
+        assert start.with_settings({setting.name: setting.default}) == start
+        if type(setting.default) in (int, float):
+            with pytest.raises(ConfigError, match=setting.name):
+                start.with_settings({setting.name: math.nan})
+
+
+def test_gpus_generate_and_train_side_by_side_or_in_turn() -> None:
+    cluster = ClusterConfig(gpus=8, rollout_gpus=6, gpu="H100", rollout_gpu="H20")
+    assert (cluster.generating_gpus, cluster.training_gpus) == (6, 2)
+    assert (cluster.colocated, cluster.generating_gpu) == (False, "H20")
+    cluster = ClusterConfig(gpus=8, rollout_gpus=6, gpu="H100", placement="colocated")
+    assert (cluster.generating_gpus, cluster.training_gpus) == (8, 8)
+    assert (cluster.colocated, cluster.generating_gpu) == (True, "H100")
+
+
 def test_a_name_of_its_own_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: ours\n")
@@ -41,8 +64,8 @@ def test_a_name_of_its_own_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_other_spellings_set_the_same(alias: str) -> None:
-    kinds = {setting.name: setting.type for setting in settings(SimulationConfig)}
-    value = "H200" if kinds[ALIASES[alias]] is str else "7"
+    texts = {setting.name for setting in settings(SimulationConfig) if setting.is_text}
+    value = "H200" if ALIASES[alias] in texts else "7"
     assert load_simulation(None, [f"{alias}={value}"]) == load_simulation(
         None, [f"{ALIASES[alias]}={value}"]
     )
@@ -61,14 +84,15 @@ def test_other_spellings_set_the_same(alias: str) -> None:
         ),
         ("small", ["sigma=1"], "did you mean 'workload.answers.sigma'?"),
         ("small", ["schedule=synchronous"], "'schedule' in the overrides is a group of settings"),
-        ("small", ["trainer.step_s=fast"], "trainer.step_s is 'fast', but must be of type float"),
-        ("small", ["gpus=2.5"], "cluster.gpus is 2.5, but must be of type int"),
+        ("small", ["trainer.step_s=fast"], "trainer.step_s is 'fast', but must be a number > "),
+        ("small", ["gpus=2.5"], "cluster.gpus is 2.5, but must be an integer from 1 to 200,000"),
         (
             "small",
             ["trainer.step_s=150 s"],
-            "trainer.step_s is '150 s', but must be a number without a unit, as 150, or null",
+            "trainer.step_s is '150 s', but must be a number > 0 and <= 31,536,000, in "
+            "seconds, or null; write 150, without a unit",
         ),
-        ("small", ["seeds=3x"], "seeds is '3x', but must be a number without a unit, as 3"),
+        ("small", ["seeds=3x"], "seeds is '3x', but must be an integer from 1 to 10,000; write 3,"),
         ("small", ["foo=1"], "unknown setting 'foo' in the overrides; --help lists all of them"),
         (".", [], ". is a folder, but must be a YAML file, or the name of a preset"),
         ("/", [], "/ is a folder, but must be a YAML file"),

@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from areal_lab.config.problem import Kind, Problem
+from simulator.assembly.check import problems
+from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report
 from simulator.plan.result import Comparison, Plan, limit_of
@@ -28,7 +31,7 @@ from simulator.plan.sensitivity import at_end
 from simulator.plan.space import expand, nearest_split
 from simulator.plan.summary import nothing_possible, question_lines, recommendation_lines, verdict
 from simulator.plan.tables import show_plan
-from simulator.plan.trial import Job, Trial, run_job, workers
+from simulator.plan.trial import Job, Trial, run_job, shortened, workers
 from simulator.stats.pareto import Point, dominates, front, most_promising_first
 
 EXAMPLE = Path(__file__).parents[3] / "configs/plan_example.yaml"
@@ -149,18 +152,20 @@ def test_an_impossible_space_lists_its_reasons() -> None:
     assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (e.g. ")
 
 
-def test_a_reason_common_to_all_candidates_is_named_once() -> None:
-    told = nothing_possible(solved("base.weights.backend=nosuch"))
-    assert told.startswith("no candidate is possible, because: weights.backend")
-    assert told.endswith("change it in base, or use other candidates")
+def test_what_every_candidate_has_is_told_as_such() -> None:
+    told = nothing_possible(solved("base.trainer.micro_batch_tokens=10"))
+    assert told.startswith("no candidate is possible, for one reason: trainer.micro_batch_tokens")
+    assert told.endswith("change it in base, or give candidates without it")
 
 
 def test_impossible_settings_of_base_are_to_be_corrected_there() -> None:
     told = nothing_possible(
-        solved("base.weights.backend=nosuch", "candidates.placement=[disaggregated, colocated]")
+        solved(
+            "base.trainer.micro_batch_tokens=10", "candidates.placement=[disaggregated, colocated]"
+        )
     )
-    assert "by settings (e.g. weights.backend" in told
-    assert told.endswith("; correct these settings in base, or change candidates")
+    assert "by settings (as: trainer.micro_batch_tokens" in told
+    assert told.endswith("; mend these settings in base, or change candidates")
 
 
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
@@ -173,7 +178,25 @@ def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
     assert "(e.g. 1 GPU cannot be split into engines of 1" in told
 
 
-def test_a_model_that_does_not_fit_is_counted_as_memory() -> None:
+def test_no_decision_depends_on_the_words_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(
+        *("candidates.gpu=[A100-40, H100]", "base.model=R1-Distill-Qwen-32B"),
+        *("candidates.placement=[disaggregated, colocated]", "candidates.gpus=[4, 64]"),
+        *("candidates.trainer_tensor_parallel=[1, 3, 8]", "base.workload.answers.max_tokens=4000"),
+    )
+    as_they_are = expand(plan)
+    assert {one.kind for one in as_they_are.impossible} == set(Kind) - {Kind.MACHINE, Kind.SETTINGS}
+
+    def reworded(config: SimulationConfig) -> list[Problem]:
+        return [dataclasses.replace(one, message="no") for one in problems(config)]
+
+    monkeypatch.setattr("simulator.plan.space.problems", reworded)
+    others = expand(plan)
+    assert len(others.possible) == len(as_they_are.possible)
+    assert [one.kind for one in others.impossible] == [one.kind for one in as_they_are.impossible]
+
+
+def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
     plan = small_plan("base.model=R1-Distill-Qwen-32B", "candidates.gpu=[A100-40]")
     space = expand(plan)
     assert not space.possible
@@ -271,10 +294,7 @@ def test_the_recommendation_is_the_best_of_all_candidates_simulated_one_by_one()
     search = plan.search
     seconds = {}
     for one in expand(plan).possible:
-        workload = dataclasses.replace(
-            one.config.workload, steps=search.steps, warmup_steps=search.warmup_steps
-        )
-        config = dataclasses.replace(one.config, workload=workload)
+        config = shortened(one.config, search.steps, search.warmup_steps)
         trials = [run_job(Job(config=config, seed=seed)) for seed in (1, 2)]
         seconds[one.number] = sum(trial.step_s for trial in trials) / 2
     found = solved()
@@ -288,8 +308,7 @@ def test_the_closed_form_is_never_slower_than_the_simulation() -> None:
         "candidates.schedule=[asynchronous, one_step_overlap, partial_rollout]",
     )
     for one in expand(plan).possible:
-        workload = dataclasses.replace(one.config.workload, steps=24, warmup_steps=8)
-        config = dataclasses.replace(one.config, workload=workload)
+        config = shortened(one.config, 24, 8)
         assert 0.9 * least_step_s(config) <= run_job(Job(config=config, seed=1)).step_s
 
 
@@ -480,9 +499,7 @@ def test_slower_memory_and_training_are_slower() -> None:
         for one, two in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
     )
     assert training > base
-    synchronous = dataclasses.replace(
-        config, schedule=dataclasses.replace(config.schedule, name="synchronous")
-    )
+    synchronous = config.with_settings({"schedule.name": "synchronous"})
     one, two = (
         run_job(Job(config=synchronous, seed=1, memory_slowdown=by)).step_s for by in (1.0, 2.0)
     )
@@ -534,9 +551,9 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
     [
         (["objective=money"], "objective is 'money'"),
         (["steps=0"], "steps is 0"),
-        (["candidates.rollout_share=[1.5]"], "between 0 and 1"),
-        (["candidates.schedule=[overlapped]"], "candidates.schedule has 'overlapped'; "),
-        (["candidates.placement=[shared]"], "candidates.placement has 'shared'"),
+        (["candidates.rollout_share=[1.5]"], "must be a list of numbers > 0 and < 1"),
+        (["candidates.schedule=[overlapped]"], "candidates.schedule"),
+        (["candidates.placement=[shared]"], "candidates.placement"),
         (["candidates.gpu=[H1000]"], "H100"),
         (["candidates.node_range=[4, 2]"], "first <= last"),
         (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),
@@ -545,24 +562,30 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["candidates.etas=[1]"], "did you mean 'candidates.eta'"),
         (["candidates.rollout_gpu=[H1000]"], "candidates.rollout_gpu: unknown GPU 'H1000'"),
         (["base.model=Qwen2.5-72"], "base.model: unknown model 'Qwen2.5-72'"),
-        (["base.trainer.step_s=nan"], "base.trainer.step_s is nan, but must be > 0"),
-        (["base.seeds=0"], "base.seeds is 0, but must be >= 1"),
+        (["base.trainer.step_s=nan"], "base.trainer.step_s is 'nan', but must be a number > 0"),
+        (["base.seeds=0"], "base.seeds is 0, but must be an integer from 1 to 10,000"),
         (["base.cluster.gpus=0", "candidates.gpus=[4]"], "base.cluster.gpus is 0, but must be"),
         (
             ["base.cluster.gpu=H1000", "candidates.gpu=[H100]"],
             "base.cluster.gpu: unknown GPU 'H1000'",
         ),
         (["base.workload.minibatches=99999"], "base.workload.minibatches is 99999, but a batch"),
-        (["search.near=inf"], "search.near is inf, but must be >= 0 and finite"),
+        (["search.near=inf"], "search.near is 'inf', but must be a finite number >= 0"),
         (["simulation=nosuch"], "unknown preset 'nosuch'; known are small, "),
-        (["prices=[{gpu: H100}]"], "prices[0] is {'gpu': 'H100'}, but needs 'typical' as well"),
+        (
+            ["prices=[{gpu: H100}]"],
+            "prices[0].typical is missing, but must be a finite",
+        ),
         (
             ["prices=[{gpu: H100, cost: 2}]"],
-            "unknown setting 'cost' in prices[0]; known are gpu, typical, low, high",
+            "prices[0].cost is not a setting; known are gpu, typical, low, high",
         ),
         (["prices=[{gpu: H100, typcal: 2}]"], "did you mean 'typical'?"),
         (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high}"),
-        (["prices=[{gpu: H100, typical: $2}]"], "prices[0].typical is '$2', but must be a number"),
+        (
+            ["prices=[{gpu: H100, typical: $2}]"],
+            "prices[0].typical is '$2', but must be a finite",
+        ),
         (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high}"),
     ],
 )

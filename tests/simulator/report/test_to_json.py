@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from functools import cache
@@ -298,10 +297,8 @@ def test_a_given_step_that_exceeds_the_memory_has_a_warning() -> None:
 def test_a_given_price_silences_the_warning_about_an_unverified_one() -> None:
     unverified = load_simulation(None, ["cluster.gpu=A100-40"])
     assert any("its price is" in line for line in warnings(unverified))
-    own = dataclasses.replace(unverified.cluster, price_per_gpu_h=1.0)
-    assert not any(
-        "price" in line for line in warnings(dataclasses.replace(unverified, cluster=own))
-    )
+    own = unverified.with_settings({"cluster.price_per_gpu_h": 1.0})
+    assert not any("price" in line for line in warnings(own))
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -14,7 +13,7 @@ from simulator.workload.faults import NodeFailures, engine_slowdowns, failures_f
 
 
 def faults(**changes: Any) -> FaultsConfig:
-    return dataclasses.replace(FaultsConfig(), **changes)
+    return FaultsConfig(**changes)
 
 
 def test_uptimes_are_exponential_with_the_mean_of_the_node() -> None:
@@ -59,25 +58,3 @@ def test_a_share_of_0_has_no_straggler_and_1_has_only_stragglers() -> None:
     generator = np.random.default_rng(1)
     assert (engine_slowdowns(faults(), 8, generator) == 1).all()
     assert (engine_slowdowns(faults(straggler_share=1.0), 8, generator) == 1.5).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"node_mtbf_h": -1.0}, "node_mtbf_h is -1.0, but must be >= 0"),
-        ({"node_mtbf_h": math.nan}, "node_mtbf_h is nan"),
-        ({"node_mtbf_h": 1.0, "restart_s": -1.0}, "faults.restart_s is -1.0"),
-        ({"detection_s": math.inf}, "faults.detection_s is inf"),
-        ({"straggler_share": 1.5}, "straggler_share is 1.5, but must be 0 to 1"),
-        ({"straggler_share": math.nan}, "straggler_share is nan"),
-        ({"straggler_slowdown": 0.5}, "straggler_slowdown is 0.5, but must be >= 1"),
-    ],
-)
-def test_an_impossible_value_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
-    def build() -> None:
-        failures_from(faults(**changes))
-        engine_slowdowns(faults(**changes), 8, np.random.default_rng(1))
-
-    with pytest.raises(ValueError, match=message) as caught:
-        build()
-    assert "\n" not in str(caught.value)

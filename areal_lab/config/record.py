@@ -1,0 +1,360 @@
+"""A record of settings: each field states its type, bounds, choices, unit and default.
+
+    class OvenConfig(Record):
+        degrees: Annotated[float, Ge(0), Le(300), About(unit="Celsius")] = 200.0
+        ...                                   and a string that describes it
+
+    OvenConfig(degrees=400)    ConfigError: degrees is 400, but must be a number from 0 to 300 ...
+    oven.degrees = 400         the same
+
+The annotation is the one place: pydantic checks by it, and `allowed` says it in words, for errors,
+`--help` and the reference pages (`areal_lab.config.reference`, which also reads the string below).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_core.core_schema import ValidationInfo
+
+from areal_lab.config.problem import ConfigError, Kind, Problem, below
+from areal_lab.config.suggest import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an annotation says to people only."""
+
+    unit: str = ""
+    """Where the name does not end in it (`_s`, `_h`, `_tokens`)."""
+    hint: str = ""
+    """Why there is a bound, or what special values mean; ends the error message."""
+
+
+Count = Annotated[int, Ge(1)]
+"""At least one of something."""
+Whole = Annotated[int, Ge(0)]
+"""0 or more of something."""
+Positive = Annotated[float, Gt(0), AllowInfNan(False)]
+NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
+Share = Annotated[float, Ge(0), Le(1)]
+
+_UNITS = {"_s": "seconds", "_h": "hours", "_tokens": "tokens", "_dollars": "dollars"}
+"""Endings of names that are units."""
+_NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+_PLURALS = {int: "integers", float: "numbers", str: "strings"}
+_FINITE = {"a number": "a finite number", "numbers": "finite numbers"}
+_SIGNS = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
+_NUMBER_AND_UNIT = re.compile(r"\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)\s*\D")
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound="Record")
+
+
+class Record(BaseModel):
+    """Settings, checked when they are made and when they are assigned.
+
+    Raises:
+        ConfigError: one line for every value that its field does not allow.
+    """
+
+    model_config = ConfigDict(
+        validate_assignment=True,
+        extra="forbid",
+        coerce_numbers_to_str=True,  # `name: 2024` in a YAML file
+        protected_namespaces=(),  # a setting may be called model_something
+        defer_build=True,  # `--help` needs the fields and no validators
+    )
+
+    def __init__(self, /, **values: Any) -> None:
+        """See the fields."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(*_problems(type(self), error, values)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign a value that the field allows."""
+        if found := _assigned(self, name, value):
+            raise ConfigError(*found)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: _T, info: ValidationInfo) -> _T:
+        takes_bool = cls.model_fields[str(info.field_name)].annotation is bool
+        if isinstance(value, bool) and not takes_bool:
+            raise ValueError("true and false are no numbers")
+        return value
+
+    def with_settings(self, values: Mapping[str, Any]) -> Self:
+        """An independent copy with these settings: `{"workload.steps": 5, "seeds": 1}`.
+
+        Raises:
+            ConfigError: one line for every unknown name and every value that is not allowed.
+        """
+        changed = _copied(self)
+        found: list[Problem] = []
+        for name, value in values.items():
+            group, _, leaf = name.rpartition(".")
+            try:
+                record = value_of(changed, group) if group else changed
+                if not isinstance(record, Record) or leaf not in type(record).model_fields:
+                    raise AttributeError
+            except AttributeError:
+                names = [setting.name for setting in settings(type(self))]
+                message = f"unknown setting {name!r}{nearest(name, names)}"
+                found.append(Problem(Kind.SETTINGS, name, message))
+                continue
+            known = record.__dict__[leaf]
+            if known != value or type(known) is not type(value):  # a plan changes few at a time
+                found += _assigned(record, leaf, value, f"{group}." if group else "")
+        if found:
+            raise ConfigError(*found)
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a record, or of a record in it."""
+
+    name: str
+    """Dotted name, as in `actor.optimizer.lr`."""
+    hint: Any
+    """Its type with everything that the annotation says."""
+    default: Any
+    """`PydanticUndefined` if a value must be given."""
+    record: type[Record]
+    """The record that it is a field of."""
+
+    @property
+    def leaf(self) -> str:
+        """Its name in the record."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def group(self) -> str:
+        """Its name without the leaf: `actor.optimizer.`; empty at the top."""
+        return self.name.removesuffix(self.leaf)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text, be it one of some names."""
+        bare = _bare(self.hint)
+        return bare is str or (
+            get_origin(bare) is Literal and all(isinstance(one, str) for one in get_args(bare))
+        )
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, with the unit: `a finite number > 0, in seconds, or null`."""
+        value, unit = _without_none(self.hint), self.unit
+        null = value is not self.hint
+        return _allowed(value) + f", in {unit}" * bool(unit) + ", or null" * null
+
+    @property
+    def unit(self) -> str:
+        """As the annotation or the end of the name says; empty if neither does."""
+        for one in _annotations(self.hint):
+            if isinstance(one, About) and one.unit:
+                return one.unit
+        return next((unit for end, unit in _UNITS.items() if self.leaf.endswith(end)), "")
+
+    def wrong(self, value: Any) -> Problem:
+        """What to say of a value that it may not have."""
+        message = f"{self.name} is {value!r}, but must be {self.allowed}{self._fix(value)}"
+        return Problem(Kind.SETTINGS, self.name, message)
+
+    def _fix(self, value: Any) -> str:
+        bare = _bare(self.hint)
+        number = _NUMBER_AND_UNIT.match(value) if isinstance(value, str) else None
+        if number and not self.is_text:
+            return f"; write {number.group(1)}, without a unit"
+        if get_origin(bare) is Literal:
+            return nearest(str(value), [str(one) for one in get_args(bare)])
+        if get_origin(bare) is list:
+            fits = isinstance(value, str) and get_args(bare)[0] is str
+            if example := self.default or ([value] if fits else []):
+                return f"; as in {shlex.quote(f'{self.name}={json.dumps(example)}')}"
+        hints = [one.hint for one in _annotations(self.hint) if isinstance(one, About) and one.hint]
+        if hints:
+            return f"; {hints[0]}"
+        if self.default in (None, "", [], PydanticUndefined):
+            return ""
+        return f"; the default is {shown_default(self.default)}"
+
+
+def settings(record: type[Record], prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a record in the order of definition, then those of the records in it."""
+    groups: list[tuple[str, type[Record]]] = []
+    for name, field in record.model_fields.items():
+        kind: Any = field.annotation
+        if is_record(kind):
+            groups.append((f"{prefix}{name}.", kind))
+        else:
+            yield _setting(record, name, field, prefix)
+    for below_it, group in groups:
+        yield from settings(group, below_it)
+
+
+def value_of(record: Any, name: str) -> Any:
+    """The value of a setting, or a group of them, by dotted name."""
+    for part in name.split("."):
+        record = getattr(record, part)
+    return record
+
+
+def shown_default(default: Any) -> str:
+    """A default as one would write it in YAML."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if default is None:
+        return "null"
+    return '""' if default == "" else str(default)
+
+
+def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = "") -> Setting:
+    hint = field.annotation
+    if field.metadata:
+        hint = Annotated[(hint, *field.metadata)]  # type: ignore[assignment]
+    return Setting(prefix + name, hint, field.get_default(call_default_factory=True), record)
+
+
+def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[Problem]:
+    """Assign a value, or say what is wrong with it."""
+    try:
+        BaseModel.__setattr__(record, name, value)
+    except ValidationError as error:
+        return list(_problems(type(record), error, {name: value}, prefix))
+    return []
+
+
+def _copied(record: _R) -> _R:
+    """A copy that shares no record and no list; its values have been checked."""
+    copy = record.model_copy()
+    for name in _shareable(type(record)):
+        value = record.__dict__[name]
+        copy.__dict__[name] = (
+            [_copied(one) if isinstance(one, Record) else one for one in value]
+            if isinstance(value, list)
+            else _copied(value)
+        )
+    return copy
+
+
+@cache
+def _shareable(record: type[Record]) -> tuple[str, ...]:
+    """Fields that hold records or lists."""
+    kinds = {name: field.annotation for name, field in record.model_fields.items()}
+    return tuple(
+        name for name, kind in kinds.items() if is_record(kind) or get_origin(kind) is list
+    )
+
+
+def _problems(
+    record: type[Record], error: ValidationError, values: Mapping[str, Any], prefix: str = ""
+) -> Iterator[Problem]:
+    """One for each field, in plain words, whatever pydantic has found to say of it."""
+    told: set[object] = set()
+    errors = error.errors(include_url=False)
+    misspelled = any(one["type"] == "extra_forbidden" for one in errors)
+    for one in errors:
+        name, *rest = one["loc"]
+        inner = one.get("ctx", {}).get("error")
+        place = prefix + str(name) + "".join(f"[{part}]" for part in rest)
+        if isinstance(inner, ConfigError):
+            yield from (below(place, problem) for problem in inner.problems)
+        elif one["type"] == "model_type":  # an entry of a list of records
+            kind: Any = record.model_fields[str(name)].annotation
+            entry = _allowed(get_args(kind)[0] if rest else kind)
+            message = f"{place} is {one['input']!r}, but must be {entry}"
+            yield Problem(Kind.SETTINGS, place, message)
+        elif name not in told and not (misspelled and one["type"] == "missing"):
+            told.add(name)
+            yield _problem(record, str(name), one["type"], values, prefix)
+
+
+def _problem(
+    record: type[Record], name: str, kind: str, values: Mapping[str, Any], prefix: str
+) -> Problem:
+    known, full = record.model_fields, f"{prefix}{name}"
+    if name not in known:
+        near = nearest(name, list(known)) or f"; known are {', '.join(known)}"
+        return Problem(Kind.SETTINGS, full, f"{full} is not a setting{near}")
+    setting = _setting(record, name, known[name], prefix)
+    if kind == "missing":
+        return Problem(Kind.SETTINGS, full, f"{full} is missing, but must be {setting.allowed}")
+    return setting.wrong(values[name])
+
+
+def is_record(hint: Any) -> bool:
+    """Whether a field holds a record of settings."""
+    return isinstance(hint, type) and issubclass(hint, Record)
+
+
+def _without_none(hint: Any) -> Any:
+    """A type without the null that it may also be."""
+    rest = [one for one in get_args(hint) if one is not NoneType]
+    return rest[0] if get_origin(hint) in (Union, UnionType) and len(rest) == 1 else hint
+
+
+def _bare(hint: Any) -> Any:
+    """A type without annotations and null."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    inner = _without_none(hint)
+    return hint if inner is hint else _bare(inner)
+
+
+def _annotations(hint: Any) -> tuple[Any, ...]:
+    """All of a type and of the types that it is made of."""
+    if get_origin(hint) is Annotated:
+        inner, *own = get_args(hint)
+        return (*own, *_annotations(inner))
+    if get_origin(hint) in (Union, UnionType, list):
+        return tuple(one for part in get_args(hint) for one in _annotations(part))
+    return ()
+
+
+def _allowed(hint: Any, nouns: Mapping[type, str] = _NOUNS) -> str:
+    """What a type allows, in words: `an integer >= 1`, `one of a, b`, `-1 or an integer >= 1`."""
+    bounds: tuple[Any, ...] = ()
+    while get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        bounds = (*bounds, *more)
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return str(inner[0]) if len(inner) == 1 else f"one of {', '.join(map(str, inner))}"
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_allowed, inner))
+    if get_origin(hint) is list:
+        one_of = get_origin(_bare(inner[0])) is Literal
+        return f"a list{', each' if one_of else ' of'} {_allowed(inner[0], _PLURALS)}"
+    if is_record(hint):
+        return f"{{{', '.join(hint.model_fields)}}}"
+    return _with_bounds(nouns[hint], bounds)
+
+
+def _with_bounds(noun: str, bounds: tuple[Any, ...]) -> str:
+    limits = {
+        type(one): getattr(one, type(one).__name__.lower()) for one in bounds if type(one) in _SIGNS
+    }
+    if AllowInfNan(False) in bounds and not limits.keys() & {Le, Lt}:
+        noun = _FINITE[noun]
+    if limits.keys() == {Ge, Le}:
+        return f"{noun} from {_shown(limits[Ge])} to {_shown(limits[Le])}"
+    said = " and ".join(f"{_SIGNS[kind]} {_shown(limit)}" for kind, limit in limits.items())
+    return f"{noun} {said}".rstrip()
+
+
+def _shown(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -1,0 +1,116 @@
+"""Records that check themselves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AllowInfNan, Field
+
+from areal_lab.config.problem import ConfigError
+from areal_lab.config.record import About, Count, Record, Share, settings, value_of
+
+
+class Shelf(Record):
+    """Holds cakes."""
+
+    width_s: Annotated[float, Ge(0), AllowInfNan(False)] = 1.0
+    cakes: Count = 3
+    heat: Annotated[float, Gt(0), Lt(5), About(unit="kelvin", hint="warm")] | None = None
+    share: Share = 0.5
+    size: Literal[-1] | Count = -1
+    order: list[Annotated[int, Le(9)]] = Field(default_factory=list)
+    kind: Literal["pie", "cake"] = "pie"
+
+
+class Shop(Record):
+    """Has shelves."""
+
+    name: str = "shop"
+    open: bool = True
+    first: Shelf = Field(default_factory=Shelf)
+    others: list[Shelf] = Field(default_factory=list)
+
+
+def test_what_is_allowed_is_said_in_words() -> None:
+    words = {setting.name: setting.allowed for setting in settings(Shop)}
+    assert words == {
+        "name": "text",
+        "open": "true or false",
+        "others": "a list of {width_s, cakes, heat, share, size, order, kind}",
+        "first.width_s": "a finite number >= 0, in seconds",
+        "first.cakes": "an integer >= 1",
+        "first.heat": "a number > 0 and < 5, in kelvin, or null",
+        "first.share": "a number from 0 to 1",
+        "first.size": "-1 or an integer >= 1",
+        "first.order": "a list of integers <= 9",
+        "first.kind": "one of pie, cake",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("first.cakes", 0, "first.cakes is 0, but must be an integer >= 1; the default is 3"),
+        ("first.cakes", True, "first.cakes is True, but must be an integer >= 1"),
+        ("first.heat", 5, "first.heat is 5, but must be a number > 0 and < 5, in kelvin, or null;"),
+        ("first.heat", "3 K", "; write 3, without a unit"),
+        ("first.kind", "pye", "must be one of pie, cake; did you mean 'pie'?"),
+        ("first.size", 0, "first.size is 0, but must be -1 or an integer >= 1"),
+        ("first.order", [10], "first.order is [10], but must be a list of integers <= 9"),
+        ("first.cake", 1, "unknown setting 'first.cake'; did you mean 'first.cakes'?"),
+        ("second.cakes", 1, "unknown setting 'second.cakes'; did you mean 'first.cakes'?"),
+        ("name.x", 1, "unknown setting 'name.x'"),
+        ("others", [{"cakes": 0}], "others[0].cakes is 0, but must be an integer >= 1"),
+        ("others", [{}, 3], "others[1] is 3, but must be {width_s, cakes, heat, "),
+        ("first", {"cakes": 0}, "first.cakes is 0, but must be an integer >= 1"),
+    ],
+)
+def test_a_wrong_value_is_one_line_wherever_it_is(name: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Shop().with_settings({name: value})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_are_checked_when_a_record_is_made_and_when_one_is_assigned() -> None:
+    with pytest.raises(ConfigError, match=r"^open is 'perhaps', but must be true or false"):
+        Shop(open="perhaps")  # type: ignore[arg-type]
+    shop = Shop(first=Shelf(cakes=5))
+    shop.first.cakes = 7
+    with pytest.raises(ConfigError, match=r"^cakes is 0, but must be an integer >= 1"):
+        shop.first.cakes = 0
+    with pytest.raises(ConfigError, match=r"^cake is not a setting; did you mean 'cakes'\?"):
+        shop.first.cake = 1  # type: ignore[attr-defined]
+    assert shop.first.cakes == 7
+
+
+def test_all_mistakes_of_a_record_are_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Shop(public=False, first={"cakes": 0, "share": 2}, name=[])  # type: ignore[call-arg, arg-type]
+    assert {one.setting for one in caught.value.problems} == {
+        *("public", "first.cakes", "first.share", "name"),
+    }
+
+
+def test_a_changed_copy_shares_nothing_with_the_original() -> None:
+    shop = Shop(others=[Shelf()])
+    changed = shop.with_settings({"first.cakes": 9})
+    assert (shop.first.cakes, changed.first.cakes) == (3, 9)
+    changed.others[0].cakes = 8
+    changed.first.order.append(1)
+    assert shop == Shop(others=[Shelf()])
+    assert value_of(changed, "first.cakes") == 9
+
+
+def test_records_and_their_errors_cross_processes() -> None:
+    shop = Shop(first=Shelf(cakes=5))
+    assert pickle.loads(pickle.dumps(shop)) == copy.deepcopy(shop) == shop
+    with pytest.raises(ConfigError) as caught:
+        Shelf(cakes=0, share=2)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.problems == caught.value.problems
+    assert str(again) == str(caught.value)

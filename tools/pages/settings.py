@@ -1,0 +1,49 @@
+"""`docs/settings.md`: every setting of train and plan; `python -m tools.pages.settings` writes it.
+
+Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from areal_lab.config.load import ALIASES
+from areal_lab.config.reference import markdown_tables
+from areal_lab.config.schema import TrainConfig
+from simulator.plan.schema import ALIASES as PLAN_ALIASES
+from simulator.plan.schema import PlanConfig
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "settings.md"
+_HEAD: Final = """# Settings
+
+A command takes a YAML file and `a.b=c` overrides:
+
+    areal-lab train configs/arithmetic.yaml eta=0
+
+An override wins over the file, and the file over the defaults below. Values are YAML; `inf` is
+infinity, `null` leaves a value to the program. A file may refer to its own settings:
+`run_dir: runs/${experiment_name}`. Values that are not allowed are refused before anything starts,
+all of them at once, in one line each.
+
+In Python the same records are `areal_lab.TrainConfig`, `simulator.SimulationConfig` and
+`simulator.PlanConfig`. `config.gconfig.n_samples = 4` assigns and checks;
+`config.with_settings({"gconfig.n_samples": 4})` returns a changed copy.
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    parts = [
+        _HEAD,
+        "## areal-lab train",
+        markdown_tables(TrainConfig, ALIASES),
+        "## areal-lab plan",
+        "`base` has the settings of [areal-lab simulate](simulator.md).",
+        markdown_tables(PlanConfig, PLAN_ALIASES, without=("base",)),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
