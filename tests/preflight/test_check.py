@@ -251,7 +251,7 @@ def test_what_is_no_address_is_refused_before_any_is_tried(
 @pytest.mark.parametrize("end", ["", "/"])
 def test_an_address_counts_once(configured: Configured, end: str) -> None:
     config = configured(f"rollout.addresses=['http://h:1', 'http://h:1{end}']")
-    assert "twice; each server once" in refused(config)
+    assert "twice; list each server once" in refused(config)
 
 
 def test_engine_ports_end_where_ports_end(configured: Configured) -> None:

@@ -388,7 +388,7 @@ def test_a_damaged_log_is_refused_in_one_line(synchronous: Path, tmp_path: Path)
     (folder / "events.jsonl").write_text("\n".join([*lines[:5], "{broken", *lines[5:]]))
     result = call("calibrate", folder)
     assert result.exit_code == 2
-    assert "line 6 of the log is no JSON" in result.stderr
+    assert "line 6 of the log is not JSON" in result.stderr
 
 
 def test_an_unknown_model_can_be_set(synchronous: Path, tmp_path: Path) -> None:
