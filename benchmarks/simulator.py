@@ -43,7 +43,7 @@ from simulator.plan.schema import load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.trial import workers
 from simulator.run.draws import Draws
-from simulator.run.run_system import no_search_for_cycles, run_system
+from simulator.run.one_seed import no_search_for_cycles, run_system
 from simulator.run.system import System, Timing, Training
 
 PAPER: Final = "table_1_1.5b_asynchronous"

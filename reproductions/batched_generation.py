@@ -1,7 +1,7 @@
 """Strong scaling of batched generation, 1.5B on 8 to 128 GPUs (AReaL's article on v0.3, Figure 2).
 
-Not a training run: one batch of 512 x 16 answers of equal length is generated, and that is timed.
-The length is not printed. It is the one number that was fitted to the curve, and used nowhere else.
+Not a training run: the time to generate one batch of 512 x 16 responses of equal length. The length
+is not printed; it is the one number fitted to the curve, and is used nowhere else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BAR = 0.15
 TOKENS = Parameter(
     name="workload.answers.mean_tokens",
     value=10_200,
-    unit="tokens, all answers alike",
-    source="fitted to this curve; 9,277 is the mean answer of the 1.5B run",
+    unit="tokens, all responses equal",
+    source="fitted to this curve; 9,277 is the mean response of the 1.5B run",
     fitted=True,
 )
 SETTINGS = (
@@ -33,13 +33,14 @@ SETTINGS = (
 )
 OTHER_TOKENS = (8_192, 9_277, 12_288)
 WHY = (
-    "With few GPUs the cache is full and its reading takes most of a step. With 64 and 128 GPUs a "
-    "step is as long as the engine's CPU needs: more GPUs give nothing, as the article says.",
-    "With the lengths of a training run the longest answer, of 27,648 tokens, would hold up 128 "
-    "GPUs: at most 0.22 million tokens/s. So the figure must have answers of equal length, or "
+    "With few GPUs the cache is full, and reading it takes most of a step. With 64 and 128 GPUs a "
+    "step is as long as the engine's CPU time: more GPUs gain nothing, as the article says.",
+    "With the lengths of a training run, the longest response, of 27,648 tokens, would delay 128 "
+    "GPUs: at most 0.22 million tokens/s. So the figure must have responses of equal length, or "
     "short ones.",
-    "Ours is high in the middle of the curve and low at its end. The kernels' times are of SGLang "
-    "0.5, the curve is of 0.4.6; and a CPU time that grows with the batch would move both ends.",
+    "Ours is too high in the middle of the curve and too low at its end. The kernel times are "
+    "from SGLang 0.5, the curve from 0.4.6; a CPU time that grows with the batch would move both "
+    "ends.",
 )
 
 
@@ -82,11 +83,11 @@ def _other(tokens: int, printed: dict[str, float], arguments: Arguments) -> dict
         f"gap on {gpus}": f"{_run(int(gpus), tokens, arguments) / value - 1:+.1%}"
         for gpus, value in printed.items()
     }
-    return {"answer, tokens": tokens, **gaps}
+    return {"response, tokens": tokens, **gaps}
 
 
 def _run(gpus: int, tokens: float, arguments: Arguments) -> float:
-    # A node trains in no time at all. Lengths are equal, so every seed would give the same.
+    # Training takes almost no time. Lengths are equal, so all seeds give the same.
     arguments = replace(arguments, repeats=1)
     settings = (
         f"workload.answers.mean_tokens={tokens}",

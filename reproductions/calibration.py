@@ -1,12 +1,12 @@
-"""What the reproductions assume beyond the paper, and the one number that was fitted.
+"""Assumptions of the reproductions beyond the paper, and the one fitted number.
 
     engine CPU per decode step   <- synchronous row of Table 1, 1.5B
     correlation in a group       <- measured on that model (`reproductions.within_prompt`)
 
-Run this to repeat the fit and the measurement. A synchronous step waits for the longest answer,
-whose length is the cap whatever the correlation, so that the fit is of one number to one number.
-How many answers run at a time under the limit of 512 prompts, and so the asynchronous rate, depends
-on the correlation: a prompt holds its place until its last answer is done.
+Run this to repeat the fit and the measurement. A synchronous step waits for the longest response,
+whose length is the cap for any correlation, so that one number is fitted to one number. How many
+responses run at the same time under the limit of 512 prompts, and thus the asynchronous rate,
+depends on the correlation: a prompt occupies its slot until its last response is done.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ GROUP_CORRELATION = Parameter(
     value=0.743,
     unit="of ln(tokens) within a prompt",
     source=(
-        "within-prompt spread of ln(tokens) of R1-Distill-Qwen-1.5B, 0.347 (288 answers to 37 AIME "
-        "problems, lengths_within_prompt.csv), against 0.684 of all answers; 0.66 to 0.81 (95 %)"
+        "within-prompt spread of ln(tokens) of R1-Distill-Qwen-1.5B, 0.347 (288 responses to 37 "
+        "AIME problems, lengths_within_prompt.csv), against 0.684 of all responses; 0.66 to 0.81 "
+        "(95 %)"
     ),
     measured=True,
 )
@@ -58,18 +59,18 @@ LAYOUT_14B = Parameter(
     applies_to="14B",
 )
 CALIBRATED = (ENGINE_OVERHEAD, GROUP_CORRELATION)
-"""Those of every run of the paper's."""
+"""Parameters of all runs of the paper."""
 MODELS = ("1.5B", "7B", "14B", "32B")
 
 
 def parameters(model: str) -> tuple[Parameter, ...]:
-    """Those of one model of the paper."""
+    """Parameters of the runs of one model."""
     large = () if model == "1.5B" else (MEMORY,)
     return (*CALIBRATED, *large, *((LAYOUT_14B,) if model == "14B" else ()))
 
 
 def solve(value: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where a rising function meets `target`, by bisection to 1 in 200 of the range."""
+    """Where an increasing function reaches `target`, by bisection to 1/256 of the range."""
     for _ in range(8):
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < target else (low, middle)
@@ -77,7 +78,7 @@ def solve(value: Callable[[float], float], target: float, low: float, high: floa
 
 
 def fit(arguments: Arguments) -> Reproduction:
-    """Fit and measure again; the rows are what is stored beside what comes out."""
+    """Repeat the fit and the measurement, and compare them with the stored values."""
     printed = expected("table_1")["rows"]["1.5B"]
     brief = replace(arguments, repeats=min(2, arguments.repeats))
 
@@ -94,7 +95,7 @@ def fit(arguments: Arguments) -> Reproduction:
     )
     return Reproduction(
         name="calibration",
-        claim="The number that was fitted and the one that was measured, and what both are again.",
+        claim="The fitted and the measured number, compared with a repetition.",
         rows=[
             Row(
                 name=parameter.name,
@@ -109,7 +110,7 @@ def fit(arguments: Arguments) -> Reproduction:
         parameters=CALIBRATED,
         why=[
             "`paper` is the value in use here.",
-            f"Among the problems that were measured, which are all of one kind, the correlation is "
+            f"Among the measured problems, which are all of one kind, the correlation is "
             f"{correlation_among(measured()):.2f}; a run trains on easy and hard ones.",
         ],
     )

@@ -1,8 +1,8 @@
-"""Figure 4: throughput by number of GPUs, AReaL against generating and training in turn.
+"""Figure 4: throughput by number of GPUs, of AReaL and of generating and training in turn.
 
     1.5B on 32 to 256 GPUs, 7B on 64 to 512, 32B on 256 and 512; 16k and 32k tokens of context
 
-Nothing was fitted to it. The paper draws curves and prints no numbers, so that ours stand alone.
+Nothing was fitted to it. The paper draws curves and prints no numbers, so ours have no gap.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ QUICK = {"1.5B": (32, 256)}
 _FEW_TICKS = 5
 """Ratio of an axis's ends below which it has ticks between the powers of two."""
 WHY = (
-    "What AReaL is compared with generates on all GPUs, then trains on all of them, with AReaL's "
-    "own engine and trainer: what taking turns itself costs. The paper's other system is verl, "
+    "AReaL is compared with a system that generates on all GPUs, then trains on all of them, with "
+    "AReaL's engine and trainer: the cost of taking turns itself. The paper compares with verl, "
     "whose settings are not printed.",
-    "Twice the GPUs halve the work of each, but not the time of the longest answer: of a "
-    "synchronous step that is what remains. It is the context times the engine's CPU time per "
-    "decode step, whatever the number of GPUs.",
-    "On few GPUs AReaL is train-bound: a quarter of them trains, all of them in turn. No "
-    "asynchrony mends that, only another split. The paper keeps 75/25 throughout.",
-    "On many GPUs the 512 prompts that may run at a time leave each engine few answers, and a "
-    "decode step is never shorter than the engine's CPU needs: there AReaL's curve bends as well, "
-    "while the trainer waits.",
-    "Answers are those of the 1.5B row of Table 1, cut at the context less 1,024 tokens of prompt, "
-    "for all models: lengths are not printed.",
+    "Twice the GPUs halve the work of each, but not the time of the longest response, which "
+    "dominates a synchronous step: the context times the engine's CPU time per decode step, for "
+    "any number of GPUs.",
+    "On few GPUs AReaL is train-bound: a quarter of them trains, instead of all of them in turn. "
+    "Only another split fixes that, asynchrony does not. The paper keeps 75/25 throughout.",
+    "On many GPUs the limit of 512 running prompts leaves each engine few responses, and a decode "
+    "step is never shorter than the engine's CPU time: AReaL's curve flattens as well, while the "
+    "trainer waits.",
+    "Responses are those of the 1.5B row of Table 1, cut off at the context minus 1,024 tokens of "
+    "prompt, for all models: the paper prints no lengths.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Both systems on so many GPUs."""
+    """Both systems on one number of GPUs."""
 
     asynchronous: Replicated
     colocated: Replicated
 
     def tokens_per_s(self) -> tuple[float, float]:
-        """Of both, in the mean."""
+        """Mean throughput of both."""
         return self.asynchronous.tokens_per_s.mean, self.colocated.tokens_per_s.mean
 
 
@@ -60,7 +60,7 @@ Curves: TypeAlias = Mapping[tuple[str, str], Mapping[int, Point]]
 
 
 def reproduce(arguments: Arguments) -> Reproduction:
-    """Simulate all curves; `--quick` has the ends of those of 1.5B."""
+    """Simulate all curves; `--quick` only the ends of those of 1.5B."""
     curves = {
         (model, context): {gpus: _point(model, context, gpus, arguments) for gpus in counts}
         for model, context, counts in _wanted(arguments)
@@ -146,7 +146,7 @@ def growth(curve: Mapping[int, Point]) -> tuple[float, float]:
 
 
 def finding(model: str, context: str, curve: Mapping[int, Point]) -> str:
-    """What a curve says, from its ends."""
+    """Summary of a curve, from its ends."""
     first, last = min(curve), max(curve)
     times = {gpus: _speedup(point) for gpus, point in curve.items()}
     grown = [
@@ -164,7 +164,7 @@ def finding(model: str, context: str, curve: Mapping[int, Point]) -> str:
 
 
 def _busy(point: Point) -> float:
-    """Share of the time that AReaL's trainer trains."""
+    """Share of time in which AReaL's trainer trains."""
     return point.asynchronous.utilization("training").mean
 
 
@@ -174,7 +174,7 @@ def _speedup(point: Point) -> float:
 
 
 def title(curves: Curves) -> str:
-    """What all curves say together."""
+    """Summary of all curves."""
     growths = [growth(curve) for curve in curves.values()]
     ours, other = (sum(each) / len(growths) for each in zip(*growths, strict=True))
     return (
@@ -184,7 +184,7 @@ def title(curves: Curves) -> str:
 
 
 def draw(curves: Curves) -> Figure:
-    """A panel per model and context; above the points, how many times as fast AReaL is."""
+    """A panel per model and context; the numbers above points are AReaL's speed-up."""
     from matplotlib.lines import Line2D
 
     from areal_lab.plots.style import BLUE, new_figure

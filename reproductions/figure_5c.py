@@ -1,6 +1,6 @@
-"""Figure 5c: effective training throughput of the 1.5B run against eta, as multiples of eta 0.
+"""Figure 5c: effective training throughput of the 1.5B run by eta, relative to eta 0.
 
-Nothing was fitted to it but what Table 1 shares with it: eta 0.
+Nothing was fitted to it except eta 0, which Table 1 has as well.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from simulator.run.result import Replicated
 
 BAR = 0.10
 FITTED_ETA = "0"
-"""Synchronous: Table 1 has the same number, to which the engine's CPU time was fitted."""
+"""Synchronous: the engine's CPU time was fitted to this number, which Table 1 has as well."""
 WHY = (
-    "Up to eta 2 generation waits for versions; from there on the limit of 512 running prompts "
-    "binds first, and more eta changes nothing here. The paper prints the same number for eta 2 "
-    "and 4.",
-    "Beyond eta 4 the paper's throughput rises by another 11 %, to that of training alone (191.5 s "
-    "a step; our cost model, calibrated on Figure 6a only, has 193 s with the export of weights). "
-    "Ours stays where generation limits it. Either its limit of prompts was higher, or lengths "
-    "changed from run to run: scores fall with eta, and answers with them may have become shorter.",
-    "Where generation limits depends on how alike the answers to a prompt are: a prompt holds its "
-    "place until its last answer is done. With a correlation of 0.8, which is inside the interval "
-    "of its measurement (0.66 to 0.81), eta 4 and all above give 2.8 times, and all six are within "
+    "Up to eta 2, generation waits for versions; above, the limit of 512 running prompts binds "
+    "first, and a larger eta changes nothing here. The paper prints the same number for eta 2 and "
+    "4.",
+    "Beyond eta 4 the paper's throughput rises by another 11 %, to that of training alone (191.5 "
+    "s per step; our cost model, calibrated on Figure 6a only, has 193 s with the export of "
+    "weights). Ours stays limited by generation. Either the paper's limit of prompts was higher, "
+    "or lengths differed between runs: scores decrease with eta, and responses may have become "
+    "shorter as well.",
+    "Where generation becomes the limit depends on the correlation of lengths within a prompt: a "
+    "prompt occupies its slot until its last response is done. With a correlation of 0.8, inside "
+    "the measured interval (0.66 to 0.81), eta 4 and above give 2.8 times, and all six are within "
     "10 %.",
 )
 
@@ -51,7 +52,7 @@ def _run(eta: str, arguments: Arguments) -> Replicated:
         if eta == "0"
         else length(arguments, steps=20, warmup=8, quick=(6, 3))
     )
-    # Synchronous training waits at every step: few steps say as much.
+    # Synchronous steps are independent: few steps suffice.
     setting = f"eta={'.inf' if eta == 'inf' else eta}"
     return run("figure_5c", parameters("1.5B"), setting, *sizes, arguments=arguments)
 

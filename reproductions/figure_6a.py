@@ -1,8 +1,7 @@
-"""Figure 6a: training with dynamic micro-batches against 32 of equal numbers of sequences.
+"""Figure 6a: training with dynamic micro-batches, and with 32 of equal numbers of sequences.
 
-TFLOP/s as AReaL's trainer counts them, over the training pass. The trainer's cost model has one
-factor that was fitted to the dynamic bars (`simulator.costs.trainer_speeds`); the gains are
-predictions.
+TFLOP/s as AReaL's trainer counts them, over the training pass. One factor of the trainer's cost
+model was fitted to the dynamic bars (`simulator.costs.trainer_speeds`); the gains are predictions.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from simulator.assembly.simulate import build
 from simulator.catalogue.models import find_model
 from simulator.costs.trainer_speeds import areal_counted_flops
 from simulator.costs.training_memory import training_memory
-from simulator.run.draws import LENGTHS, stream
 from simulator.stats.statistics import Estimate, estimate
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 GAIN, SPEED = 0.05, 0.10
 FACTOR = Parameter(
@@ -42,20 +41,21 @@ OTHERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
 }
 """Other assumptions: settings, and whether the batch is shuffled before it is cut."""
 WHY = (
-    "With 32 micro-batches of as many sequences, some hold several times the tokens of others: the "
-    "pipeline runs at the pace of the longest, and data-parallel ranks wait for the slowest. Both "
-    "grow with the number of stages, which is 2, 4 and 8 here: so does our gain, while the "
-    "paper's is largest for 7B.",
+    "With 32 micro-batches of equal numbers of sequences, some have several times the tokens of "
+    "others: the pipeline runs at the pace of the longest, and data-parallel ranks wait for the "
+    "slowest. Both effects grow with the number of stages, here 2, 4 and 8, and so does our gain, "
+    "while the paper's is largest for 7B.",
     "The batch of the figure is not printed. With the 128 prompts of a released recipe 7B is "
-    "about where the paper has it; 1B and 32B are farther off.",
-    "Answers to a prompt are neighbors in a batch and alike, so that one micro-batch gets all the "
-    "long ones. Shuffled before they are cut, 1B and 32B are within 2 points of the paper, and 7B "
-    "is farther off. No assumption tried here gives the paper's order.",
+    "close to the paper; 1B and 32B are farther off.",
+    "Responses to a prompt are adjacent in a batch and have similar lengths, so one micro-batch "
+    "gets all the long ones. If sequences are shuffled before the batch is cut, 1B and 32B are "
+    "within 2 points of the paper, and 7B is farther off. No assumption tried here reproduces the "
+    "paper's order.",
 )
 
 
 def reproduce(arguments: Arguments) -> Reproduction:
-    """Cost the same batches both ways."""
+    """Compute the cost of the same batches for both."""
     printed: dict[str, dict[str, float]] = expected("figure_6a")["tflops"]
     rows: list[Row] = []
     gains: list[list[float]] = []
@@ -95,7 +95,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
 
 
 def _memory(models: list[str], arguments: Arguments) -> str:
-    """Whether the standard micro-batches of the batch assumed here would fit at all."""
+    """Memory of the standard micro-batches of the assumed batch."""
     said, tokens = [], 0.0
     for model in models:
         config = configured(f"figure_6a_{model.lower()}", [GROUP_CORRELATION], arguments=arguments)
@@ -141,7 +141,7 @@ def _gain(name: str, paper: float, ours: Estimate) -> Row:
 def _speeds(
     model: str, kind: str, arguments: Arguments, *settings: str, shuffled: bool = False
 ) -> list[float]:
-    """TFLOP/s of the training pass, a batch per seed; the proximal pass is not in the figure."""
+    """TFLOP/s of the training pass, one batch per seed; the figure excludes the proximal pass."""
     setting = f"trainer.dynamic_batching={str(kind == 'dynamic').lower()}"
     preset = f"figure_6a_{model.lower()}"
     config = configured(preset, [GROUP_CORRELATION], setting, *settings, arguments=arguments)

@@ -27,28 +27,29 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "4 nodes generate, 4 more train, eta 4": ("gpus=64", "rollout_gpus=32", "eta=4"),
     f"new weights every {RARELY_S:,} s": (f"trainer.step_s={RARELY_S}",),
 }
-"""What the figure does not print, otherwise; means of other contexts as in Figure 4 and Table 7."""
+"""Other assumptions for what the figure does not print; lengths as in Figure 4 and Table 7."""
 WHY = (
     "Without interruption every engine drains before it loads new weights, and no prompt starts "
-    "meanwhile: the released code updates all servers at one point of time "
-    "(realhf/system/gserver_manager.py, 2025-05). A drain lasts as long as the longest answer, "
-    "27,648 tokens at most, with ever fewer beside it: some 400 s, for its last steps are the "
-    "engine's CPU time. What that costs is its share of the time between two versions.",
-    "One node trains a batch of Table 1 in some 750 s (1.5B) and 2,300 s (7B). So a drain costs "
-    "1.5B more than 7B, by a factor of three; in the paper 7B gains more. A gain of 12 % needs "
+    "meanwhile: the released code updates all servers at the same time "
+    "(realhf/system/gserver_manager.py, 2025-05). A drain lasts as long as the longest response, "
+    "at most 27,648 tokens, with ever fewer sequences running: about 400 s, because its last "
+    "steps take the engine's CPU time. Its cost is its share of the time between two versions.",
+    "One node trains a batch of Table 1 in about 750 s (1.5B) and 2,300 s (7B). So a drain costs "
+    "1.5B more than 7B, by a factor of three; in the paper 7B gains more. A gain of 12 % requires "
     "drains of a tenth of the time between versions.",
-    "Drains would be shorter with shorter answers: with 8k tokens of context 1.5B gains less than "
-    "half as much. Or with answers cut into chunks (new_tokens_per_chunk of the release, for "
-    "servers that cannot be interrupted; none by default). Or the weights of 1.5B came as rarely "
-    "as those of 7B. The figure prints neither context nor trainer nor how long it measured.",
-    "Of the four rates those of 7B are nearest. For 1.5B the paper's interruptible engines were "
-    "25 to 40 % slower than in the project's own batched-generation curve on as many GPUs, 24 or "
-    "32.",
+    "Drains would be shorter with shorter responses: with 8k tokens of context 1.5B gains less "
+    "than half as much. Or responses were cut into chunks (new_tokens_per_chunk of the release, "
+    "for servers that cannot be interrupted; none by default). Or the weights of 1.5B were "
+    "updated as rarely as those of 7B. The figure states neither context nor trainer nor "
+    "duration.",
+    "Of the four rates, those of 7B are closest. For 1.5B the paper's interruptible engines were "
+    "25 to 40 % slower than in the project's own batched-generation curve on similar numbers of "
+    "GPUs, 24 or 32.",
 )
 
 
 def reproduce(arguments: Arguments) -> Reproduction:
-    """Simulate both models both ways."""
+    """Simulate both models with and without interruption."""
     printed = expected("figure_6b")
     rows: list[Row] = []
     for model, bars in printed["tokens_per_s"].items():
@@ -93,7 +94,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
 def _under_other(
     name: str, settings: tuple[str, ...], models: list[str], arguments: Arguments
 ) -> dict[str, str]:
-    """Both gains, and what is generated with interruption, under other assumptions."""
+    """Gains and rates of both models under another assumption."""
     said = {"instead": name}
     for model in models:
         runs = [

@@ -1,4 +1,4 @@
-"""What every reproduction shares: the paper's numbers, simulated runs, and a command line.
+"""Shared parts of all reproductions: the paper's numbers, simulated runs, and a command line.
 
 reproduce(arguments) --> Reproduction --main--> table, JSON or picture
                                       --python -m reproductions--> a section of README.md
@@ -25,7 +25,7 @@ SEEDS, QUICK_SEEDS = 3, 2
 
 
 def expected(name: str) -> dict[str, Any]:
-    """The paper's numbers of a reproduction."""
+    """The paper's numbers for a reproduction."""
     with (EXPECTED / f"{name}.json").open(encoding="utf-8") as file:
         record: dict[str, Any] = json.load(file)
     return record
@@ -34,7 +34,7 @@ def expected(name: str) -> dict[str, Any]:
 def configured(
     preset: str, parameters: Iterable[Parameter], *settings: str, arguments: Arguments
 ) -> SimulationConfig:
-    """A preset with the parameters of the reproduction, and as many seeds as were asked for."""
+    """A preset with the parameters of the reproduction and the requested number of seeds."""
     overrides = [parameter.override for parameter in parameters]
     return load_simulation(preset, [*overrides, *settings, f"seeds={arguments.repeats}"])
 
@@ -42,7 +42,7 @@ def configured(
 def run(
     preset: str, parameters: Iterable[Parameter], *settings: str, arguments: Arguments
 ) -> Replicated:
-    """Simulate it with all seeds."""
+    """Simulate a configured preset with all seeds."""
     return replicate(configured(preset, parameters, *settings, arguments=arguments))
 
 
@@ -89,7 +89,7 @@ def throughput_rows(
 
 
 def length(arguments: Arguments, *, steps: int, warmup: int, quick: tuple[int, int]) -> list[str]:
-    """Settings of the simulated steps and those left out; fewer with `--quick`."""
+    """Settings of simulated and warm-up steps; fewer with `--quick`."""
     steps, warmup = quick if arguments.quick else (steps, warmup)
     return [f"workload.steps={steps}", f"workload.warmup_steps={warmup}"]
 
@@ -99,7 +99,7 @@ def main(
     description: str | None,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Command line of a reproduction; `--plot FILE` beside what `benchmarks.harness` takes."""
+    """Command line of a reproduction: `--plot FILE`, and the options of `benchmarks.harness`."""
     words = list(sys.argv[1:] if argv is None else argv)
     plot = _take_option(words, "--plot")
     text = f"{description or ''}\n--plot FILE draws a picture; --repeats N is the number of seeds."
@@ -115,7 +115,7 @@ def main(
 
 
 def _take_option(words: list[str], name: str) -> str | None:
-    """Remove `name VALUE` from the words; its value."""
+    """Remove `name VALUE` from the words and return the value."""
     if name not in words:
         return None
     at = words.index(name)

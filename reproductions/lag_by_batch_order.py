@@ -1,16 +1,16 @@
-"""How old what is trained on may be: lag by batch order. A result that the paper does not print.
+"""Lag of trained data by batch order. The paper does not print this result.
 
-Eq. 3 bounds how many trajectories are started, floor((N - 1) / B) <= version + eta, not the age of
-one. How old each is when its turn comes depends on which finished groups make a batch:
+Eq. 3 bounds the number of started trajectories, floor((N - 1) / B) <= version + eta, not the age of
+each. How old each is when it is trained on depends on which finished groups make a batch:
 
-    oldest_finished_first         the released system's: whatever still runs is overtaken
-    bounded_lag                   waits for what would exceed the bound otherwise
-    bounded_lag, dropping         gives it up instead
+    oldest_finished_first         as in the released system: overtakes groups that still run
+    bounded_lag                   waits for groups that would exceed the bound otherwise
+    bounded_lag, dropping         drops them instead
     strict_start_order            in the order of starting: waits for every straggler
 
-The system is the one of Table 1 (1.5B, 96 + 32 GPUs) with an eighth of its batch, 64 x 16 answers,
-so that the longest answer lasts several training steps; no limit on running prompts but eq. 3 and
-what the engines hold.
+The system is that of Table 1 (1.5B, 96 + 32 GPUs) with an eighth of its batch, 64 x 16 responses,
+so that the longest response lasts several training steps; running prompts are only limited by eq. 3
+and the engines.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
 FIRST = next(iter(ORDERS))
 SYSTEM = ("workload.prompts_per_batch=64", "schedule.max_concurrent_prompts=0")
 WHY = (
-    "A batch is full as soon as so many groups are done, whichever they are. Who takes the oldest "
-    "of those that are done overtakes all that still run: these are the long ones, and they get "
-    "older with every batch. The largest lag is the longest answer's time over a step's.",
-    "The bound can be kept in two ways. Waiting costs time: the trainer stands still for "
-    "stragglers, and everything else in the batch has become as old as they are. Dropping costs "
-    "what was generated of them, and what is trained on gets shorter than what was asked for.",
-    "Strict order waits although nobody would have been too old yet; where eq. 3 is what limits, "
-    "as here, that is no more than the bound itself asks for.",
-    "With the batch of Table 1 a step lasts half as long as the longest answer, and the released "
-    "limit of one batch of running prompts keeps lags near 1 or 2 whatever eta is "
-    "(`areal-lab simulate --preset table_1_1.5b_asynchronous`). Where training is the bottleneck, "
+    "A batch is complete as soon as enough groups are finished, no matter which ones. Taking the "
+    "oldest finished groups overtakes all groups that still run: these are the long ones, and "
+    "they get older with every batch. The largest lag is the time of the longest response divided "
+    "by that of a step.",
+    "There are two ways to keep the bound. Waiting costs time: the trainer is idle until "
+    "stragglers end, and the rest of the batch has become as old as they are. Dropping costs the "
+    "tokens generated for them, and the trained responses become shorter than the sampled ones.",
+    "Strict order waits even if no group is too old yet; where eq. 3 is the limit, as here, this "
+    "is no more than the bound itself requires.",
+    "With the batch of Table 1 a step lasts half as long as the longest response, and the "
+    "released limit of one batch of running prompts keeps lags near 1 or 2 for any eta "
+    "(`areal-lab simulate --preset table_1_1.5b_asynchronous`). If training is the bottleneck, "
     "the buffer is full and every sample has lag eta in any order.",
 )
 
@@ -60,7 +61,7 @@ Runs: TypeAlias = Mapping[tuple[str, int], Replicated]
 
 
 def reproduce(arguments: Arguments) -> Reproduction:
-    """Simulate every order at every eta; `--quick` has one eta."""
+    """Simulate every order at every eta; `--quick` only one eta."""
     etas = (DRAWN_ETA,) if arguments.quick else ETAS
     runs = {
         (order, eta): _run(settings, eta, arguments)
@@ -70,8 +71,8 @@ def reproduce(arguments: Arguments) -> Reproduction:
     return Reproduction(
         name="lag_by_batch_order",
         claim=(
-            "Eq. 3 bounds the number of trajectories that are started, not the age of one: what "
-            "the lag is depends on the batch order. Not in the paper."
+            "Eq. 3 bounds the number of started trajectories, not the age of each: the lag depends "
+            "on the batch order. Not in the paper."
         ),
         rows=[row for (order, eta) in runs for row in _rows(order, eta, runs)],
         parameters=CALIBRATED,
@@ -99,7 +100,7 @@ def shares(runs: Replicated, kind: str) -> dict[int, float]:
 
 
 def beyond(distribution: Mapping[int, float], eta: int) -> float:
-    """Share of what is older than eta."""
+    """Share of lags above eta."""
     return sum(share for lag, share in distribution.items() if lag > eta)
 
 
@@ -108,7 +109,7 @@ def _largest(runs: Replicated) -> int:
 
 
 def _waiting(runs: Replicated) -> float:
-    """Share of a step that the trainer waits."""
+    """Share of a step in which the trainer waits."""
     return runs.estimate(lambda result: result.mean("wait_s") / result.step_s).mean
 
 
@@ -153,7 +154,7 @@ def _mean(lags: Mapping[int, int]) -> float:
 
 
 def _distribution(order: str, eta: int, runs: Runs) -> dict[str, str]:
-    """What a reader of the table may want to see beside the rows."""
+    """Details for the table of other assumptions."""
     own = runs[order, eta]
     dropped = sum(result.counts.dropped for result in own.results)
     trained = sum(result.counts.trained for result in own.results)
@@ -172,7 +173,7 @@ def _in_words(distribution: Mapping[int, float]) -> str:
 
 
 def finding(order: str, runs: Runs) -> str:
-    """How old samples get in this order, and what it costs."""
+    """Lags in this order, and their cost."""
     eta = DRAWN_ETA
     own = runs[order, eta]
     late, largest = beyond(shares(own, "head"), eta), _largest(own)
@@ -200,7 +201,7 @@ def title(runs: Runs) -> str:
 
 
 def draw(runs: Runs) -> Figure:
-    """Lags by order, what is older than eta in red; beside them, throughput."""
+    """Lags by order, with lags above eta in red, and throughput."""
     from areal_lab.plots.style import new_figure
 
     figure = new_figure(10, 1.2 + 1.25 * len(ORDERS))

@@ -1,15 +1,15 @@
-"""Record a synchronous and an asynchronous run of `areal-lab train` to calibrate on and to predict.
+"""Record a synchronous and an asynchronous run of `areal-lab train`, to calibrate and to predict.
 
-    the same model, prompts, answer lengths, limits and threads; only the schedule differs
+    the same model, prompts, response lengths, limits and threads; only the schedule differs
 
     python -m reproductions.record_pair                         both, into reproductions/recorded
     python -m reproductions.record_pair synchronous --into DIR  one of them, elsewhere
 
-Two minutes each on two cores, which nothing else should use. One thread for the engine and one for
-the trainer in both schedules, so that what a step costs is the same in both but for what the two
-processes take from each other: memory bandwidth, and cores if other processes run. Of each run
-there remain events.jsonl.gz, config.yaml, and recording.json: command, commit, date, machine, and
-the share of the cores' time that other processes took meanwhile.
+Each run takes two minutes on two cores, which nothing else should use. Engine and trainer have one
+thread each in both schedules, so that a step costs the same in both, except for resources that both
+processes share: memory bandwidth, and cores if other processes run. Each run leaves
+events.jsonl.gz, config.yaml, and recording.json: command, commit, date, machine, and the share of
+the cores' time that other processes took meanwhile.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from areal_lab.host.cpu import processor_name
 from simulator.calibrate.fit_run import LEAST_STEPS
 
 SIGMA = 0.684
-"""Of the log of answer lengths: DeepSeek-R1, short prompts and long answers (ServeGen traces)."""
+"""Spread of ln(tokens): DeepSeek-R1, short prompts and long responses (ServeGen traces)."""
 MEAN_TOKENS, CAP_TOKENS = 14, 42
-"""A six-hundredth of the paper's, so that a run takes a minute."""
+"""1/600 of the paper's, so that a run takes a minute."""
 ETA = 2
 KINDS = ("synchronous", "asynchronous")
 RECORDED = Path(__file__).parent / "recorded"
@@ -49,14 +49,14 @@ MODEL, STEPS = "SmolLM2-135M-Instruct", 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What both runs do."""
+    """Settings of both runs."""
 
     model: str = MODEL
     steps: int = STEPS
 
 
 def answer_tokens(group: int, sample: int) -> int:
-    """Length of one answer, the same in both runs."""
+    """Length of one response, the same in both runs."""
     draw = random.Random(f"{group}/{sample}")
     # exp(mu + sigma^2 / 2) is the mean before the cap, which takes some 2 % off.
     mu = math.log(1.02 * MEAN_TOKENS) - SIGMA**2 / 2
@@ -64,29 +64,29 @@ def answer_tokens(group: int, sample: int) -> int:
 
 
 def digits_share(completion: str, example: Mapping[str, Any]) -> float:
-    """A reward in which samples of a group differ, so that all of them are trained on."""
+    """A reward that differs between the samples of a group, so that all are trained on."""
     del example
     return sum(map(str.isdigit, completion)) / max(1, len(completion)) + len(completion) / 1e4
 
 
 def record_pair(pair: Pair, into: Path, *, kinds: Sequence[str] = KINDS, command: str = "") -> None:
-    """Run both schedules, and keep of each what a calibration reads; what was there is replaced.
+    """Run both schedules, and keep the files that a calibration reads; replaces existing ones.
 
     Args:
         pair: what to run.
-        into: gets a folder for each schedule.
-        kinds: which of the schedules.
-        command: for the record, how this was called.
+        into: folder for one folder per schedule.
+        kinds: schedules to run.
+        command: command line, for the record.
     """
     with tempfile.TemporaryDirectory(prefix="recorded-pair-") as runs:
         for kind in kinds:
-            begun_s, before = time.time(), _processor_seconds()
+            start_s, before = time.time(), _processor_seconds()
             folder = _run(pair, kind, Path(runs))
             everything_s, own_s = (
                 after - was for after, was in zip(_processor_seconds(), before, strict=True)
             )
             share = max(0.0, everything_s - own_s) / (
-                (os.cpu_count() or 1) * (time.time() - begun_s)
+                (os.cpu_count() or 1) * (time.time() - start_s)
             )
             _keep(folder, into / kind, others=share, command=command)
 
@@ -138,7 +138,7 @@ def _run(pair: Pair, kind: str, runs: Path) -> Path:
 
 
 def _keep(run: Path, into: Path, *, others: float, command: str) -> None:
-    """The log, compressed, the settings without paths of this machine, and the circumstances.
+    """Keep the compressed log, the settings without paths of this machine, and the circumstances.
 
     `others` is the share of all cores' time that other processes took meanwhile.
     """
@@ -162,7 +162,7 @@ def _keep(run: Path, into: Path, *, others: float, command: str) -> None:
 
 
 def _processor_seconds() -> tuple[float, float]:
-    """Of all cores, and of this process with its children that have ended."""
+    """CPU seconds of all cores, and of this process with its ended children."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _idle, _waiting, *rest = map(int, file.readline().split()[1:])
     everything = (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
@@ -174,12 +174,12 @@ def _processor_seconds() -> tuple[float, float]:
 
 
 def _commit() -> str:
-    """Of the source that ran, with a + if it was changed since; empty outside a git repository."""
+    """Commit of the source, with a + if it was changed since; empty outside a git repository."""
     git = shutil.which("git")
     if git is None:
         return ""
     here = [git, "-C", str(Path(__file__).parent)]
-    # Recordings themselves are no change of the source.
+    # Recordings do not count as changes of the source.
     changed = [*here, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py"]
     found = [
         subprocess.run(words, capture_output=True, text=True, check=False)
@@ -207,7 +207,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     if chosen.steps <= LEAST_STEPS:
         parser.error(
             f"--steps is {chosen.steps}, but must be at least {LEAST_STEPS + 1}: a calibration "
-            f"needs {LEAST_STEPS}, and for the intervals each is left out in turn"
+            f"needs {LEAST_STEPS}, and the intervals exclude each step in turn"
         )
     record_pair(
         Pair(model=chosen.model, steps=chosen.steps),

@@ -1,8 +1,7 @@
-"""A real run, predicted: the simulator is calibrated on a synchronous run of `areal-lab train` with
-the embedded engine, and predicts the asynchronous one. `paper` is what was measured here.
-
-The pair of logs in reproductions/recorded is read, which gives the same numbers on any machine;
-`python -m reproductions.record_pair` records a new one. --quick leaves the intervals out.
+"""Predict a real run: the simulator is calibrated on a synchronous run of `areal-lab train` with
+the embedded engine, and predicts the asynchronous one. The column `paper` is our measurement.  It
+reads the pair of logs in reproductions/recorded, which gives the same numbers on any machine;
+`python -m reproductions.record_pair` records a new pair. --quick skips the intervals.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from simulator.workload.recorded_run import TrainingPoint, training_points
 STEP_BAR, IDLE_BAR = 0.15, 0.10
 IDLE = ("trainer idle", f"{ENGINES} idle")
 WHY = (
-    "Fitted to the synchronous run alone, its first step left out, a quarter of the others held "
-    "out: decode steps (three coefficients and a knee), prefills, training "
-    "steps, export and load of weights, judging. Lengths are the recorded ones, which were given "
-    "to both runs; the simulator is told the asynchronous run's schedule and nothing else of it.",
-    "The interval is of the fit: one training step more is left out, each in turn (jackknife). It "
-    "does not hold what scatters from run to run.",
-    "Engine and trainer have a thread each in both runs, and share the memory's bandwidth only "
-    "when they work at the same time: in the asynchronous run. The table of other assumptions has "
-    "how much longer things took there than fitted. Nothing of it is in the prediction, which it "
-    "makes too short; prefills, which here are passes of few tokens in the fit and of many after "
-    "an interruption, make it too long.",
-    "A pass of the embedded engine reads prompts and draws a token; the simulator counts it as a "
-    "prefill and a decode step.",
+    "Fitted to the synchronous run only, without its first step, and with a quarter of the others "
+    "held out: decode steps (three coefficients and a knee), prefills, training steps, export and "
+    "load of weights, scoring. Lengths are the recorded ones, which both runs were given; of the "
+    "asynchronous run, the simulator only knows the schedule.",
+    "The interval is that of the fit: each training step is excluded in turn (jackknife). It does "
+    "not include the variation from run to run.",
+    "Engine and trainer have one thread each in both runs, and share the memory bandwidth only "
+    "when they work at the same time: in the asynchronous run. The table of other assumptions "
+    "shows by which factor times were longer there than fitted. The prediction does not include "
+    "this, which makes it too short; prefills, which have few tokens per pass in the fit and many "
+    "after an interruption, make it too long.",
+    "A pass of the embedded engine prefills prompts and samples a token; the simulator counts it "
+    "as a prefill and a decode step.",
 )
 
 
@@ -63,7 +62,7 @@ def reproduce(arguments: Arguments, folder: Path = RECORDED) -> Reproduction:
         claim=(
             f"Calibrated on a synchronous run, the simulator predicts the asynchronous one (eta "
             f"{ETA}): its step time within {STEP_BAR:.0%}, its idle shares within "
-            f"{100 * IDLE_BAR:.0f} points. `paper` is what was measured; not in the paper."
+            f"{100 * IDLE_BAR:.0f} points. `paper` is our measurement; not in the paper."
         ),
         rows=[*_rows(own, (), fitted=True), *_rows(predicted, others, fitted=False)],
         parameters=_parameters(found),
@@ -99,7 +98,7 @@ def _rows(found: Replay, others: Sequence[Replay], *, fitted: bool) -> list[Row]
 def _jackknife(value: float, without_one: Sequence[float]) -> Estimate:
     """Interval of a number from its values with one observation left out (Tukey 1958).
 
-    Without such values, the number alone.
+    Without such values, the interval is the number itself.
     """
     count = len(without_one)
     if count < 2:
@@ -111,7 +110,7 @@ def _jackknife(value: float, without_one: Sequence[float]) -> Estimate:
 
 
 def _without(folder: Path, step: int, unknown: RecordedRun) -> Replay:
-    """The prediction of a fit that has not seen one training step more."""
+    """The prediction of a fit without one more training step."""
     found = calibrate_from(folder / "synchronous", without={*FIRST, step})
     return replay(configuration(found), unknown)
 
@@ -122,7 +121,7 @@ def _fitted_steps(run: RecordedRun) -> list[int]:
 
 
 def _contention(costs: SimulationConfig, run: RecordedRun) -> list[dict[str, str]]:
-    """How much longer things took beside the other process than alone, and what that would do."""
+    """Factors by which times were longer with the other process running than alone."""
     decode, prefill, trainer = measured_decode(costs), measured_prefill(costs), costs.trainer
     assert decode is not None
     assert prefill is not None
@@ -167,7 +166,7 @@ def _parameters(found: Calibration) -> list[Parameter]:
             name=name,
             value=float(f"{value:.4g}"),
             unit=units.get(name.rpartition("_")[2], "s"),
-            source=f"{part.name}, {part.held_out_error:.1%} error on steps held out; {part.note}",
+            source=f"{part.name}, {part.held_out_error:.1%} error on held-out steps; {part.note}",
             fitted=True,
         )
         for part in found.parts
@@ -197,8 +196,8 @@ def _circumstances(folder: Path) -> str:
     )
     return (
         f"Recorded {last['date']} on {last['cores']} cores, {last['cpu']}, with "
-        f"`{last['command']}` at commit {last['commit']}. What other processes took of the cores' "
-        f"time: {others}."
+        f"`{last['command']}` at commit {last['commit']}. Share of the cores' time taken "
+        f"by other processes: {others}."
     )
 
 

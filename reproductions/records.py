@@ -1,6 +1,6 @@
 """The records of a reproduction: its parameters, rows with their gaps, and the JSON of it.
 
-A gap is `ours / paper - 1`; for a gain, which is a percentage itself, it is the difference.
+A gap is `ours / paper - 1`; for a gain, which is itself a percentage, it is the difference.
 """
 
 from __future__ import annotations
@@ -21,65 +21,65 @@ class Parameter:
     """A setting of the simulator that the paper does not print, or that was fitted."""
 
     name: str
-    """As an override names it: `rollout.engine_overhead_s`."""
+    """Name of the setting: `rollout.engine_overhead_s`."""
     value: float | str
     unit: str
     source: str
     fitted: bool = False
     measured: bool = False
-    """By somebody else, on something else than the paper's runs."""
+    """Measured by others, not in the paper's runs."""
     applies_to: str = "all"
 
     @property
     def override(self) -> str:
-        """For `load_simulation`."""
+        """The override for `load_simulation`."""
         return f"{self.name}={self.value}"
 
     @property
     def how(self) -> str:
-        """Where its value comes from, in a word."""
+        """Origin of its value, in one word."""
         return "fitted" if self.fitted else "measured" if self.measured else "assumed"
 
     def to_json(self) -> dict[str, Any]:
-        """As the output contract has it."""
+        """The JSON object of the output."""
         names = ("name", "value", "unit", "source", "fitted", "measured", "applies_to")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A number of ours, beside the published one if there is one."""
+    """A number of ours, with the published one if there is one."""
 
     name: str
     paper: float | None
-    """None where the paper prints nothing."""
+    """None if the paper does not print it."""
     ours: Estimate
     unit: str
     bar: float | None = None
-    """Largest gap that was aimed at; None has no aim."""
+    """Largest gap to aim at; None for no aim."""
     fitted: bool = False
-    """Something was fitted to this number."""
+    """Whether something was fitted to this number."""
     points: bool = False
-    """The gap is a difference, as the numbers are percentages (as fractions)."""
+    """Whether the gap is a difference, because the numbers are percentages (as fractions)."""
 
     @property
     def gap(self) -> float | None:
-        """0.1 is 10 percent, or 10 points; None without a published number."""
+        """The gap: 0.1 is 10 percent, or 10 points; None without a published number."""
         return self._gap(self.ours.mean)
 
     @property
     def gap_interval(self) -> tuple[float, float] | None:
-        """The interval of ours, as gaps."""
+        """Our interval, as gaps."""
         low, high = self._gap(self.ours.low), self._gap(self.ours.high)
         return None if low is None or high is None else (low, high)
 
     @property
     def within(self) -> bool | None:
-        """Whether the gap is as small as was aimed at."""
+        """Whether the gap is within the aim."""
         return None if self.bar is None or self.gap is None else abs(self.gap) <= self.bar
 
     def to_json(self) -> dict[str, Any]:
-        """As the output contract has it."""
+        """The JSON object of the output."""
         return {
             "name": self.name,
             "paper": self.paper,
@@ -94,7 +94,7 @@ class Row:
         }
 
     def cells(self) -> dict[str, str]:
-        """For a table."""
+        """Cells of a table."""
         aim = "" if self.bar is None else f"{self.bar:.0%}" + (" pts" if self.points else "")
         verdict = {None: "", True: "met", False: "MISSED"}[self.within]
         gap = self.gap
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def _has_interval(self) -> bool:
-        """A single seed has none."""
+        """Whether there is more than one seed."""
         return math.isfinite(self.ours.half_width)
 
     @property
@@ -141,19 +141,19 @@ class Reproduction:
     rows: Sequence[Row]
     parameters: Sequence[Parameter]
     why: Sequence[str]
-    """What was assumed, and the best explanation of each gap."""
+    """Assumptions, and the best explanation of each gap."""
     findings: Sequence[str] = ()
-    """What the numbers say, in sentences made from them."""
+    """Findings, in sentences generated from the numbers."""
     sensitivity: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """The same numbers under other assumptions; flat records."""
     figure: Callable[[], Figure] | None = None
-    """Draws what a picture of the gaps would not show; None draws the gaps."""
+    """Draws the picture; None draws the gaps."""
     title: str = ""
-    """Of that figure."""
+    """Title of that figure."""
 
 
 def to_json(result: Reproduction) -> dict[str, Any]:
-    """What the output contract asks for; `report` adds machine, command and date."""
+    """The JSON object of the output; `report` adds machine, command and date."""
     return {
         "name": result.name,
         "claim": result.claim,

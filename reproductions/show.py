@@ -1,4 +1,4 @@
-"""How a reproduction is shown: a table for a person, a section of README.md, a picture."""
+"""Show a reproduction: as a table, a section of README.md, or a picture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def to_text(result: Reproduction, arguments: Arguments) -> str:
-    """For a person: the table, gaps as bars, parameters and reasons."""
+    """Text with the table, gaps as bars, parameters and explanations."""
     here = machine(arguments)
     parts = [result.claim]
     if arguments.quick:
-        parts.append("--quick: fewer steps and seeds; shows that it runs, do not quote it.")
+        parts.append("--quick: fewer steps and seeds; a check that it runs, not a result to quote.")
     parts.append(table([row.cells() for row in result.rows]))
     if any(row.gap is not None for row in result.rows):
         parts.append(_bars(result.rows))
@@ -38,7 +38,7 @@ def to_text(result: Reproduction, arguments: Arguments) -> str:
 
 
 def to_markdown(result: Reproduction) -> str:
-    """A section of the README: claim, paper, ours, gap, why."""
+    """A section of the README: claim, paper, ours, gap, explanation."""
     lines = [f"## {result.name}", "", result.claim, ""]
     if result.findings:
         lines += [*(f"- {finding}" for finding in result.findings), ""]
@@ -64,7 +64,7 @@ def to_markdown(result: Reproduction) -> str:
 
 
 def draw(result: Reproduction, path: Path) -> None:
-    """Its own figure, or the gap of every row: hollow where fitted, grey lines at the aim."""
+    """Draw its own figure, or the gap of every row: hollow if fitted, grey lines at the aim."""
     from areal_lab.plots.style import save_picture
 
     if result.figure is not None:
@@ -99,7 +99,7 @@ def _draw_gaps(rows: Sequence[Row]) -> Figure:
 
 
 def _bars(rows: Sequence[Row]) -> str:
-    """One line a row: the gap to the left or right of zero."""
+    """One line per row, with the gap to the left or right of zero."""
     gaps = {row.name: row.gap for row in rows if row.gap is not None}
     width = max(map(len, gaps))
     scale = 20 / max(0.1, *map(abs, gaps.values()))

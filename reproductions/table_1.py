@@ -16,7 +16,7 @@ from reproductions.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 RATIO_1_5B, RATIO_PREDICTED, STEP = 0.03, 0.15, 0.25
-"""Largest gaps aimed at."""
+"""Largest gaps to aim at."""
 OTHERS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
     "1.5B": [
         (f"correlation {value}", (f"workload.answers.group_correlation={value}",))
@@ -32,33 +32,33 @@ OTHERS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
     ],
     "32B": [("17,500 tokens", ("workload.answers.mean_tokens=17500",))],
 }
-"""What is not printed, otherwise. 1.5B: ends of the measured correlation's interval. 7B: answers
-shorter than of 1.5B, by the mean ratio of both on MATH500 and AIME24 (3,674 / 4,887 and 10,306 /
-12,073 with a 16K cap). 14B and 32B: longer answers."""
+"""Other assumptions for what is not printed. 1.5B: ends of the interval of the measured
+correlation. 7B: shorter responses than 1.5B, by the mean ratio of both on MATH500 and AIME24 (3,674
+/ 4,887 and 10,306 / 12,073 with a 16K cap). 14B and 32B: longer responses."""
 WHY = (
-    "1.5B spends its synchronous step on the longest answer: 27,648 decode steps that cannot be "
-    "shorter than the engine's CPU time, while most GPUs are done and the trainer waits. "
-    "Asynchronously the 96 engines stay busy, and are the slower side by a little: how much "
-    "depends on how alike the answers to a prompt are, which was measured, not fitted. Of the "
-    "interval that its measurement leaves, 0.66 to 0.81, the upper end gives the paper's ratio.",
-    "Lengths of the larger models are not printed: those of 1.5B are assumed, without a fit. 14B "
-    "and 32B were trained on code (their scores are LiveCodeBench), whose answers are longer. "
-    "Training-bound asynchronous steps are proportional to tokens, so that the hours printed ask "
-    "for 12 thousand tokens an answer (14B) and 18 thousand (32B); with these lengths 32B is "
-    "within 6 % in both steps and in the ratio.",
-    "14B's ratio hardly depends on the length. It depends on how generation is split: with TP 2 "
-    "instead of the TP 4 of AReaL's released 14B settings it takes half as long again, for the "
-    "weights take twice the memory that answers could have and are read at half the bandwidth. "
-    "The synchronous step pays for that, the asynchronous one hides it behind training, and both "
-    "steps and the ratio come out. The paper prints no layout for 14B; the released one stays in "
-    "the table.",
-    "More generation for each batch would do the same. The released settings for code (8B and 14B) "
-    "keep prompts of which 5 to 95 % of the answers are right (success_rate_lb, success_rate_ub); "
-    "the others are generated, thrown away and replaced. A third of them thrown away is half as "
-    "much generation again. Whether the paper's runs did so is not printed, and it is left out.",
-    "verl's hours are the authors' estimates from measured throughput. Ours has all GPUs generate "
-    "and then all train, with AReaL's engine and trainer: what colocation itself would give. "
-    "verl's own trainer and engine settings, which are not printed, make up the rest.",
+    "The synchronous step of 1.5B waits for its longest response: 27,648 decode steps that cannot "
+    "be shorter than the engine's CPU time, while most GPUs are idle. Asynchronously the 96 "
+    "engines stay busy and are slightly slower than the trainer; by how much depends on the "
+    "correlation of lengths within a prompt, which was measured, not fitted. At the upper end of "
+    "its measured interval, 0.66 to 0.81, the ratio equals the paper's.",
+    "The paper does not print lengths of the larger models: those of 1.5B are assumed, without a "
+    "fit. 14B and 32B were trained on code (their scores are LiveCodeBench), which has longer "
+    "responses. Training-bound asynchronous steps are proportional to tokens, so the printed "
+    "hours imply 12 thousand tokens per response (14B) and 18 thousand (32B); with these lengths "
+    "32B is within 6 % in both steps and in the ratio.",
+    "14B's ratio hardly depends on the length, but on the split of generation: with TP 2 instead "
+    "of the TP 4 of AReaL's released 14B settings, generation takes 50 % longer, because weights "
+    "take twice the memory, which the cache loses, and are read at half the bandwidth. This "
+    "lengthens the synchronous step, while the asynchronous one hides it behind training, and "
+    "both steps and the ratio match. The paper prints no layout for 14B; the table keeps the "
+    "released one.",
+    "More generation per batch would have the same effect. The released settings for code (8B and "
+    "14B) keep prompts with 5 to 95 % correct responses (success_rate_lb, success_rate_ub); other "
+    "prompts are generated, discarded and replaced. Discarding a third of them means 50 % more "
+    "generation. The paper does not say whether its runs did so, so it is not included.",
+    "verl's hours are the authors' estimates from measured throughput. In ours, all GPUs generate "
+    "and then all train, with AReaL's engine and trainer: the effect of colocation alone. verl's "
+    "own trainer and engine settings, which are not printed, account for the rest.",
 )
 
 

@@ -1,7 +1,7 @@
-"""Table 7: throughput of the 1.5B model on 8 GPUs with 8k tokens of context against eta.
+"""Table 7: throughput of the 1.5B model on 8 GPUs with 8k tokens of context, by eta.
 
 Nothing was fitted to it. The split of the 8 GPUs is not printed: that of the release's settings for
-8 GPUs is assumed, 4 generate and 4 train. What others would give is below the table.
+8 GPUs is assumed, 4 generate and 4 train. Results of other splits are below the table.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from simulator.run.result import Replicated
 
 BAR = 0.10
 OTHER_SPLITS = ((4, 1), (5, 1), (6, 1))
-"""GPUs that generate, and pipeline stages of the others."""
+"""GPUs that generate, and pipeline stages of those that train."""
 WHY = (
-    "Already with eta 1 the trainer is never idle here: generation and training take about as "
-    "long on 4 GPUs each, so that synchronous training takes twice as long, and more eta gains "
+    "Even with eta 1 the trainer is never idle here: generation and training take about equally "
+    "long on 4 GPUs each, so synchronous training takes twice as long, and a larger eta gains "
     "nothing. The paper gains another 9 % from eta 1 to 16, to 4 % below ours.",
-    "Something makes its trainer wait up to eta 4 that is not in the cost model: with 1,024 "
-    "answers to a batch, loading data, judging answers and writing checkpoints weigh more than in "
-    "Table 1. A synchronous step has them too, so that the ratio is less wrong than the rates.",
-    "Three quarters for generation, as in the paper's larger runs, cannot be: two GPUs alone would "
-    "train at half of the printed rate.",
+    "Up to eta 4 the paper's trainer waits for something that is not in the cost model: with "
+    "1,024 responses per batch, loading data, scoring responses and writing checkpoints take a "
+    "larger share than in Table 1. Synchronous steps include them too, so the ratio is more "
+    "accurate than the rates.",
+    "Three quarters of the GPUs for generation, as in the paper's larger runs, is impossible: two "
+    "GPUs alone would train at half of the printed rate.",
 )
 
 
@@ -52,7 +53,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
 def _with_split(
     gpus: int, stages: int, printed: dict[str, float], arguments: Arguments
 ) -> dict[str, Any]:
-    """Gaps of the rows that show most, under another split."""
+    """Gaps of the main rows with another split."""
     settings = (f"cluster.rollout_gpus={gpus}", f"trainer.pipeline_parallel={stages}")
     runs = {eta: _run(eta, arguments, *settings) for eta in ("0", "1", "4")}
     ours = {eta: each.tokens_per_s.mean for eta, each in runs.items()}

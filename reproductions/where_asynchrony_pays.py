@@ -5,9 +5,9 @@
     against one-step overlap           the same                          the same
     against taking turns, by batch     prompts per batch, 12 + 4 GPUs    the same
 
-Few GPUs that generate make a run generation-bound, many make it train-bound. What takes turns is
-colocated: all GPUs generate, then all train, whatever the split. The system is an eighth of the one
-of Table 1 (1.5B, 64 x 16 answers of 9,277 tokens on average, at most 27,648, eta 4).
+Few GPUs that generate make a run generation-bound, many make it train-bound. Taking turns means
+colocated: all GPUs generate, then all train, so it has no split. The system is an eighth of that of
+Table 1 (1.5B, 64 x 16 responses of 9,277 tokens on average, at most 27,648, eta 4).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
 from reproductions.harness import configured, length, main, run
 from reproductions.records import Reproduction, Row
-from simulator.run.draws import LENGTHS, stream
 from simulator.run.pools import PoolShares
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,16 +41,17 @@ PROMPTS, SPLIT = 64, 12
 PRESET = "table_1_1.5b_asynchronous"
 COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
 WHY = (
-    "Asynchrony sells the waiting for the longest answer. Where answers are of nearly equal "
-    "length there is nothing to wait for, and what is left are its costs: GPUs are bound to one "
-    "of two jobs, weights travel, and interrupted answers are read again.",
-    "A split that fits neither job leaves one side idle, which taking turns cannot: with few GPUs "
-    "that generate, or few that train, it is faster to take turns however long the tail.",
-    "A large batch hides its own tail: while the longest answer is written there is still much "
-    "else to do on every GPU.",
-    "One-step overlap runs one batch ahead and waits for whole batches. It needs the split as "
-    "well, so that against it asynchrony gains where generation is what one waits for, and "
-    "nothing where training is.",
+    "Asynchrony avoids waiting for the longest response. If responses have nearly equal lengths "
+    "there is nothing to avoid, and only its costs remain: each GPU has one of two jobs, weights "
+    "are transferred, and interrupted contexts are prefilled again.",
+    "A split that fits neither job leaves one side idle, which cannot happen when taking turns: "
+    "with few GPUs for generation, or few for training, taking turns is faster for any length of "
+    "the tail.",
+    "A large batch hides its own tail: while the longest response is generated, every GPU still "
+    "has other work.",
+    "One-step overlap runs one batch ahead and waits for whole batches. It also needs the split, "
+    "so asynchrony gains over it where generation is the bottleneck, and nothing where training "
+    "is.",
 )
 
 Cell: TypeAlias = tuple[int, float]
@@ -65,19 +66,19 @@ class Maps:
     over_one_step: Mapping[Cell, Estimate]
     over_turns_by_batch: Mapping[Cell, Estimate]
     generation_bound: Mapping[Cell, float]
-    """Idle share of the trainer less that of the engines, of the asynchronous run."""
+    """Idle share of the trainer minus that of the engines, in the asynchronous run."""
     tails: Mapping[float, float]
-    """Longest answer of a batch, in means, by spread."""
+    """Longest response of a batch divided by the mean response, by spread."""
 
 
 def reproduce(arguments: Arguments) -> Reproduction:
-    """Simulate all cells; `--quick` has the corners."""
+    """Simulate all cells; `--quick` only the corners."""
     maps = _simulate(arguments)
     return Reproduction(
         name="where_asynchrony_pays",
         claim=(
-            "Asynchrony pays where answers differ much in length, the batch is small for the "
-            "GPUs, and the split between generation and training fits. Elsewhere it costs. Not in "
+            "Asynchrony pays if response lengths differ much, the batch is small for the GPUs, and "
+            "the split between generation and training fits. Otherwise it costs throughput. Not in "
             "the paper."
         ),
         rows=[
@@ -152,7 +153,7 @@ def _imbalance(own: Replicated) -> float:
 
 
 def _tail(sigma: float, arguments: Arguments) -> float:
-    """Longest answer of a batch over the mean answer, in the mean over many batches."""
+    """Longest response of a batch divided by the mean response, averaged over many batches."""
     setting = f"workload.answers.sigma={sigma}"
     config = configured(PRESET, [GROUP_CORRELATION], setting, arguments=arguments)
     lengths, samples = lengths_from(config.workload.answers), config.workload.samples_per_prompt
@@ -170,7 +171,7 @@ def _rows(against: str, what: str, cells: Mapping[Cell, Estimate]) -> list[Row]:
 
 
 def findings(maps: Maps) -> list[str]:
-    """The best of each spread, and how many cells are lost."""
+    """The best split of each spread, and the number of cells without a gain."""
     splits = sorted({split for split, _ in maps.over_turns})
     found = []
     for sigma, tail in maps.tails.items():
@@ -182,7 +183,7 @@ def findings(maps: Maps) -> list[str]:
             else "and pays with no split"
         )
         found.append(
-            f"sigma {sigma:g} (the longest of {PROMPTS * 16} answers is {tail:.1f} times the "
+            f"sigma {sigma:g} (the longest of {PROMPTS * 16} responses is {tail:.1f} times the "
             f"mean): against taking turns asynchrony gives at best "
             f"{maps.over_turns[best, sigma].mean:.2f} times the throughput, with {best} of {GPUS} "
             f"GPUs generating, {where}; there it gives "
@@ -200,7 +201,7 @@ def findings(maps: Maps) -> list[str]:
 
 
 def draw(maps: Maps) -> Figure:
-    """Three maps; solid line at equal speed, dashed where both sides are idle alike."""
+    """Three maps; solid line at equal speed, dashed line where both sides are equally idle."""
     from areal_lab.plots.style import new_figure
 
     figure = new_figure(13.5, 4.9)
@@ -210,19 +211,19 @@ def draw(maps: Maps) -> Figure:
     _balance(panels[0], maps)
     _panel(panels[1], maps.over_one_step, "against one-step overlap, same split", split_label)
     _balance(panels[1], maps)
-    batch_label = f"prompts per batch (16 answers each)\non {SPLIT} + {GPUS - SPLIT} GPUs"
+    batch_label = f"prompts per batch (16 responses each)\non {SPLIT} + {GPUS - SPLIT} GPUs"
     _panel(panels[2], maps.over_turns_by_batch, "against taking turns, by batch", batch_label)
     panels[0].set_ylabel("spread of ln(tokens), sigma")
     right = panels[2].secondary_yaxis("right")
     right.set_yticks(range(len(maps.tails)), [f"{tail:.1f}" for tail in maps.tails.values()])
-    right.set_ylabel("longest answer of 1,024 / mean answer")
+    right.set_ylabel("longest of 1,024 responses / mean")
     handles, labels = _legend()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
 
 
 def _legend() -> tuple[list[Any], list[str]]:
-    """What numbers, colors and lines are."""
+    """Legend of numbers, colors and lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -234,7 +235,7 @@ def _legend() -> tuple[list[Any], list[str]]:
             facecolor="#F4A582", hatch="///", edgecolor="#777777", linewidth=0
         ),
         "equal speed": Line2D([], [], color="black", linewidth=2),
-        "trainer and engines are idle alike": Line2D(
+        "trainer and engines are equally idle": Line2D(
             [], [], color="black", linestyle="dashed", linewidth=1.2
         ),
     }
@@ -242,7 +243,7 @@ def _legend() -> tuple[list[Any], list[str]]:
 
 
 def _panel(axes: Axes, cells: Mapping[Cell, Estimate], title: str, label: str) -> None:
-    """Throughput of asynchronous over another, a number per cell; contour at 1."""
+    """Throughput of asynchronous divided by the other, a number per cell; contour at 1."""
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
@@ -275,7 +276,7 @@ def _panel(axes: Axes, cells: Mapping[Cell, Estimate], title: str, label: str) -
 
 
 def _balance(axes: Axes, maps: Maps) -> None:
-    """A dashed line where both sides are idle alike."""
+    """Draw a dashed line where both sides are equally idle."""
     across = sorted({cell[0] for cell in maps.generation_bound})
     up = sorted({cell[1] for cell in maps.generation_bound})
     values = np.array([[maps.generation_bound[one, sigma] for one in across] for sigma in up])

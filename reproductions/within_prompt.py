@@ -1,14 +1,14 @@
-"""How alike the answers to one prompt are: measured on the model that Table 1 trains.
+"""Correlation of response lengths within a prompt, measured on the model that Table 1 trains.
 
     ln(tokens) = prompt's mean + spread within the prompt        variance: between + within
 
     correlation = between / (between + within) = 1 - within / sigma^2
 
-The spread within a prompt belongs to the model, the spread between prompts to the set of prompts.
-Measured is the first; sigma, the spread of all answers, is that of the simulations. Competition
-problems alone are more like one another than what a run trains on, so that their own correlation
-is lower. Two things are not the training run's: its temperature is 1 (here 0.6), its cap is 27,648
-tokens (here 16,000, which one answer in 288 reaches).
+The spread within a prompt depends on the model, the spread between prompts on the set of prompts.
+The first is measured; sigma, the spread of all responses, is that of the simulations. Competition
+problems are more similar to each other than the prompts of a training run, so their own correlation
+is lower. Two things differ from the training run: its temperature is 1 (here 0.6), its cap is
+27,648 tokens (here 16,000, which one response in 288 reaches).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from simulator.stats.statistics import Estimate
 
 TABLE = Path(__file__).parent / "lengths_within_prompt.csv"
 SIGMA = 0.684
-"""Spread of ln(tokens) over all answers, in every preset (ServeGen, client 66)."""
+"""Spread of ln(tokens) over all responses, in every preset (ServeGen, client 66)."""
 _RESAMPLED = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Answers to one prompt."""
+    """Lengths of the responses to one prompt."""
 
     answers: int
     mean_ln_tokens: float
@@ -39,7 +39,7 @@ class Prompt:
 
 
 def measured() -> list[Prompt]:
-    """The table; its first lines say where it comes from."""
+    """The measured table, whose first lines give its source."""
     with TABLE.open(encoding="utf-8") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         return [
@@ -49,7 +49,7 @@ def measured() -> list[Prompt]:
 
 
 def variances(prompts: Sequence[Prompt]) -> tuple[float, float]:
-    """Of ln(tokens) between prompts and within one: analysis of variance, groups of any size."""
+    """Variances of ln(tokens) between and within prompts, by analysis of variance."""
     answers = np.array([prompt.answers for prompt in prompts], np.float64)
     means = np.array([prompt.mean_ln_tokens for prompt in prompts])
     spreads = np.array([prompt.sd_ln_tokens for prompt in prompts])
@@ -62,7 +62,7 @@ def variances(prompts: Sequence[Prompt]) -> tuple[float, float]:
 
 
 def correlation_in_all(prompts: Sequence[Prompt], sigma: float = SIGMA) -> float:
-    """Between two answers to one prompt, where all answers together have spread `sigma`."""
+    """Correlation between two responses to one prompt, if all responses have spread `sigma`."""
     return max(0.0, 1 - variances(prompts)[1] / sigma**2)
 
 
@@ -82,5 +82,5 @@ def with_interval(prompts: Sequence[Prompt], sigma: float = SIGMA) -> Estimate:
 
 
 def spread_within() -> float:
-    """Standard deviation of ln(tokens) among answers to one prompt."""
+    """Standard deviation of ln(tokens) among responses to one prompt."""
     return math.sqrt(variances(measured())[1])

@@ -1,12 +1,12 @@
-"""What a cluster does under asynchronous reinforcement learning, in simulated seconds.
+"""Simulate a cluster under asynchronous reinforcement learning.
 
     config = simulator.SimulationConfig(model="R1-Distill-Qwen-1.5B")
     result = simulator.simulate(config)          one seed: rows per step, shares of time, lags
     many = simulator.replicate(config)           all seeds: 95 % intervals
-    plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    what to rent
-    found = simulator.calibrate_from(Path("run"))                   costs of a recorded run
+    plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    which cluster to rent
+    fitted = simulator.calibrate_from(Path("run"))                  costs of a recorded run
 
-Names are loaded when they are first used; none of them loads torch.
+Names are loaded on first use; none of them loads torch.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from simulator.plan.schema import load_plan as load_plan
     from simulator.plan.search import find_plan as find_plan
     from simulator.plan.trial import workers as workers
+    from simulator.run.one_seed import run_system as run_system
     from simulator.run.result import Replicated as Replicated
     from simulator.run.result import SimulationResult as SimulationResult
-    from simulator.run.run_system import run_system as run_system
     from simulator.run.system import System as System
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
@@ -76,7 +76,7 @@ _HOMES = {
     "problems": "simulator.assembly.check",
     "build": "simulator.assembly.simulate",
     "System": "simulator.run.system",
-    "run_system": "simulator.run.run_system",
+    "run_system": "simulator.run.one_seed",
     # hardware and models
     "GPU": "simulator.catalogue.find_gpu",
     "GPUS": "simulator.catalogue.find_gpu",
@@ -92,12 +92,12 @@ __all__ = [  # noqa: PLE0604 - the table above is the one list of names
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home (PEP 562)."""
+    """Load a public name from its module (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """All public names, loaded or not."""
+    """All public names, whether loaded or not."""
     return sorted(_HOMES)

@@ -1,1 +1,1 @@
-"""From a configuration to a `System`: check it, put its parts together, simulate it."""
+"""Assemble a `System` from a config: check the config, build the parts, simulate."""

@@ -1,4 +1,4 @@
-"""The engines of a configuration: replicas with its costs, cache and places.
+"""Engines of a config: replicas with its costs, cache size and number of running sequences.
 
 SimulationConfig, ModelShape, GPU --make_engines--> (number, seed) -> Replica
 """
@@ -19,13 +19,13 @@ from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import prefill_cost
 from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import PrefillSeconds, Replica
-from simulator.run.draws import STRAGGLERS, stream
 from simulator.run.system import MakeEngine
 from simulator.workload.faults import engine_slowdowns
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import STRAGGLERS, stream
 
 MOST_RUNNING: Final = 256
-"""Sequences that an engine decodes at a time if its cache holds more and nothing else is said."""
+"""Default bound on the sequences that an engine decodes at the same time."""
 
 
 def make_engines(
@@ -36,14 +36,14 @@ def make_engines(
     *,
     coefficients: KernelCoefficients | None = None,
 ) -> MakeEngine:
-    """What makes the engines of a configuration. Those of the same speed share their costs.
+    """A function that makes the engines of a config. Engines of the same speed share their costs.
 
     Args:
-        config: cache, places and stragglers.
-        model: that generates.
+        config: cache, running sequences and stragglers.
+        model: model that generates.
         gpu: type of the engines' GPUs.
-        engines: number of them.
-        coefficients: of decode steps, where they are not those of the GPU.
+        engines: number of engines.
+        coefficients: custom coefficients of decode steps; None uses the GPU's.
     """
     rollout, split = config.rollout, config.rollout.tensor_parallel
     held = cache_tokens(model, gpu, split, rollout.memory_utilization)
@@ -82,7 +82,7 @@ def engine_decode(
     slowdown: float = 1.0,
     coefficients: KernelCoefficients | None = None,
 ) -> DecodeCost:
-    """Decode steps of one engine of a configuration; see `decode_cost`."""
+    """Decode steps of one engine of a config; see `decode_cost`."""
     rollout = config.rollout
     return decode_cost(
         model,
@@ -97,9 +97,9 @@ def engine_decode(
 
 
 def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:
-    """Sequences that one engine decodes at a time: what is asked for, or what its cache holds.
+    """Sequences that one engine decodes at the same time: as configured, or as its cache holds.
 
-    The cache is shared out to sequences of mean length; longer ones are preempted when it is full.
+    The cache is divided among sequences of mean length; when it is full, sequences are preempted.
     """
     rollout, workload = config.rollout, config.workload
     if rollout.max_running:

@@ -1,6 +1,6 @@
-"""From a configuration to results: check it, build the system, run it once or with several seeds.
+"""Simulate a config: check it, build the system, and run it with one or several seeds.
 
-SimulationConfig --check_config, build--> System --run_system--> SimulationResult
+SimulationConfig --build (checks)--> System --run_system--> SimulationResult
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from simulator.config.schema import LatencyConfig, SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
+from simulator.run.one_seed import run_system
 from simulator.run.result import Replicated, SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import System, UpdateSeconds
 from simulator.workload.faults import failures_from
 from simulator.workload.latency import Latency, latency_from
@@ -39,12 +39,12 @@ def simulate(
 
     Args:
         config: what to simulate.
-        seed: None takes the configuration's first.
-        log: takes the records of `areal_lab.runlog.records`, or names a file for them. A list's
-            `append` will do: `Log(records[0], tuple(records[1:]))` is then the log.
+        seed: None uses the config's first seed.
+        log: receives the records of `areal_lab.runlog.records`, or is the path of a file for them.
+            With the `append` of a list, `Log(records[0], tuple(records[1:]))` is the log.
 
     Raises:
-        ValueError: if something about the configuration is impossible; one line each.
+        ValueError: the config is impossible; one line per problem.
     """
     system = build(config)
     seed = config.seed if seed is None else seed
@@ -62,18 +62,18 @@ def replicate(
     processes: int | None = None,
     on_result: Callable[[SimulationResult], object] = lambda _: None,
 ) -> Replicated:
-    """Simulate all seeds of a configuration, side by side.
+    """Simulate all seeds of a config, in parallel processes.
 
-    Seed k of one configuration has the same draws as seed k of any other, so that two of them
-    compare with far less noise than either has (`Replicated.ratio`).
+    Seed k of one config has the same draws as seed k of any other, so that the ratio of two configs
+    has far less noise than each of them (`Replicated.ratio`).
 
     Args:
         config: what to simulate.
-        processes: at a time; None has one per processor, 1 none beside this one.
-        on_result: told each result as soon as it is there, in any order of seeds.
+        processes: number of processes; None uses one per CPU core, 1 only the current process.
+        on_result: called with each result as soon as it is available, in any order of seeds.
 
     Raises:
-        ValueError: if something about the configuration is impossible; one line each.
+        ValueError: the config is impossible; one line per problem.
     """
     check_config(config)
     seeds = range(config.seed, config.seed + config.seeds)
@@ -96,10 +96,10 @@ def replicate(
 
 
 def build(config: SimulationConfig) -> System:
-    """The costs and limits that a configuration asks for.
+    """The system of a config: costs and limits.
 
     Raises:
-        ValueError: if something about it is impossible; one line each.
+        ValueError: the config is impossible; one line per problem.
     """
     check_config(config)
     cluster, workload, rollout = config.cluster, config.workload, config.rollout
@@ -124,7 +124,7 @@ def build(config: SimulationConfig) -> System:
         training_gpus=training_gpus,
         minibatches=workload.minibatches,
         weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
-        # Who broadcasts takes part; who wrote to a disk does not.
+        # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config.weights, model, gpu, cluster.gpus) if colocated else None,
         reward=_latency(workload.reward),

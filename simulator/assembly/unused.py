@@ -1,4 +1,4 @@
-"""Settings that were given and change nothing, for another setting replaces or excludes them."""
+"""Warn about settings that have no effect because another setting overrides them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.config.schema import SimulationConfig
 
 
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:
-    """A line for each that differs from its default and has no effect, with the mend."""
+    """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
     schedule, workload = config.schedule, config.workload
     bound = "schedule.batch_order=bounded_lag"
@@ -30,25 +30,25 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             "weights.switch_s",
             weights.switch_s,
             not config.cluster.colocated,
-            "only colocated GPUs switch; use weights.update_s",
+            "only colocated GPUs switch; use weights.update_s instead",
         ),
         (
             "rollout.engine_overhead_s",
             rollout.engine_overhead_s,
             rollout.decode_step_s is not None,
-            "rollout.decode_step_s has the engine's CPU in it; leave one of them out",
+            "rollout.decode_step_s includes the engine's CPU time; leave one of them out",
         ),
         (
             "trainer.mfu",
             trainer.mfu,
             trainer.step_s is not None,
-            "trainer.step_s replaces what it is for; leave one of them out",
+            "trainer.step_s replaces it; leave one of them out",
         ),
         (
             "workload.tool.mean_s",
             workload.tool.mean_s or None,
             workload.turns == 1,
-            "a sample of one turn calls no tool; raise workload.turns",
+            "samples of one turn call no tool; raise workload.turns",
         ),
     ):
         if value is not None and excluded:
@@ -59,19 +59,19 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             value = getattr(weights, name)
             if value is not None:
                 yield (
-                    f"weights.{name} is {value}, but weights.update_s ({weights.update_s:g}) is "
-                    "the whole update and only the proportion of its parts follows from it; leave "
+                    f"weights.{name} is {value}, but weights.update_s ({weights.update_s:g}) gives "
+                    "the whole update, so that it only changes the proportion of its parts; leave "
                     "one of them out"
                 )
 
 
 def ignored_overrides(config: SimulationConfig, overrides: Sequence[str]) -> Iterator[str]:
-    """The same of what is often in a file for another schedule, and is told if it was asked for."""
+    """The same for `schedule.eta`, which files often contain: only if it was given explicitly."""
     keys = {one.partition("=")[0].strip() for one in overrides}
     asked = any(ALIASES.get(key, key) == "schedule.eta" for key in keys)
     schedule = config.schedule
     if asked and schedule.eta != schedule.versions_ahead:
         yield (
-            f"schedule.eta is {schedule.eta:g}, but has no effect: of {schedule.name} it is always "
-            f"{schedule.versions_ahead:g}; use schedule.name=asynchronous"
+            f"schedule.eta is {schedule.eta:g}, but has no effect: with {schedule.name} it is "
+            f"always {schedule.versions_ahead:g}; use schedule.name=asynchronous"
         )

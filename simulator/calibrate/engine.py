@@ -1,10 +1,10 @@
-"""Fit what an engine took: decode steps and prefills. Seconds.
+"""Fit the costs of an engine: decode steps and prefills. Seconds.
 
     decode steps without prefills --fit_decode--> step, sequence, context, knee
-    passes with prefills          --fit_prefill--> what they take beside a decode step
+    passes with prefills          --fit_prefill--> their time in addition to a decode step
     too few of the first          --fit_together--> both at once
 
-Of short answers, or where weights come often, hardly a stretch of decode steps is without prefills.
+With short responses, or frequent weight updates, few stretches of decode steps have no prefills.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 from simulator.calibrate.fit import (
     PartFit,
     Values,
-    as_long_in_all,
     check_enough,
     enough,
     is_held_out,
+    with_equal_total,
 )
 from simulator.calibrate.work import EnginePoint
 from simulator.costs.roofline import smooth_max
 from simulator.stats.least_squares import fit_positive
 
 KNEES: Final = (1.0, 2.0, 4.0, 8.0)
-"""That are tried between reading weights and computing."""
+"""Knees to try between reading weights and computing."""
 LEAST_SHARE: Final = 1e-4
-"""A coefficient that is less than that of every point's time is 0."""
+"""A coefficient that accounts for less than this share of every point's time becomes 0."""
 LEAST_DECODE: Final = 4
-"""Stretches without prefills that decode steps are fitted to, one for each coefficient."""
+"""Fewest stretches without prefills to fit decode steps, one per coefficient."""
 _LEAST_TOGETHER: Final = 8
 _VARIED: Final = 1.5
 _LONGER: Final = 3.0
-"""Largest over smallest prefill, and of pairs for each of its tokens, from which they tell."""
+"""Least ratio of the largest to the smallest prefill, and of pairs per token, to fit them."""
 _DECODE: Final = (
     "rollout.decode_step_s",
     "rollout.decode_sequence_s",
@@ -46,10 +46,10 @@ _PREFILL: Final = ("rollout.prefill_pass_s", "rollout.prefill_token_s", "rollout
 
 
 def fit_engine(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit | None]:
-    """Decode steps, and prefills if there are enough, from stretches that the engine counted.
+    """Decode steps, and prefills if there are enough, from spans with the engine's counts.
 
     Raises:
-        ValueError: in one line, if there are too few of either kind.
+        ValueError: one line: there are too few of either kind.
     """
     plain = [point for point in points if not point.prompt_tokens]
     if not enough([point.place for point in plain], LEAST_DECODE):
@@ -62,11 +62,11 @@ def fit_decode(points: Sequence[EnginePoint], what: str) -> PartFit:
     """Decode steps: a step, its sequences, their context, and the knee between the first two.
 
     Args:
-        points: without any prefill in them.
-        what: they are called in errors.
+        points: stretches without prefills.
+        what: name of the points, for errors.
 
     Raises:
-        ValueError: in one line, if they are too few.
+        ValueError: one line: there are too few points.
     """
     check_enough([point.place for point in points], what, least=LEAST_DECODE)
     fitted = [point for point in points if not is_held_out(point.place)]
@@ -76,7 +76,7 @@ def fit_decode(points: Sequence[EnginePoint], what: str) -> PartFit:
         (fit_positive(partial(_decode_s, fitted, knee), start, measured), knee) for knee in KNEES
     ]
     found, knee = min(tries, key=lambda one: float((one[0].relative_error ** 2).sum()))
-    values = as_long_in_all(found.values, _decode_s(fitted, knee, found.values), measured)
+    values = with_equal_total(found.values, _decode_s(fitted, knee, found.values), measured)
     at = _without_traces(values, [_decode_sizes(point) for point in fitted], measured)
     return PartFit(
         name="decode",
@@ -90,9 +90,9 @@ def fit_decode(points: Sequence[EnginePoint], what: str) -> PartFit:
 
 
 def fit_prefill(points: Sequence[EnginePoint], decode: PartFit) -> PartFit | None:
-    """Prefills, in addition to the decode step that each of the engine's passes makes as well.
+    """Prefills: their time in addition to the decode step of the same pass.
 
-    None if too few were recorded to fit and to hold out.
+    None if there are too few points to fit and to hold out.
     """
     held_out = sum(is_held_out(point.place) for point in points)
     if len(points) - held_out < 3 or not held_out:
@@ -111,7 +111,7 @@ def fit_prefill(points: Sequence[EnginePoint], decode: PartFit) -> PartFit | Non
         start.tolist(),
         measured[seen],
     ).values
-    found = as_long_in_all(found, chosen[seen] @ np.array(found), measured[seen] - before_s[seen])
+    found = with_equal_total(found, chosen[seen] @ np.array(found), measured[seen] - before_s[seen])
     values = np.zeros(3)
     values[told] = _without_traces(found, chosen[seen], measured[seen])
     return PartFit(
@@ -126,10 +126,10 @@ def fit_prefill(points: Sequence[EnginePoint], decode: PartFit) -> PartFit | Non
 
 
 def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
-    """Decode steps and prefills at once, where few stretches are without prefills.
+    """Decode steps and prefills at once, if few stretches have no prefills.
 
     Raises:
-        ValueError: in one line, if they are too few.
+        ValueError: one line: there are too few points.
     """
     check_enough([point.place for point in points], "stretches of engine steps", _LEAST_TOGETHER)
     seen = [point for point in points if not is_held_out(point.place)]
@@ -145,7 +145,7 @@ def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
 
     tries = [(fit_positive(partial(seconds, knee), start, measured), knee) for knee in KNEES]
     found, knee = min(tries, key=lambda one: float((one[0].relative_error ** 2).sum()))
-    values = as_long_in_all(found.values, seconds(knee, found.values), measured)
+    values = with_equal_total(found.values, seconds(knee, found.values), measured)
     at = _without_traces(values[:3], [_decode_sizes(point) for point in seen], measured)
     of_prefill = np.zeros(3)
     of_prefill[told] = _without_traces(values[3:], chosen, measured)
@@ -167,7 +167,7 @@ def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
     reading = [point for point in points if point.prompt_tokens]
     if not enough([point.place for point in reading], 1):
         reading = list(points)
-    together = "few stretches are without prefills, so both were fitted at once"
+    together = "fitted together with prefills, because few stretches have none"
     return (
         fitted("decode", points, f"{_range_note(points)}; {together}"),
         fitted("prefill", reading, note),
@@ -175,7 +175,7 @@ def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
 
 
 def _decode_start(points: Sequence[EnginePoint]) -> tuple[float, float, float]:
-    """First guess."""
+    """Initial guess."""
     measured = np.array([point.seconds for point in points])
     batches = np.array([point.batch for point in points])
     contexts = np.array([max(point.context_tokens, 1.0) for point in points])
@@ -192,7 +192,7 @@ def _decode_sizes(point: EnginePoint) -> tuple[float, float, float]:
 
 
 def _prefill_sizes(point: EnginePoint) -> tuple[float, float, float]:
-    """Passes with something to read, and what they read."""
+    """Passes with a prefill, and their prompt tokens and pairs."""
     return point.steps if point.prompt_tokens else 0.0, point.prompt_tokens, point.prompt_pairs
 
 
@@ -204,7 +204,7 @@ def _decode_settings(values: Sequence[float], knee: float) -> dict[str, float]:
 def _without_traces(
     values: Sequence[float], sizes: Sequence[Sequence[float]] | Values, measured: Values
 ) -> list[float]:
-    """Coefficients; 0 for one that is next to nothing of every point."""
+    """Coefficients, with 0 for negligible ones."""
     return [
         value if value * float((size / measured).max()) > LEAST_SHARE else 0.0
         for value, size in zip(values, np.asarray(sizes).T, strict=True)
@@ -230,23 +230,23 @@ def _range_note(points: Sequence[EnginePoint]) -> str:
         f"contexts of {min(contexts):,.0f} to {max(contexts):,.0f} tokens"
     )
     if max(batches) < 1.5 * min(batches):
-        note += ": too much alike to tell what a sequence takes"
+        note += ": too similar to separate the time per sequence"
     return note
 
 
 def _told_apart(sizes: Values) -> tuple[list[int], str]:
-    """Which of pass, tokens and pairs the points can tell apart, and what there is to say of it.
+    """Which of pass, tokens and pairs the points can separate, with a note.
 
-    Prompts of one length say what they take, not whether a pass or its tokens take it; it is
-    taken to be the tokens, as in all prefills but small ones. Pairs grow with the square of
-    lengths: where lengths are alike, they are counted with the tokens.
+    Prompts of one length cannot separate the time per pass from the time per token; all of it is
+    attributed to tokens, which dominate in all but small prefills. Pairs grow with the square of
+    the length: if lengths are similar, pairs are included in the tokens.
     """
     tokens = sizes[:, 1] / sizes[:, 0]
     pairs = sizes[:, 2] / sizes[:, 1]
     told = [0, 1] if tokens.max() > _VARIED * tokens.min() else [1]
     note = f"passes of {tokens.min():,.0f} to {tokens.max():,.0f} new tokens"
     if told == [1]:
-        note += ": too much alike to tell what a pass takes and what its tokens"
+        note += ": too similar to separate the time per pass from the time per token"
     if pairs.min() > 0 and pairs.max() > _LONGER * pairs.min():
         told.append(2)
     return told, note

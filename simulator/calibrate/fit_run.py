@@ -1,11 +1,11 @@
-"""From a recorded run, or a CSV of decode steps, to settings that `areal-lab simulate` takes.
+"""Calibrate: turn a recorded run, or a CSV of decode steps, into settings of `areal-lab simulate`.
 
-    RUN  --spans, or what clients saw--> decode, prefill   --+
+    RUN  --spans, or groups----------> decode, prefill     --+
          --events, spans--> training, weight update, rewards +--> Calibration --> YAML
          --groups--> lengths;  header, config.yaml --> sizes +
     CSV  --> decode
 
-The first training step is left out: memory is allocated and kernels are chosen in it.
+The first training step is excluded, because memory is allocated and kernels are chosen in it.
 """
 
 from __future__ import annotations
@@ -40,43 +40,43 @@ from simulator.calibrate.work import (
 from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
-    answer_tokens,
-    judging_seconds,
+    response_tokens,
+    scoring_seconds,
     training_points,
     update_seconds,
 )
 
 FIRST: Final = frozenset({1})
-"""Training steps that no fit looks at."""
+"""Training steps that fits exclude."""
 LEAST_STEPS: Final = 6
-"""Finished training steps that a run must have: one is left out, 2 and 5 are held out."""
+"""Fewest finished training steps of a run: one is excluded, 2 and 5 are held out."""
 _SHARED: Final = 0.98
-"""Share of the prompts' tokens that the engine computed, from which nothing is said of it."""
+"""Share of prompt tokens computed by the engine above which there is no note."""
 _ROUGH: Final = (
-    "the log has no counts of the engine's steps: a step's time is a group's duration over its "
-    "longest answer, with prefill, queue and network in it; held-out error {error:.0%}"
+    "the log has no counts of the engine's steps: the time of a step is a group's duration divided "
+    "by its longest response, including prefill, queue and network; held-out error {error:.0%}"
 )
 _COMMON: Final = (
-    "prompts begin alike, and the engine computes that once: {share:.0%} of their tokens are read, "
-    "and prefill_token_s is that much smaller; what is read again after an interruption is shared "
-    "less and is taken for too cheap"
+    "prompts share a prefix, which the engine computes once: {share:.0%} of their tokens are "
+    "prefilled, and prefill_token_s is reduced accordingly; this underestimates prefills after "
+    "interruptions, which share less"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was found."""
+    """Result of a calibration."""
 
     source: Path
     about: str
-    """The source in words, for reports of simulations that use it."""
+    """Description of the source, for reports of simulations that use it."""
     run: RecordedRun | None
     parts: tuple[PartFit, ...]
     lengths: LengthFit | None
     settings: Mapping[str, Value]
-    """Of `simulator.config.schema`, by dotted name; the user's own are in there."""
+    """Settings of `simulator.config.schema` by dotted name, with the user's overrides."""
     notes: tuple[str, ...]
-    """What a reader has to know."""
+    """Notes for the reader."""
 
 
 def calibrate_from(
@@ -86,12 +86,13 @@ def calibrate_from(
 
     Args:
         source: a run folder, its events.jsonl, or a CSV file with batch, context and ms.
-        overrides: `a.b=c` each, settings that are put into the result as they are.
-        without: training steps that no fit of times looks at. To leave out one more, each in turn,
-            tells how much an answer depends on it.
+        overrides: settings `a.b=c` that are copied into the result.
+        without: training steps that fits of times exclude. Excluding each further step in turn
+        shows
+            how much the result depends on it.
 
     Raises:
-        ValueError: in one line: nothing there, a column or steps are missing, what is no number.
+        ValueError: one line: missing file, column or steps, or a value that is not a number.
     """
     own = _own(overrides)
     if source.suffix.lower() == ".csv":
@@ -101,7 +102,7 @@ def calibrate_from(
     if len(steps) < LEAST_STEPS:
         raise ValueError(
             f"{source} has {len(steps)} finished training steps, but at least {LEAST_STEPS} are "
-            "needed: the first is left out, a quarter is held out; record a longer run"
+            "needed: the first is excluded, a quarter is held out; record a longer run"
         )
     return _from_run(run, steps, own, without)
 
@@ -118,8 +119,8 @@ def _from_csv(source: Path, own: Mapping[str, Value]) -> Calibration:
         lengths=None,
         settings={**decode.settings, **_calibration(about, (decode,)), **own},
         notes=(
-            "the file tells of decode steps only: model, cluster, workload and all other costs "
-            "are the simulator's defaults until they are set",
+            "the file only has decode steps: model, cluster, workload and all other costs are the "
+            "simulator's defaults unless set",
         ),
     )
 
@@ -131,23 +132,23 @@ def _from_run(
     without: Collection[int],
 ) -> Calibration:
     notes = []
-    looked_at = {batch.version for batch in steps} - set(without)
-    spans = [point for point in span_points(run) if point.place in looked_at]
+    used = {batch.version for batch in steps} - set(without)
+    spans = [point for point in span_points(run) if point.place in used]
     if spans:
         decode, prefill = fit_engine(spans)
         if prefill is None:
-            notes.append("too few prefills to fit to: the cost model has them")
+            notes.append("too few prefills to fit: the cost model computes them")
     else:
-        groups = [point for point in group_points(run) if point.place in looked_at]
+        groups = [point for point in group_points(run) if point.place in used]
         decode = fit_decode(groups, "undisturbed groups")
         prefill = None
         notes.append(_ROUGH.format(error=decode.held_out_error))
     first = _until_disturbed(run)
     prompt_tokens = mean_prompt_tokens([point for point in first if point.alone])
     if prompt_tokens is None:
-        notes.append("the log does not say how long prompts are: set workload.prompt_tokens")
+        notes.append("the log does not contain the length of prompts: set workload.prompt_tokens")
     training = fit_training(
-        [point for point in training_points(run) if point.step in looked_at], prompt_tokens or 0.0
+        [point for point in training_points(run) if point.step in used], prompt_tokens or 0.0
     )
     parts = tuple(part for part in (decode, prefill, training) if part is not None)
     lengths = _lengths(run, steps)
@@ -163,7 +164,7 @@ def _from_run(
         **_calibration(about, parts),
     }
     if not spans:
-        settings["rollout.prefill_pass_s"] = 0.0  # it is in the steps
+        settings["rollout.prefill_pass_s"] = 0.0  # included in the steps
     if prompt_tokens is not None:
         settings["workload.prompt_tokens"] = round(prompt_tokens)
         share = _computed_share(run, first, prompt_tokens)
@@ -183,7 +184,7 @@ def _from_run(
 
 
 def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
-    tokens = answer_tokens(run.log)
+    tokens = response_tokens(run.log)
     fitted = [batch.groups for batch in steps if not is_held_out(batch.version)]
     held_out = [batch.groups for batch in steps if is_held_out(batch.version)]
     cap = run.settings.get("gconfig.max_new_tokens")
@@ -191,10 +192,10 @@ def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
 
 
 def _model(run: RecordedRun, own: Mapping[str, Value]) -> dict[str, Value]:
-    """What was trained, if the simulator can know it.
+    """The trained model, if the run names one that the simulator knows.
 
     Raises:
-        ValueError: if it cannot, and nobody says.
+        ValueError: the run names none, and no override does.
     """
     if "model" in own:
         return {}
@@ -204,7 +205,7 @@ def _model(run: RecordedRun, own: Mapping[str, Value]) -> dict[str, Value]:
             raise ValueError(f"{run.source} has no config.yaml that names its model")
         find_model(name)
     except ValueError as error:
-        raise ValueError(f"{error}; say which it was: model=NAME or model=config.json") from error
+        raise ValueError(f"{error}; set it: model=NAME or model=config.json") from error
     return {"model": name}
 
 
@@ -213,14 +214,14 @@ def _costs(parts: Sequence[PartFit]) -> dict[str, Value]:
 
 
 def _updates(run: RecordedRun) -> dict[str, Value]:
-    """Export, load and judging, in the mean over all but the first."""
+    """Mean times of export, load and scoring, without the first."""
     exports_s = [point.export_s for point in training_points(run)][1:]
     loads_s = update_seconds(run.log)[1:]
     settings: dict[str, Value] = {
         "weights.backend": "disk",
         "weights.poll_s": 0.0,
         "weights.export_s": fmean(exports_s),
-        "workload.reward.mean_s": fmean(judging_seconds(run.log)),
+        "workload.reward.mean_s": fmean(scoring_seconds(run.log)),
     }
     if loads_s:
         settings["weights.load_s"] = fmean(loads_s)
@@ -233,7 +234,7 @@ def _calibration(about: str, parts: Sequence[PartFit]) -> dict[str, Value]:
 
 
 def _until_disturbed(run: RecordedRun) -> list[EnginePoint]:
-    """What reads prompts before the first interruption: nothing is read again in it."""
+    """Prefills before the first interruption, which only prefill new prompts."""
     interrupts = [record for record in run.log.actions if isinstance(record.action, Interrupt)]
     until_s = min((record.t_s for record in interrupts), default=math.inf)
     return [
@@ -244,21 +245,21 @@ def _until_disturbed(run: RecordedRun) -> list[EnginePoint]:
 
 
 def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_tokens: float) -> float:
-    """Of the tokens of prompts, each counted once for its group, what the engine computed."""
+    """Share of the prompts' tokens (each prompt counts once per group) that the engine computed."""
     if not first:
         return 1.0
     until_s = max(point.end_s for point in first)
     generated = sum(run.began_s < group.generated_s <= until_s for group in run.log.groups)
     last = max(first, key=lambda point: point.end_s)
-    read = generated + last.batch / samples_per_prompt(run)  # those that run then were read as well
+    read = generated + last.batch / samples_per_prompt(run)  # running groups were prefilled as well
     return min(1.0, sum(point.prompt_tokens for point in first) / (read * prompt_tokens))
 
 
 def _own(overrides: Sequence[str]) -> dict[str, Value]:
-    """The user's settings, by dotted name.
+    """The user's overrides, by dotted name.
 
     Raises:
-        ValueError: in one line: an unknown setting, or a value of the wrong type.
+        ValueError: one line: an unknown setting, or a value of the wrong type.
     """
     config = load_simulation(None, overrides)
     names = [one.partition("=")[0].strip() for one in overrides]

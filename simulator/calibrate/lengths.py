@@ -1,7 +1,7 @@
-"""Fit the length model to the answers of a run: log-normal with what was cut off in a spike.
+"""Fit the length model to the responses of a run: log-normal, with a spike at the cap.
 
 tokens of each group --> mean after the cap, spread, correlation inside a group
-                     --> distance of the distribution from the answers held out
+                     --> distance of the distribution from the held-out responses
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from simulator.workload.lengths import LogNormalLengths
 
 _SIGMAS: Final = np.geomspace(0.02, 3.0, 120)
-"""Spreads of ln(tokens) that are tried: 4 % from one to the next."""
+"""Spreads of ln(tokens) to try, in steps of 4 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFit:
-    """What the answers of a run are like."""
+    """Fitted distribution of the response lengths of a run."""
 
     kind: str
-    """`lognormal`, or `constant` if all are alike."""
+    """`lognormal`, or `constant` if all are equal."""
     mean_tokens: float
     sigma: float
     max_tokens: int
@@ -33,11 +33,11 @@ class LengthFit:
     answers: int
     held_out_answers: int
     distance: float
-    """Kolmogorov-Smirnov: largest difference between the shares of answers up to a length, of the
-    model and of the answers held out; 0 to 1."""
+    """Kolmogorov-Smirnov distance: largest difference between the cumulative distributions of the
+    model and of the held-out responses; 0 to 1."""
 
     def settings(self) -> dict[str, str | float]:
-        """By the setting that takes them."""
+        """The fit as settings, by dotted name."""
         given: dict[str, str | float] = {"kind": self.kind, "mean_tokens": self.mean_tokens}
         if self.kind == "lognormal":
             given |= {"sigma": self.sigma, "group_correlation": self.group_correlation}
@@ -48,19 +48,19 @@ class LengthFit:
 def fit_lengths(
     fitted: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]], max_tokens: int | None
 ) -> LengthFit:
-    """Fit to the groups of some training steps, judge by those of others.
+    """Fit to the groups of some training steps, and compare with those of others.
 
     Args:
-        fitted: tokens of the answers of each group.
-        held_out: the same, not looked at by the fit.
-        max_tokens: where answers were cut off; None takes the longest for it.
+        fitted: tokens of the responses of each group.
+        held_out: the same, not used by the fit.
+        max_tokens: cap of the responses; None uses the longest one.
 
     Raises:
-        ValueError: in one line, if there are no answers.
+        ValueError: one line: there are no responses.
     """
     tokens = _flat(fitted)
     if not len(tokens):
-        raise ValueError("no group of the run has answers; there is nothing to fit lengths to")
+        raise ValueError("no group of the run has responses; there is nothing to fit lengths to")
     longest = int(max(tokens.max(), _flat(held_out).max(initial=0)))
     cap = max(longest, max_tokens or 0)
     mean = float(tokens.mean())
@@ -89,12 +89,12 @@ def fit_lengths(
 
 
 def group_correlation(groups: Sequence[Sequence[int]]) -> float:
-    r"""Correlation of ln(tokens) between two answers to one prompt, 0 to 1; 0 if nothing tells.
+    r"""Correlation of ln(tokens) between two responses to one prompt, 0 to 1; 0 if unknown.
 
     $$ r = \frac{B - W}{B + (k - 1) W} $$
 
-    with the mean squares B between and W within groups of k answers (analysis of variance, Fisher
-    1925). Groups of the most frequent size count.
+    with the mean squares B between and W within groups of k responses (analysis of variance, Fisher
+    1925). Only groups of the most frequent size count.
     """
     sizes = [len(group) for group in groups]
     size = max(set(sizes), key=sizes.count, default=0)
@@ -110,7 +110,7 @@ def group_correlation(groups: Sequence[Sequence[int]]) -> float:
 def groups_of_steps(
     tokens: Mapping[int, Sequence[int]], steps: Sequence[Sequence[int]]
 ) -> list[Sequence[int]]:
-    """The answers of the groups of some training steps."""
+    """The responses of the groups of some training steps."""
     return [tokens[group] for groups in steps for group in groups if group in tokens]
 
 
@@ -119,7 +119,7 @@ def _model(mean: float, sigma: float, cap: int) -> LogNormalLengths:
 
 
 def _log_likelihood(tokens: NDArray[np.float64], model: LogNormalLengths, cap: int) -> float:
-    """Of the logs of lengths below the cap, and of so many that reach it."""
+    """Log-likelihood of the logs of lengths below the cap, and of the number that reach it."""
     scores = (np.log(tokens) - model.mu) / model.sigma
     below = tokens < cap
     inside = -0.5 * scores[below] ** 2 - math.log(model.sigma)
@@ -134,7 +134,7 @@ def _distance(tokens: NDArray[np.float64], model: LogNormalLengths, cap: int) ->
     largest = 0.0
     for length in np.unique(tokens):
         share = float((tokens <= length).mean())
-        # A whole length stands for what is rounded to it.
+        # A whole length stands for the lengths that are rounded to it.
         score = (math.log(length + 0.5) - model.mu) / model.sigma
         modelled = 1.0 if length >= cap else math.erfc(-score / math.sqrt(2)) / 2
         largest = max(largest, abs(share - modelled))

@@ -1,7 +1,7 @@
 """Pictures of calibrations and replays.
 
 fit.png      measured against predicted milliseconds of each part; held-out points are hollow
-replay.png   seconds of each step, and where the time of engines and trainer went, both ways
+replay.png   seconds of each step, and shares of time of engines and trainer, for both
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _TOGETHER: Final = {
     "advantages and packing": _TRAIN,
     **dict.fromkeys(("prefill", "recompute", "decode", "prefill and decode"), _GENERATE),
 }
-"""What is drawn as one: a measured training step has no parts, and a pass of the embedded engine
-reads prompts while it decodes."""
+"""Activities that are drawn as one: a measured training step has no parts, and a pass of the
+embedded engine prefills while it decodes."""
 
 
 def write_fit(calibration: Calibration, path: Path) -> Path:
@@ -55,27 +55,27 @@ def write_fit(calibration: Calibration, path: Path) -> Path:
 
 
 def draw_fit(parts: Sequence[PartFit]) -> Figure:
-    """A panel for each part; points on the line are predicted as they were measured."""
+    """A panel for each part; predictions of points on the line are exact."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     figure = new_figure(4.2 * len(parts), 4.4)
     for axes, part in zip(np.ravel(figure.subplots(1, len(parts))), parts, strict=True):
         out = part.held_out
-        # Of stretches of many steps, one of them.
+        # Milliseconds per step for stretches of many steps.
         steps = np.array([point.steps for point in part.points]) if part.points else 1.0
         measured, predicted = 1e3 * part.measured_s / steps, 1e3 * part.predicted_s / steps
         ends = np.array(
             [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
         )
         axes.plot(ends, ends, color=GREY, linewidth=1)
-        axes.loglog(measured[~out], predicted[~out], "o", color=BLUE, label="fitted to", ms=5)
+        axes.loglog(measured[~out], predicted[~out], "o", color=BLUE, label="fitted", ms=5)
         axes.loglog(
             measured[out], predicted[out], "o", color=VERMILION, mfc="none", label="held out", ms=6
         )
         axes.set(
-            xlabel="measured (ms a step)",
-            ylabel="predicted (ms a step)",
-            title=f"{part.name}: {part.held_out_error:.1%} error held out",
+            xlabel="measured (ms per step)",
+            ylabel="predicted (ms per step)",
+            title=f"{part.name}: held-out error {part.held_out_error:.1%}",
         )
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -86,21 +86,21 @@ def draw_fit(parts: Sequence[PartFit]) -> Figure:
 
 
 def write_replay(replay: Replay, path: Path, costs: str) -> Path:
-    """Draw `replay.png`; `costs` says whose costs were simulated."""
+    """Draw `replay.png`; `costs` names the source of the simulated costs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{replay.name}: measured, and predicted with the costs of {costs}"
     return save_picture(lambda: draw_replay(replay), path, title)
 
 
 def draw_replay(replay: Replay) -> Figure:
-    """Steps on the left, where time went on the right."""
+    """Steps on the left, shares of time on the right."""
     figure = new_figure(12, 4.6)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
     numbers = np.arange(1, len(replay.measured_steps_s) + 1)
     left.plot(numbers, replay.measured_steps_s, "o-", color=BLUE, label="measured")
     left.plot(numbers, replay.predicted_steps_s, "s--", color=VERMILION, label="predicted")
     if replay.warmup_steps:
-        left.axvspan(0.5, replay.warmup_steps + 0.5, color=GREY, alpha=0.2, label="left out")
+        left.axvspan(0.5, replay.warmup_steps + 0.5, color=GREY, alpha=0.2, label="excluded")
     left.set(xlabel="training step", ylabel="seconds", xlim=(0.5, len(numbers) + 0.5))
     left.set_ylim(bottom=0)
     left.legend()
@@ -110,7 +110,7 @@ def draw_replay(replay: Replay) -> Figure:
 
 
 def _draw_use(axes: Axes, replay: Replay) -> None:
-    """A bar for each side of each pool: busy in colors, idle in grey tones."""
+    """Two bars for each pool, measured and predicted: busy in colors, idle in patterns."""
     bars = [
         (pool, which, use[pool])
         for pool in replay.measured_use
@@ -133,7 +133,7 @@ def _draw_use(axes: Axes, replay: Replay) -> None:
             start += share
     axes.set_yticks(range(len(bars)), [f"{pool}\n{which}" for pool, which, _ in bars])
     axes.invert_yaxis()
-    axes.set(xlim=(0, 100), xlabel="share of the time (%), after the steps left out")
+    axes.set(xlim=(0, 100), xlabel="share of time (%), without excluded steps")
     axes.grid(visible=False)
     handles = [axes.barh(0, 0, **look) for look in looks.values()]
     axes.legend(
@@ -154,5 +154,5 @@ def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _shown(activity: str) -> str:
-    """What it is drawn as."""
+    """The name under which an activity is drawn."""
     return _TOGETHER.get(activity, activity)

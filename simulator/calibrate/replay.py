@@ -1,10 +1,10 @@
-"""Predicted against measured: a recorded run, simulated with costs that were fitted elsewhere.
+"""Replay: simulate a recorded run with costs fitted elsewhere, and compare.
 
-    costs (a YAML file) + what RUN did (its sizes, schedule, lengths) --simulate--> log
-    log of RUN, log of the simulation --the same readings--> rows
+    costs (a YAML file) + workload of RUN (sizes, schedule, lengths) --simulate--> log
+    log of RUN, log of the simulation --the same functions--> rows
 
-Both logs have one schema, so that both sides are read by the same functions: steps from the events,
-idleness by cause from `areal_lab.runlog.activity`. Averages leave out the first steps of both.
+Both logs have the same schema and are read by the same functions: steps from the events, idleness
+by cause from `areal_lab.runlog.activity`. Averages exclude the first steps of both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from simulator.run.pools import LOAD
 
 ENGINES: Final = "engines"
 _UPDATED: Final = "taking new weights"
-"""Of engines: paused for weights and loading them. A simulated update is one, a real one both."""
+"""Engines paused for weights or loading them. A simulated update is one state, a real one two."""
 _LEAST_SHARE: Final = 0.02
-"""Of a pool's time: causes of idleness below it on both sides are no row."""
+"""Share of a pool's time below which causes of idleness get no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class Compared:
 
     name: str
     unit: str
-    """Empty: a share of time, whose gap is a difference."""
+    """Empty for a share of time, whose gap is a difference."""
     measured: float
     predicted: float
 
     @property
     def gap(self) -> float:
-        """Predicted over measured, less 1; of shares predicted less measured."""
+        """Predicted / measured - 1; for shares, predicted - measured."""
         if not self.unit:
             return self.predicted - self.measured
         return self.predicted / self.measured - 1 if self.measured else math.nan
@@ -60,12 +60,12 @@ class Replay:
     measured_steps_s: tuple[float, ...]
     predicted_steps_s: tuple[float, ...]
     measured_use: Mapping[str, Mapping[str, float]]
-    """Pool (trainer, engines) to shares of its time by activity; idle ones begin with `idle: `."""
+    """Shares of time by activity, by pool (trainer, engines); idle ones begin with `idle: `."""
     predicted_use: Mapping[str, Mapping[str, float]]
     rows: tuple[Compared, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As one object."""
+        """The replay as one JSON object."""
         told = {
             "run": self.name,
             "warmup_steps": self.warmup_steps,
@@ -88,7 +88,7 @@ class Replay:
 
 
 def replay_settings(run: RecordedRun, config: SimulationConfig) -> dict[str, Value]:
-    """What makes a simulation with the costs of `config` do what the run did."""
+    """Settings that make a simulation with the costs of `config` repeat the run's workload."""
     cluster, rollout = config.cluster, config.rollout.tensor_parallel
     engines = max(1, run.engines)
     return {
@@ -105,21 +105,21 @@ def replay_settings(run: RecordedRun, config: SimulationConfig) -> dict[str, Val
 def replay(
     config: SimulationConfig, run: RecordedRun, *, own: Iterable[str] = (), name: str = ""
 ) -> Replay:
-    """Simulate what a run did, and compare.
+    """Simulate a run's workload, and compare.
 
     Args:
-        config: costs; what it says of workload and schedule is replaced by what the run did.
-        run: as it was recorded.
-        own: dotted names of settings that stay as `config` has them.
-        name: of the run, for people.
+        config: costs; its workload and schedule are replaced by those of the run.
+        run: the recorded run.
+        own: dotted names of settings that keep the value of `config`.
+        name: name of the run, for people.
 
     Raises:
-        ValueError: in one line: the run has no step to compare, or cannot be simulated.
+        ValueError: one line: the run has no step to compare, or cannot be simulated.
     """
     if (steps := len(run.batches)) < 2:
         raise ValueError(
-            f"{run.source} has {steps} finished training steps, but to compare step times it takes "
-            "at least 2; replay a longer run"
+            f"{run.source} has {steps} finished training steps, but must have >= 2 to compare step "
+            "times; replay a longer run"
         )
     settings = replay_settings(run, config)
     for kept in own:
@@ -141,7 +141,7 @@ def replay(
 
 
 class _Reading:
-    """What a run says of its steps after the first ones."""
+    """Step times, throughput, lag and shares of time of a run after its first steps."""
 
     def __init__(self, run: RecordedRun, warmup: int) -> None:
         log, batches = run.log, run.batches
@@ -164,7 +164,7 @@ def _simulated_log(config: SimulationConfig) -> Log:
 
 
 def _use(log: Log, begin_s: float, end_s: float) -> dict[str, dict[str, float]]:
-    """Shares of the time of the trainer and of the engines together."""
+    """Shares of time of the trainer, and of all engines together."""
     seconds: dict[str, dict[str, float]] = {TRAINER: {}, ENGINES: {}}
     for process, stretches in activity(log).items():
         pool = TRAINER if process == TRAINER else ENGINES
@@ -216,6 +216,6 @@ def _rows(measured: _Reading, predicted: _Reading) -> Iterable[Compared]:
 
 
 def _longest(run: RecordedRun) -> int:
-    """Where answers were cut; at least the longest there is."""
-    answers = [sum(t for _, t in sample) for group in run.log.groups for sample in group.segments]
-    return max(int(run.settings.get("gconfig.max_new_tokens") or 1), *answers, 2)
+    """Cap of the responses, or the longest response if that is longer."""
+    responses = [sum(t for _, t in sample) for group in run.log.groups for sample in group.segments]
+    return max(int(run.settings.get("gconfig.max_new_tokens") or 1), *responses, 2)

@@ -1,4 +1,4 @@
-"""What a calibration says: a table for a person, one JSON object, and the YAML for `simulate`."""
+"""Report a calibration: a table, one JSON object, and the YAML file for `areal-lab simulate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 100
 
 
 def configuration(calibration: Calibration) -> SimulationConfig:
-    """The settings as a configuration of a simulation."""
+    """The settings as a simulation config."""
     named = SimulationConfig().with_settings(calibration.settings)
     if named.name == SimulationConfig().name:
         named.name = _title(calibration)
@@ -27,7 +27,7 @@ def configuration(calibration: Calibration) -> SimulationConfig:
 
 
 def to_json(calibration: Calibration) -> dict[str, Any]:
-    """Everything as one object; errors are shares."""
+    """The calibration as one JSON object; errors are relative."""
     lengths = calibration.lengths
     told = {
         "source": str(calibration.source),
@@ -47,7 +47,7 @@ def to_json(calibration: Calibration) -> dict[str, Any]:
 
 
 def show(console: Console, calibration: Calibration) -> None:
-    """Print the fits and what to beware of."""
+    """Print the fits and notes."""
     from rich import box
     from rich.table import Table
 
@@ -55,9 +55,9 @@ def show(console: Console, calibration: Calibration) -> None:
     console.print()
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     table.add_column("part")
-    for title in ("fit to", "error", "held out", "error", "in all"):
+    for title in ("fitted", "error", "held out", "error", "bias"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("what was found", overflow="fold")
+    table.add_column("coefficients", overflow="fold")
     for part in calibration.parts:
         out = int(part.held_out.sum())
         table.add_row(
@@ -77,14 +77,14 @@ def show(console: Console, calibration: Calibration) -> None:
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """A file for `areal-lab simulate`: settings, and above them where they come from."""
+    """A file for `areal-lab simulate`: settings, below comments with their source."""
     from omegaconf import OmegaConf
 
     lines = [f"{_title(calibration)}: {calibration.about}"]
     for part in calibration.parts:
         lines.append(
-            f"{part.name}: {part.held_out_error:.1%} error on {int(part.held_out.sum())} points "
-            f"held out; {part.note}"
+            f"{part.name}: {part.held_out_error:.1%} error on {int(part.held_out.sum())} held-out "
+            f"points; {part.note}"
         )
     lines += [*_more_lines(calibration), *_held_out_lines(calibration), *calibration.notes]
     nested: dict[str, Any] = {}
@@ -103,24 +103,24 @@ def _more_lines(calibration: Calibration) -> Iterator[str]:
     if "weights.export_s" in settings:
         yield (
             f"weight update: export {_seconds(settings['weights.export_s'])}, load "
-            f"{_seconds(settings.get('weights.load_s', 0.0))}; judging a group "
+            f"{_seconds(settings.get('weights.load_s', 0.0))}; scoring a group "
             f"{_seconds(settings['workload.reward.mean_s'])}; means over all steps but the first"
         )
     if lengths is not None:
         kind = f"{lengths.kind}, {number(lengths.mean_tokens)} tokens on average"
         if lengths.kind == "lognormal":
             kind += (
-                f", sigma {lengths.sigma:.3g}, cut at {lengths.max_tokens:,}, correlation in a "
+                f", sigma {lengths.sigma:.3g}, cut off at {lengths.max_tokens:,}, correlation in a "
                 f"group {lengths.group_correlation:.2f}"
             )
         yield (
-            f"lengths: {kind}; fitted to {lengths.answers} answers, at most {lengths.distance:.0%} "
-            f"off the distribution of {lengths.held_out_answers} held out (Kolmogorov-Smirnov)"
+            f"lengths: {kind}; fitted to {lengths.answers} responses; Kolmogorov-Smirnov distance "
+            f"to {lengths.held_out_answers} held-out responses {lengths.distance:.0%}"
         )
 
 
 def _held_out_lines(calibration: Calibration) -> Iterator[str]:
-    """Which points the fit has not seen."""
+    """The places of held-out points."""
     places = sorted(
         {
             place
@@ -152,7 +152,7 @@ def _part_json(part: PartFit) -> dict[str, Any]:
 
 
 def _found(settings: Mapping[str, float]) -> str:
-    """Coefficients in units that one can read."""
+    """Coefficients in readable units."""
     told = []
     for name, value in settings.items():
         leaf = name.rpartition(".")[2]
@@ -168,7 +168,7 @@ def _seconds(value: Value) -> str:
 
 
 def _rounded(value: Value) -> Value:
-    """Six digits: more are noise."""
+    """Round to six digits."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

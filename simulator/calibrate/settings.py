@@ -1,4 +1,4 @@
-"""What a recorded run did, as settings of a simulation: sizes, schedule, engines; no costs.
+"""Settings of a simulation that repeat a recorded run: sizes, schedule, engines; no costs.
 
 header of the log, groups, config.yaml --> {"workload.prompts_per_batch": 4, ...}
 """
@@ -12,19 +12,19 @@ from areal_lab.control.routing import least_loaded
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
-from simulator.workload.recorded_run import answer_tokens
+from simulator.workload.recorded_run import response_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
 _WARM_UP = 5
-"""One step in so many is left out of averages, as the pipeline is still filling."""
+"""One of this many steps is excluded from averages as warm-up."""
 
 
 def recorded_settings(run: RecordedRun) -> dict[str, Value]:
-    """What was done: with these a simulation does the same.
+    """Settings with which a simulation has the workload and schedule of the run.
 
     Raises:
-        ValueError: in one line, if the header of the log lacks one.
+        ValueError: one line: the header of the log lacks one.
     """
     steps = len(run.batches)
     settings: dict[str, Value] = {
@@ -52,7 +52,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
 
 
 def cluster_settings(run: RecordedRun) -> dict[str, Value]:
-    """One device for each engine and one for the trainer; of the embedded engine, cores."""
+    """One device per engine and one for the trainer; for the embedded engine, CPU cores."""
     engines = max(1, run.engines)
     settings: dict[str, Value] = {"cluster.gpus": engines + 1, "cluster.rollout_gpus": engines}
     if run.settings.get("rollout.backend", EMBEDDED) == EMBEDDED:
@@ -61,15 +61,15 @@ def cluster_settings(run: RecordedRun) -> dict[str, Value]:
 
 
 def samples_per_prompt(run: RecordedRun) -> int:
-    """Answers to each prompt: what most groups have."""
-    sizes = Counter(len(tokens) for tokens in answer_tokens(run.log).values())
+    """Responses per prompt, in most groups."""
+    sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
     return sizes.most_common(1)[0][0] if sizes else 1
 
 
 def _limit(run: RecordedRun, name: str) -> bool | int | float | str:
     value: Scalar = run.log.header.limits.get(name)
     if value is None and name == "train_steps":
-        return 0  # until it was stopped
+        return 0  # a run without an end
     if value is None:
-        raise ValueError(f"the header of {run.source} does not say {name}; it cannot be replayed")
+        raise ValueError(f"the header of {run.source} has no {name}; the run cannot be replayed")
     return value

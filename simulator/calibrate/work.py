@@ -1,12 +1,12 @@
-"""What the engines of a run did, and how long it took: the points that costs are fitted to.
+"""Work of a run's engines with its duration: the points for fitting costs.
 
-    spans with counts (embedded engine)   what each stretch of steps computed, as the engine counted
-    groups (any engine, seen by a client) seconds per token of a group's longest answer, beside the
-                                          sequences that ran meanwhile, as far as their ends tell
-    CSV of batch, context, ms             single decode steps, measured by whatever means
+    spans with counts (embedded engine)   the work of each stretch of steps, counted by the engine
+    groups (any engine, seen by a client) seconds per token of a group's longest response, and the
+                                          sequences that ran meanwhile, estimated from their ends
+    CSV of batch, context, ms             single decode steps, measured in any way
 
-A group's seconds hold everything between request and answer: prefill, waiting in a queue, the
-network. What is fitted to them is rougher than what is fitted to spans; the error says by how much.
+A group's seconds include everything between request and reply: prefill, waiting in a queue, the
+network. A fit to groups is less precise than a fit to spans; its error shows by how much.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ _WORK: Final = frozenset({"decode", PREFILL, "prefill and decode"})
 _COUNTED: Final = frozenset({"steps", "sequences", "context_tokens", "prompt_tokens"})
 _COLUMNS: Final = ("batch", "context", "ms")
 _MOMENTS: Final = 16
-"""Of a group's duration at which it is counted who else was running."""
+"""Moments of a group's duration at which running sequences are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePoint:
-    """What one engine did in a while. Sums are over its steps."""
+    """A stretch of an engine's work. Sums are over its steps."""
 
     seconds: float
     steps: float
     sequences: float
     context_tokens: float
     prompt_tokens: float = 0.0
-    """Computed, not copied from another sequence."""
+    """Computed prompt tokens, without those copied from another sequence."""
     prompt_pairs: float = 0.0
     place: int = 0
-    """Training step during which it ended, from 1; of a CSV file, the row."""
+    """Training step during which it ended, from 1; for a CSV file, the row."""
     end_s: float = 0.0
     alone: bool = True
-    """No other sequence decoded beside a prefill."""
+    """Whether no sequence decoded during a prefill."""
 
     @property
     def batch(self) -> float:
-        """Sequences of a step, in the mean."""
+        """Mean sequences per step."""
         return self.sequences / self.steps
 
     @property
     def context(self) -> float:
-        """Tokens of a sequence, in the mean."""
+        """Mean context tokens per sequence."""
         return self.context_tokens / self.sequences
 
 
 def span_points(run: RecordedRun) -> list[EnginePoint]:
-    """From what the engine counted; empty if it did not."""
+    """Points from spans with the engine's counts; empty if there are none."""
     ends_s = [batch.done_s for batch in run.batches]
     return [
         _span_point(span, bisect_left(ends_s, span.end_s) + 1)
@@ -78,7 +78,7 @@ def span_points(run: RecordedRun) -> list[EnginePoint]:
 
 
 def group_points(run: RecordedRun) -> list[EnginePoint]:
-    """From what the client saw of groups that no update of the weights disturbed."""
+    """Points from the client's records of groups that no weight update disturbed."""
     ends_s = [batch.done_s for batch in run.batches]
     disturbed = list(updates(run.log))
     by_engine: dict[int, list[GroupRecord]] = defaultdict(list)
@@ -99,14 +99,14 @@ def group_points(run: RecordedRun) -> list[EnginePoint]:
 
 
 def csv_points(path: Path) -> list[EnginePoint]:
-    """From a CSV file with the columns batch, context and ms, in any order and case.
+    """Points from a CSV file with the columns batch, context and ms, in any order and case.
 
-    `context` is the tokens of each sequence, in the mean; `ms` the milliseconds of a decode step.
+    `context` is the mean tokens per sequence, `ms` the milliseconds of a decode step.
     Lines that begin with # are comments.
 
     Raises:
-        ValueError: in one line: no such file, a column is missing (with those that there are), no
-            rows, or what is no number.
+        ValueError: one line: no such file, a missing column (with the existing ones), no rows, or a
+            value that is not a number.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist (looked in {Path.cwd()})")
@@ -127,7 +127,9 @@ def csv_points(path: Path) -> list[EnginePoint]:
             f"{', '.join(_COLUMNS)} are needed"
         )
     if len(cells) == 1:
-        raise ValueError(f"{path} has a header and no rows; give one measured decode step a row")
+        raise ValueError(
+            f"{path} has a header but no rows; it needs one measured decode step per row"
+        )
     places = [header.index(name) for name in _COLUMNS]
     return [
         _csv_point(path, number, row, places, place)
@@ -136,7 +138,7 @@ def csv_points(path: Path) -> list[EnginePoint]:
 
 
 def mean_prompt_tokens(prefills: Sequence[EnginePoint]) -> float | None:
-    """Tokens of a prompt, from prefills of nothing else; None if there are none."""
+    """Mean tokens of a prompt, from prefills without other work; None if there are none."""
     sequences = sum(point.sequences for point in prefills)
     return sum(point.context_tokens for point in prefills) / sequences if sequences else None
 
@@ -157,16 +159,16 @@ def _span_point(span: SpanRecord, place: int) -> EnginePoint:
 
 
 def _group_point(group: GroupRecord, beside: Sequence[GroupRecord], place: int) -> EnginePoint:
-    """A group as one stretch of as many steps as its longest answer has tokens.
+    """A group as one stretch, with one step per token of its longest response.
 
-    `beside` are the groups that ran at some time of it on the same engine, itself among them.
+    `beside` are the groups that ran on the same engine meanwhile, including itself.
     """
     seconds = group.generated_s - group.t_s
     moments = group.t_s + seconds * (np.arange(_MOMENTS) + 0.5) / _MOMENTS
     running, context = np.zeros(_MOMENTS), np.zeros(_MOMENTS)
     for other in beside:
         lengths = [max(1, sum(tokens for _, tokens in sample)) for sample in other.segments]
-        # Each sequence has a token a step, so that the longest tells how fast steps follow.
+        # Each sequence gets one token per step, so the longest one gives the rate of steps.
         done = (moments - other.t_s) / (other.generated_s - other.t_s) * max(lengths)
         for length in lengths:
             runs = (done > 0) & (done < length)
@@ -188,13 +190,13 @@ def _csv_point(
 ) -> EnginePoint:
     if len(row) <= max(places):
         raise ValueError(
-            f"{path}, line {number}: {','.join(row)!r} has {len(row)} cells, but {max(places) + 1} "
-            "are needed to reach batch, context and ms; complete it, or leave it out"
+            f"{path}, line {number}: {','.join(row)!r} has {len(row)} cells, but needs "
+            f"{max(places) + 1} to contain batch, context and ms; complete it, or leave it out"
         )
     try:
         batch, context, ms = (float(row[column]) for column in places)
     except ValueError as error:
-        raise ValueError(f"{path}, line {number}: {','.join(row)!r} is no number") from error
+        raise ValueError(f"{path}, line {number}: {','.join(row)!r} is not a number") from error
     if not all(map(math.isfinite, (batch, context, ms))) or batch < 1 or context < 0 or ms <= 0:
         raise ValueError(
             f"{path}, line {number}: {','.join(row)!r}, but batch must be >= 1, context >= 0 and "

@@ -1,4 +1,4 @@
-"""GPUs by name, GPUs of one's own, and the table of both for the documentation."""
+"""GPUs by name, custom GPUs from a file, and the table of GPUs for the documentation."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _NEEDED = tuple(
 )
 _OWN = "given by the user"
 OWN_FILES = (".yaml", ".yml", ".json")
-"""How the name of a GPU ends that is a file of the user's own."""
+"""Suffixes of files that describe a custom GPU."""
 
 
 def find_gpu(name: str) -> GPU:
-    """A GPU of the catalogue, or one of the user's own.
+    """A GPU of the catalogue, or a custom one.
 
     Args:
-        name: as in the catalogue, whatever the case and punctuation, as `nvidia-smi` prints it, a
-            YAML or JSON file with the fields of a GPU (`gpu_from_fields`), or `CPU core`.
+        name: a name of the catalogue in any case and punctuation, or as `nvidia-smi` prints it; or
+            a YAML or JSON file with the fields of a GPU (`gpu_from_fields`); or `CPU core`.
 
     Raises:
-        ValueError: in one line: nothing of that name (with the nearest ones), or a broken file.
+        ValueError: one line: an unknown name (with the nearest ones), or a broken file.
     """
     return _find(name, ())
 
 
 def _find(name: str, before: tuple[Path, ...]) -> GPU:
-    """The same, where files led here by what they are like."""
+    """The same; `before` are the files whose `like` led here."""
     if name.endswith(OWN_FILES):
         path = Path(name)
         if path.resolve() in before:
             raise ValueError(
-                f"{path} is like itself: its `like` leads back to it; let it name a GPU of the "
-                "catalogue (like: H100)"
+                f"{path} refers to itself through `like`; set like to a GPU of the catalogue "
+                "(like: H100)"
             )
         fields = {"name": path.stem, **_read_fields(path)}
         return _from_fields(fields, (*before, path.resolve()))
@@ -60,28 +60,28 @@ def _find(name: str, before: tuple[Path, ...]) -> GPU:
     if wanted not in known:
         raise ValueError(
             f"unknown GPU {name!r}; {did_you_mean(name, GPUS)} "
-            "(a YAML file with the numbers of one's own works too)"
+            "(the path of a YAML file with your own numbers also works)"
         )
     return GPUS[known[wanted]]
 
 
 def gpu_from_fields(fields: Mapping[str, Any]) -> GPU:
-    """A GPU of the user's own.
+    """A custom GPU.
 
     Args:
-        fields: those of `GPU`, `name` among them. `like` names a GPU of the catalogue that has what
-            is left out. `price` and `purchase` are a number of dollars or `{low, typical, high}`;
-            `idle_power_w` is by default the usual share of `power_w`.
+        fields: the fields of `GPU`, including `name`. `like` names a GPU that supplies missing
+            fields. `price` and `purchase` are a number of dollars or `{low, typical, high}`; the
+            default of `idle_power_w` is the usual share of `power_w`.
 
     Raises:
-        ValueError: in one line: an unknown field (with the nearest name), a missing one, or a value
-            that cannot be.
+        ValueError: one line: an unknown field (with the nearest name), a missing one, or an
+            impossible value.
     """
     return _from_fields(fields, ())
 
 
 def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
-    """The same, of a file that others led to."""
+    """The same; `before` are the files whose `like` led here."""
     values = dict(fields)
     like = values.pop("like", None)
     base = None if like is None else _find(str(like), before)
@@ -96,13 +96,15 @@ def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
         values["idle_power_w"] = share * values["power_w"]
         sources["idle_power_w"] = IDLE_SOURCE
     if base is not None:
-        inherited = {name: f"as the {base.name}: {source}" for name, source in base.sources.items()}
+        inherited = {
+            name: f"like the {base.name}: {source}" for name, source in base.sources.items()
+        }
         return dataclasses.replace(base, **values, sources={**inherited, **sources})
     missing = [name for name in _NEEDED if name not in values]
     if missing:
         raise ValueError(
-            f"a GPU of one's own needs {', '.join(missing)}; give them, or name one of the "
-            "catalogue to take them from (like: H100)"
+            f"a custom GPU needs {', '.join(missing)}; set them, or name a GPU that supplies "
+            "them (like: H100)"
         )
     values.setdefault(
         "price", Price(low=None, typical=None, high=None, source="none given", date="")
@@ -111,7 +113,7 @@ def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
 
 
 def hardware_table() -> str:
-    """The catalogue as Markdown: numbers, prices, and where each of them comes from."""
+    """The catalogue as Markdown: numbers, prices, and their sources."""
     lines = [
         "| GPU | TFLOP/s | memory GiB | TB/s | link GB/s | network GB/s | PCIe GB/s | W | idle W "
         "| GPUs per node |",
@@ -155,7 +157,7 @@ def _prices(price: Price | None) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A field's value in its type; a price from a number or a mapping."""
+    """The value of a field in its type; a price may be a number or a mapping."""
     if name == "name":
         return str(value)
     if name in ("price", "purchase"):

@@ -1,4 +1,4 @@
-"""What the simulator has to know of a GPU. Bytes are bytes, rates are per second, money is dollars.
+"""The properties of a GPU that the simulator needs. Bytes, rates per second, dollars.
 
 Vendors' "GB" of memory are GiB (an H200 "of 141 GB" shows 143,771 MiB), their "GB/s" are 1e9.
 """
@@ -23,31 +23,31 @@ _BOUNDS: Final[Mapping[str, tuple[float, float, tuple[float, ...]]]] = MappingPr
         "power_w": (0.1, 1e5, ()),
     }
 )
-"""Field to its least and largest value, from one core of a processor to far beyond the largest GPU,
-and to the units of data sheets that a number below may have been meant in."""
+"""By field: the least and largest value (from one CPU core to far beyond the largest GPU), and the
+units of data sheets in which a too small number may have been given."""
 
 IDLE_SHARE = 0.2
-"""Power of a GPU that holds a model and waits, as a share of its limit."""
+"""Power of an idle GPU that holds a model, as a fraction of its limit."""
 
 IDLE_SOURCE = (
-    f"{IDLE_SHARE:.0%} of power_w: H100s with 72 GB in use and nothing to do draw 140 to 145 of "
-    "700 W (nvidia-smi in wilicc/gpu-burn#114, 2024-10-25); with empty memory it is half of that, "
-    "but in a cluster that waits for work the memory is full"
+    f"{IDLE_SHARE:.0%} of power_w: idle H100s with 72 GB in use draw 140 to 145 of 700 W "
+    "(nvidia-smi in wilicc/gpu-burn#114, 2024-10-25); with empty memory half of that, but a "
+    "cluster that waits for work has full memory"
 )
-"""Where the share comes from."""
+"""Source of the fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Dollars, and who says so: per GPU-hour when rented, per GPU when bought."""
+    """Dollars with their source: per GPU-hour when rented, per GPU when bought."""
 
     low: float | None
     typical: float | None
-    """None: nobody publishes one."""
+    """None if no price is published."""
     high: float | None
     source: str
     date: str
-    """Of the source, as `2026-05`; empty if it names none."""
+    """Date of the source, such as `2026-05`; empty if it has none."""
 
     def __post_init__(self) -> None:
         known = [one for one in (self.low, self.typical, self.high) if one is not None]
@@ -60,31 +60,31 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPU:
-    """One type of GPU in its usual server."""
+    """One type of GPU in its typical server."""
 
     name: str
     flops_per_s: float
-    """Peak of bf16 matrix products accumulated in fp32, **dense**: data sheets print twice as much,
-    "with sparsity", in larger letters."""
+    """Peak of **dense** bf16 matrix products accumulated in fp32; data sheets also print twice as
+    much, "with sparsity"."""
     memory_bytes: float
     memory_bytes_per_s: float
     nvlink_bytes_per_s: float
-    """Between the GPUs of a node, in one direction (data sheets add both up); 0 has none."""
+    """Between the GPUs of a node, in one direction (data sheets add both); 0 means no NVLink."""
     network_bytes_per_s: float
     """Between nodes, in one direction, per GPU."""
     power_w: float
     """Power limit (TDP)."""
     idle_power_w: float
-    """Power while it holds a model and waits."""
+    """Power while idle with a loaded model."""
     price: Price
     purchase: Price | None = None
     pcie_bytes_per_s: float = 32e9
     """To the host's memory, and between GPUs without NVLink, in one direction."""
     node_gpus: int = 8
-    """GPUs that reach each other without the network: a server, or a rack of GB200 NVL72."""
+    """GPUs that are connected without the network: a server, or a rack of GB200 NVL72."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Field to where its number comes from and of which date. What nobody checked in the primary
-    source begins with `unverified`."""
+    """Source and date of the number, by field. Sources that were not checked in the primary source
+    begin with `unverified`."""
 
     def __post_init__(self) -> None:
         for name in _BOUNDS:
@@ -100,16 +100,16 @@ class GPU:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Rate between two GPUs of a node in one direction: NVLink, or PCIe where there is none."""
+        """Rate between two GPUs of a node in one direction: NVLink, or PCIe if there is none."""
         return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
 
 
 def _check(gpu: str, name: str, value: float) -> None:
-    """Refuse a number that no GPU has; most often it is in another unit."""
+    """Refuse a number that no GPU has; it is usually in the wrong unit."""
     least, most, units = _BOUNDS[name]
     said = f"{name} of GPU {gpu} is {value}"
     if not math.isfinite(value) or value <= 0:
-        none = "; 0 has no NVLink" if name == "nvlink_bytes_per_s" else ""
+        none = "; 0 means no NVLink" if name == "nvlink_bytes_per_s" else ""
         raise ValueError(f"{said}, but must be > 0 and finite{none}")
     if not least <= value <= most:
         meant = [value * unit for unit in units if least <= value * unit <= most]
@@ -118,5 +118,5 @@ def _check(gpu: str, name: str, value: float) -> None:
 
 
 def _short(value: float) -> str:
-    """As one would write it: 9.89e14."""
+    """In short notation: 9.89e14."""
     return f"{value:.4g}".replace("e+", "e")

@@ -1,6 +1,6 @@
-"""The GPUs that come with the simulator: every number with its source and date.
+"""The GPUs that are shipped with the simulator: every number with its source and date.
 
-Prices move within months: replace them (`cluster.price_per_gpu_h`, `dataclasses.replace`).
+Prices change within months: replace them (`cluster.price_per_gpu_h`, `dataclasses.replace`).
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ CATALOGUE = MappingProxyType(
         )
     }
 )
-"""Name to GPU."""
+"""GPUs by name."""
 
 ALIASES = MappingProxyType(
     {
@@ -430,4 +430,4 @@ ALIASES = MappingProxyType(
         "910B": "Ascend-910B",
     }
 )
-"""Other spellings, `nvidia-smi`'s among them (a leading `NVIDIA` is never looked at)."""
+"""Other spellings, including those of `nvidia-smi` (a leading `NVIDIA` is ignored)."""

@@ -1,9 +1,8 @@
-"""The processors of a host, for runs of the embedded engine: a stand-in for a GPU whose times are
-measured.
+"""CPU cores of a host, which stand in for GPUs in runs of the embedded engine.
 
-Engine and trainer of such a run are processes with some cores each. Their times come from the run
-(`areal-lab calibrate`); of the numbers here only the memory matters then, and the power for the
-energy. Without measured times the cost model takes them for those of a small and slow GPU.
+Engine and trainer of such a run are processes with a few cores each. Their times are measured in
+the run (`areal-lab calibrate`), so that only memory and power are used from here. Without measured
+times the cost model treats a core as a small and slow GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 from simulator.catalogue.gpu import GPU, Price
 
 _XEON: Final = (
-    "a Xeon Platinum 8380 (2021), its 40th part: data sheet 270 W, 2.3 GHz, 8 channels of DDR4-3200"
+    "1/40 of a Xeon Platinum 8380 (2021): data sheet 270 W, 2.3 GHz, 8 channels of DDR4-3200"
 )
 
 CPU_CORE: Final = GPU(
@@ -29,11 +28,11 @@ CPU_CORE: Final = GPU(
     node_gpus=64,
     sources={
         "flops_per_s": f"{_XEON}; two AVX-512 units, float32",
-        "memory_bytes": "assumed: what a process may have",
+        "memory_bytes": "assumed: memory of one process",
         "memory_bytes_per_s": _XEON,
         "network_bytes_per_s": "assumed: 10 Gb/s",
         "power_w": _XEON,
         "idle_power_w": "assumed: a fifth of power_w, as for GPUs",
     },
 )
-"""One core of a server; not in the catalogue of GPUs, as nobody should buy these for training."""
+"""One core of a server; not in the catalogue of GPUs, so that no plan recommends it."""

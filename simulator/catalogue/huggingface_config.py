@@ -1,7 +1,7 @@
-"""From a Hugging Face `config.json` to the shape of the model.
+"""Read the shape of a model from a Hugging Face `config.json`.
 
-Families spell the same thing differently (`num_hidden_layers`, `n_layer`). Those that nobody
-compared with their implementation are read as if they were Llama, and say so in `caveats`.
+Families name the same field differently (`num_hidden_layers`, `n_layer`). Families that were not
+compared with their implementation are read like Llama, with a note in `caveats`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPELLINGS = {
     "active_experts": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"),
     "moe_intermediate": ("moe_intermediate_size", "expert_ffn_hidden_size"),
 }
-"""Field to its names in configurations, first come first served."""
+"""Names of each field in configurations, in order of precedence."""
 
 
 def _families(names: str) -> frozenset[str]:
@@ -34,14 +34,14 @@ def _families(names: str) -> frozenset[str]:
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _FIRST_MIXTURE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _EVERY_MIXTURE = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
-"""Settings that a family may leave out: how many experts all tokens share, the first layer that is
-a mixture of experts, and how many layers on the next one is."""
+"""Settings that a family may leave out: the number of shared experts, the first layer that is a
+mixture of experts, and the distance between two of them."""
 
 _TIED = _families(
     "bloom cohere cohere2 cohere2_moe ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3 gpt2 "
     "gpt_bigcode opt smollm3 starcoder2 vaultgemma youtu"
 )
-"""Families whose head is the input embedding unless they say otherwise."""
+"""Families whose head is the input embedding by default."""
 
 _TWO_MATRICES = _families(
     "apertus arcee bloom codegen falcon gpt2 gpt_bigcode gpt_neox gptj nanochat nemotron opt "
@@ -56,21 +56,21 @@ _COMPARED = _TWO_MATRICES | _families(
     "mixtral olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
     "qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open stablelm vaultgemma youtu"
 )
-"""Families whose parameters were counted in transformers 5.23 as well: equal within 1.4 %, and
-within 0.1 % where positions are not learned."""
+"""Families whose parameters were compared with transformers 5.23: equal within 1.4 %, and within
+0.1 % if positions are not learned."""
 
 _WINDOWED = ("sliding_attention", "chunked_attention", "indexed_attention")
-"""Kinds of layers that look at a part of the context only."""
+"""Kinds of layers that attend to only a part of the context."""
 
 _NO_CONTEXT = ("mamba", "ssm_", "state_size", "linear_num", "conv_L_cache", "lru_width")
-"""Beginnings of settings of layers whose state does not grow with the context."""
+"""Prefixes of settings of layers whose state does not grow with the context."""
 
 
 def read_config(path: Path) -> ModelShape:
-    """Shape of the model in a folder, or in a `config.json`.
+    """Shape of the model in a folder or a `config.json`.
 
     Raises:
-        ValueError: in one line: no such file, not JSON, or a field that is missing or wrong.
+        ValueError: one line: no such file, not JSON, or a missing or wrong field.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -87,13 +87,13 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Shape of the model that a `config.json` describes.
 
     Args:
-        config: its content. Models of several modalities keep the language model in `text_config`;
-            only that is counted, for only that generates.
-        name: for results and messages.
+        config: its content. Multimodal models describe the language model in `text_config`; only
+            that part is counted, because only it generates.
+        name: name of the model, for results and messages.
 
     Raises:
-        ValueError: in one line: a field that is missing or wrong, or layers without attention,
-            whose cost does not grow with the context as the simulator assumes.
+        ValueError: one line: a missing or wrong field, or layers without attention, whose cost does
+            not grow with the context as the simulator assumes.
     """
     whole = config
     for key in ("text_config", "llm_config", "language_config"):
@@ -104,7 +104,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     read = _Fields(config, name)
     family = str(config.get("model_type", whole.get("model_type", ""))).removesuffix("_text")
     if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
-        raise ValueError(f"{name} is an encoder with a decoder; only decoders are simulated")
+        raise ValueError(f"{name} is an encoder-decoder model; only decoders can be simulated")
     _refuse_other_layers(read)
     heads, hidden = read.number("heads"), read.number("hidden")
     kv_heads = _kv_heads(read, heads)
@@ -129,14 +129,14 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 class _Fields:
-    """A configuration that is asked for numbers and names the field that is missing."""
+    """A config whose readers raise errors that name a missing or wrong field."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config
         self.name = name
 
     def exactly(self, key: str) -> int:
-        """A field under this very name."""
+        """A field by its exact name."""
         return self._first((key,))
 
     def number(self, field: str) -> int:
@@ -144,7 +144,7 @@ class _Fields:
         return self._first(_SPELLINGS[field])
 
     def has(self, field: str) -> bool:
-        """Is there a value under any of its spellings?"""
+        """Whether any of its spellings has a value."""
         return any(self.config.get(key) is not None for key in _SPELLINGS[field])
 
     def optional(self, keys: tuple[str, ...], default: int) -> int:
@@ -184,16 +184,15 @@ def _refuse_other_layers(read: _Fields) -> None:
     strange += [key for key, value in read.config.items() if key.startswith(_NO_CONTEXT) and value]
     if strange:
         raise ValueError(
-            f"{read.name} has layers of other kinds than attention ({', '.join(strange[:3])}), "
-            "whose cost does not grow with the context as that of a transformer; it is not "
-            "simulated"
+            f"{read.name} has layers other than attention ({', '.join(strange[:3])}), whose cost "
+            "does not grow with the context as in a transformer; it cannot be simulated"
         )
 
 
 def _kv_heads(read: _Fields, heads: int) -> int:
     if read.config.get("multi_query") and not read.config.get("new_decoder_architecture"):
         return 1
-    # Llama 1 and everything older have no such field: every head has keys and values of its own.
+    # Llama 1 and older models have no such field: every head has its own keys and values.
     return read.number("kv_heads") if read.has("kv_heads") else heads
 
 
@@ -204,8 +203,8 @@ def _head_dim(read: _Fields, hidden: int, heads: int) -> int:
         return read.exactly("head_dim")
     if not heads or hidden % heads:
         raise ValueError(
-            f"config.json of {read.name} has no 'head_dim', and a hidden size of {hidden} is no "
-            f"multiple of {heads} heads"
+            f"config.json of {read.name} has no 'head_dim', so its hidden size ({hidden}) must be "
+            f"a multiple of its heads ({heads})"
         )
     return hidden // heads
 
@@ -215,7 +214,7 @@ def _intermediate(read: _Fields, hidden: int, mixture: Mapping[str, int]) -> int
         return read.exactly("intermediate_size_mlp")
     if read.has("intermediate"):
         return read.number("intermediate")
-    if "n_embd" in read.config or "n_layer" in read.config:  # GPT-2 and its kin
+    if "n_embd" in read.config or "n_layer" in read.config:  # GPT-2 and relatives
         return 4 * hidden
     if mixture and not mixture["first_dense_layers"]:
         return mixture["moe_intermediate"]
@@ -223,7 +222,7 @@ def _intermediate(read: _Fields, hidden: int, mixture: Mapping[str, int]) -> int
 
 
 def _mixture(read: _Fields, layers: int) -> dict[str, int]:
-    """The fields of a mixture of experts; none of them if it is dense."""
+    """The fields of a mixture of experts; empty for a dense model."""
     config = read.config
     if not read.has("experts") or read.number("experts") < 2:
         return {}
@@ -243,7 +242,7 @@ def _mixture(read: _Fields, layers: int) -> dict[str, int]:
 
 
 def _mixture_layers(read: _Fields, layers: int) -> int:
-    """How many layers are mixtures of experts, by each family's way to say so."""
+    """Number of layers that are mixtures of experts, in each family's notation."""
     config = read.config
     for key, dense in (("mlp_layer_types", "dense"), ("moe_layer_freq", 0)):
         kinds = config.get(key)
@@ -284,12 +283,12 @@ def _tied(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> b
 def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) -> Iterator[str]:
     config = read.config
     if family not in _COMPARED:
-        yield f"family {family!r} is not known: it is counted as if it were Llama"
+        yield f"family {family!r} is unknown: it is counted like Llama"
     if config is not whole:
         yield "only its language model is counted"
     quantized = whole.get("quantization_config") or config.get("quantization_config")
     if quantized:
-        yield "its weights are stored quantized; sizes are those of the numbers asked for"
+        yield "its weights are quantized, but sizes are computed for bf16"
     kinds = [str(kind) for kind in read.listed("layer_types")]
     windowed = sum(kind in _WINDOWED for kind in kinds)
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -299,6 +298,6 @@ def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) 
         windowed = layers - layers // pattern if isinstance(pattern, int) and pattern else layers
     if windowed:
         yield (
-            f"{windowed} of its {layers} layers look at a part of the context only and are counted "
-            "as if they looked at all: cache and attention are upper bounds"
+            f"{windowed} of its {layers} layers attend to only a part of the context, but are "
+            "counted as if they attended to all of it: cache and attention are upper bounds"
         )

@@ -1,4 +1,4 @@
-"""Models by name: those that come with the simulator, and any Hugging Face `config.json`."""
+"""Models by name: those shipped with the simulator, and any Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MIXTURES: dict[str, dict[str, Any]] = {
     "Qwen3-30B-A3B": {"experts": 128, "active_experts": 8, "moe_intermediate": 768},
     "Qwen3-235B-A22B": {"experts": 128, "active_experts": 8, "moe_intermediate": 1536},
     "Mixtral-8x7B": {"experts": 8, "active_experts": 2, "moe_intermediate": 14336},
-    # Without the module that predicts a second token: it is no part of ordinary generation.
+    # Without the module that predicts a second token, which ordinary generation does not use.
     "DeepSeek-V3": {
         "experts": 256,
         "active_experts": 8,
@@ -89,10 +89,10 @@ def _shape(row: _Row) -> ModelShape:
 
 
 def _distilled(base: ModelShape) -> ModelShape:
-    """DeepSeek-R1's distilled model: the shape of its base, and a head of its own.
+    """DeepSeek-R1's distilled model: the shape of its base, with an untied head.
 
-    That makes a difference for the 1.5B only: its config.json says `tie_word_embeddings: false`,
-    and Hugging Face counts 1.78 B parameters instead of 1.54. The larger bases are untied too.
+    This only matters for the 1.5B: its config.json has `tie_word_embeddings: false`, and Hugging
+    Face counts 1.78 B parameters instead of 1.54. The larger bases are untied as well.
     """
     return dataclasses.replace(
         base,
@@ -112,7 +112,7 @@ _DISTILLED = tuple(
 )
 
 MODELS = MappingProxyType({shape.name: shape for shape in (*_DISTILLED, *_BASES.values())})
-"""Name to shape."""
+"""Shapes by name."""
 
 _ALIASES = MappingProxyType(
     {
@@ -136,18 +136,18 @@ _ADDITIONS = re.compile(
     r"(^(deepseek|meta)-(?=r1-distill|llama))|(-(instruct|base|chat|thinking|\d{4}|v0\.1)(?=-|$))",
     re.IGNORECASE,
 )
-"""What names of the same shape begin or end with: `Meta-Llama-3.1-8B-Instruct`."""
+"""Prefixes and suffixes of names that do not change the shape: `Meta-Llama-3.1-8B-Instruct`."""
 
 
 def find_model(name_or_path: str) -> ModelShape:
-    """A model of the catalogue, or that of a Hugging Face folder or `config.json`.
+    """A model of the catalogue, or of a Hugging Face folder or `config.json`.
 
     Args:
-        name_or_path: as in the catalogue or on Hugging Face, whatever the case, organization and
-            tuning (`Qwen/Qwen2.5-7B-Instruct`); or a path, which wins.
+        name_or_path: a name of the catalogue or of Hugging Face, with any case, organization and
+            tuning (`Qwen/Qwen2.5-7B-Instruct`); or a path, which has precedence.
 
     Raises:
-        ValueError: in one line: nothing of that name (with the nearest ones), or a broken file.
+        ValueError: one line: an unknown name (with the nearest ones), or a broken file.
     """
     path = Path(name_or_path)
     if path.is_file() or (path / "config.json").is_file():
@@ -160,13 +160,13 @@ def find_model(name_or_path: str) -> ModelShape:
     if plain(short) not in known:
         raise ValueError(
             f"unknown model {name_or_path!r}; {did_you_mean(short, MODELS)} "
-            "(the path of a config.json works too)"
+            "(the path of a config.json also works)"
         )
     return MODELS[known[plain(short)]]
 
 
 def model_table() -> str:
-    """The catalogue as Markdown; GB are 1e9 bytes, of bf16, and GFLOPs 1e9 of one token forward."""
+    """The catalogue as Markdown; GB are 1e9 bytes in bf16, GFLOPs 1e9 per token forward."""
     lines = [
         "| model | parameters | active | layers | hidden | heads / KV | head width "
         "| GFLOPs per token | and per 1,000 of context | read per step, GB "

@@ -1,8 +1,8 @@
-"""Sizes of a decoder-only transformer: parameters, bytes and FLOPs from its shape.
+"""Sizes of a decoder-only transformer: parameters, bytes and FLOPs, computed from its shape.
 
-Matrices only. Norms and biases are left out, 0.03 % of a model of 135 million and less of larger
-ones; so are learned positions, which models since Llama do not have.
-A FLOP is one addition or one multiplication; a product with a matrix of P numbers takes 2 P.
+Only matrices count. Norms and biases are left out (0.03 % of a model of 135 million parameters,
+less of larger ones), and learned positions, which models since Llama do not have. A FLOP is one
+addition or one multiplication; a product with a matrix of P numbers takes 2 P.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 class LatentAttention:
     """Multi-head latent attention: one compressed vector is cached instead of keys and values.
 
-    Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; names of `config.json` behind.
+    Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1; names of `config.json` in parentheses.
     """
 
     cached_rank: int
     """Width of the compressed keys and values (`kv_lora_rank`)."""
     rope_head_dim: int
-    """Width of the key's rotated part, one for all heads, cached as well (`qk_rope_head_dim`)."""
+    """Width of the rotated part of keys, shared by all heads and cached (`qk_rope_head_dim`)."""
     value_head_dim: int
     """`v_head_dim`."""
     query_rank: int = 0
@@ -43,30 +43,30 @@ class ModelShape:
     hidden: int
     heads: int
     kv_heads: int
-    """Heads of keys and values; less than `heads` with grouped-query attention."""
+    """Heads of keys and values; fewer than `heads` with grouped-query attention."""
     head_dim: int
-    """Width of a head; with latent attention of its part without rotation."""
+    """Width of a head; with latent attention, of its part without rotation."""
     intermediate: int
     """Width of a dense MLP."""
     vocabulary: int
-    """Rows of the embedding, padding included."""
+    """Rows of the embedding, including padding."""
     tied_embeddings: bool
-    """The head is the input embedding."""
+    """Whether the head is the input embedding."""
     experts: int = 0
-    """Routed experts per layer; 0 is dense."""
+    """Routed experts per layer; 0 for a dense model."""
     active_experts: int = 0
-    """Routed experts that a token takes."""
+    """Routed experts that a token uses."""
     moe_intermediate: int = 0
     """Width of one routed expert."""
     shared_intermediate: int = 0
-    """Width of all shared experts of a layer together."""
+    """Sum of the widths of all shared experts of a layer."""
     first_dense_layers: int = 0
     """Layers of a mixture of experts that have a dense MLP; usually the first."""
     gated: bool = True
     """The MLP multiplies with a gate: three matrices instead of two."""
     latent: LatentAttention | None = None
     caveats: tuple[str, ...] = ()
-    """What these sizes do not say of the model; for reports."""
+    """What these sizes do not cover; for reports."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -100,32 +100,32 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them; tied embeddings count once."""
+        """All parameters; tied embeddings count once."""
         tables = 1 if self.tied_embeddings else 2
         return tables * self.embedding_parameters + self._layer_parameters(self.experts)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes: of the routed experts only its own."""
+        """Parameters used by one token, with only its own routed experts."""
         tables = 1 if self.tied_embeddings else 2
         return tables * self.embedding_parameters + self._layer_parameters(self.active_experts)
 
     @property
     def decode_parameters(self) -> int:
-        """Those that a decode step reads if it takes every expert: all but the input embedding.
+        """Parameters that a decode step reads if it uses every expert: all but the input embedding.
 
-        Of that a step reads one row per sequence. Tied, the table counts once, as the head.
+        A step reads one row of it per sequence. If tied, the table counts once, as the head.
         """
         return self.embedding_parameters + self._layer_parameters(self.experts)
 
     @property
     def embedding_parameters(self) -> int:
-        """Of one table: the input embedding, or the head."""
+        """Parameters of one table: the input embedding, or the head."""
         return self.vocabulary * self.hidden
 
     @property
     def expert_parameters(self) -> int:
-        """Of one routed expert in one layer."""
+        """Parameters of one routed expert in one layer."""
         return self._mlp_matrices * self.hidden * self.moe_intermediate
 
     @property
@@ -136,7 +136,7 @@ class ModelShape:
     # --- bytes -----------------------------------------------------------------------------------
 
     def weight_bytes(self, bytes_per_parameter: float = 2) -> float:
-        """Memory that the weights take."""
+        """Memory of the weights."""
         return self.parameters * bytes_per_parameter
 
     def decode_weight_bytes(
@@ -146,20 +146,20 @@ class ModelShape:
 
         Args:
             bytes_per_parameter: 2 for bf16.
-            sequences: that are decoded together, on which it depends how many experts are read;
-                None reads all.
+            sequences: number of sequences, which determines how many experts are read; None reads
+                all experts.
         """
         read = self.experts if sequences is None else self.experts_read(sequences)
         unread = self.moe_layers * (self.experts - read) * self.expert_parameters
         return (self.decode_parameters - unread) * bytes_per_parameter
 
     def experts_read(self, sequences: float) -> float:
-        """Expected number of different experts of one layer that a step of `sequences` takes.
+        """Expected number of different experts of one layer that a step of `sequences` uses.
 
         $$ E (1 - (1 - k / E)^n) $$
 
-        as if every token chose its k of the E experts evenly and by itself. Real routers favor
-        some, and read fewer.
+        assuming that each token chooses its k of the E experts uniformly and independently. Real
+        routers favor some experts and read fewer.
         """
         if not self.experts:
             return 0.0
@@ -177,21 +177,20 @@ class ModelShape:
     def cache_shards(self, tensor_parallel: int) -> int:
         """Parts that tensor parallelism cuts the cache of a token into.
 
-        A GPU holds at least one key-value head, and a latent vector whole: beyond that many GPUs
-        each further one repeats what another holds.
+        A GPU holds at least one key-value head, or a whole latent vector: further GPUs hold copies.
         """
         return 1 if self.latent is not None else min(tensor_parallel, self.kv_heads)
 
     # --- FLOPs -----------------------------------------------------------------------------------
 
     def linear_flops_per_token(self) -> float:
-        """One token's forward pass through the matrices; a backward pass takes twice as much."""
+        """FLOPs of one token's forward pass through the matrices; backward takes twice as many."""
         return 2.0 * (self.embedding_parameters + self._layer_parameters(self.active_experts))
 
     def attention_flops(self, context_tokens: float) -> float:
-        """One new token's scores against a context, and the weighted sum of its values.
+        """FLOPs of one new token's scores against a context, and of the weighted sum of its values.
 
-        For latent attention as in training and prefill, with keys and values expanded.
+        For latent attention, as in training and prefill, with expanded keys and values.
         """
         if self.latent is None:
             score_dim = value_dim = self.head_dim
@@ -207,7 +206,7 @@ class ModelShape:
         return 3 if self.gated else 2
 
     def _layer_parameters(self, experts: int) -> int:
-        """Of all layers, each mixture of experts with so many of its routed experts."""
+        """Parameters of all layers, with `experts` routed experts in each mixture."""
         dense = self._mlp_matrices * self.hidden * self.intermediate
         shared = self._mlp_matrices * self.hidden * self.shared_intermediate
         router = self.hidden * self.experts
@@ -220,7 +219,7 @@ class ModelShape:
 
     @property
     def _attention_parameters(self) -> int:
-        """Of one layer."""
+        """Attention parameters of one layer."""
         if self.latent is None:
             return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         latent = self.latent

@@ -1,10 +1,10 @@
-"""How far a GPU's kernels stay behind its data sheet: fitted coefficients, by GPU, with errors.
+"""Fitted coefficients of kernels by GPU, with errors: how much slower than the data sheet they are.
 
-    e_w, e_kv  seconds a memory access takes / seconds at the peak bandwidth, >= 1
+    e_w, e_kv  seconds of a memory access / seconds at the peak bandwidth, >= 1
     efficiency FLOP/s reached / peak FLOP/s, <= 1
-    *_error    mean absolute relative error of the formula on the points it was fitted to
+    *_error    mean absolute relative error of the formula on the points used for the fit
 
-`data/kernel_coefficients.csv` holds what `python -m tools.kernels` found.
+`python -m tools.kernels` writes them to `data/kernel_coefficients.csv`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:
-    """What messages between the GPUs of a node cost, beside their bytes over the peak rate."""
+    """Coefficients of messages between the GPUs of a node."""
 
     latency_s: float
-    """All-reduce of an engine, launched by a CUDA graph: its part that no GPU and no byte adds."""
+    """Constant time of an engine's all-reduce, which is launched by a CUDA graph."""
     hop_s: float
-    """For every GPU but the first."""
+    """Per GPU but the first."""
     one_shot_efficiency: float
-    """Share of the peak rate while every GPU reads all of every other (small messages)."""
+    """Share of the peak rate while every GPU reads the tensors of all others (small messages)."""
     ring_latency_s: float
     """The same three in a ring (large messages)."""
     ring_hop_s: float
     ring_efficiency: float
     error: float
-    """Of the five above and `latency_s`."""
+    """Error of the fit of the six above."""
     nccl_latency_s: float
-    """Of any NCCL collective."""
+    """Constant time of any NCCL collective."""
     nccl_hop_s: float
     """Per GPU but the first, and per pass: an all-reduce makes two, a gather or scatter one."""
     nccl_ramp_s: float
-    """Lost per pass by large messages, before the rate is reached."""
+    """Time that large messages lose per pass before they reach the rate."""
     nccl_ramp_bytes: float
-    """Message that loses half of it."""
+    """Message size that loses half of it."""
     nccl_efficiency: float
     nccl_error: float
 
@@ -56,49 +56,49 @@ class LinkCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCoefficients:
-    """How far the kernels of one GPU stay behind its data sheet."""
+    """Coefficients of the kernels of one GPU."""
 
     weight_reading: float
-    """e_w: time of reading weights over the time at peak bandwidth."""
+    """e_w: time to read weights / time at the peak bandwidth."""
     cache_reading: float
     """e_kv: the same for keys and values."""
     layer_s: float
-    """e_L: kernels of one layer that wait for nothing but their own start and end."""
+    """e_L: constant time per layer, of starting and ending kernels."""
     sequence_s: float
-    """e_B: per sequence of a decode step."""
+    """e_B: time per sequence of a decode step."""
     matrix_efficiency: float
     """Share of peak FLOP/s that large matrix products reach."""
     knee: float
     """p of `smooth_max` between reading and computing."""
     attention_efficiency: float
-    """Share of peak FLOP/s that attention reaches in prefill, causal pairs only."""
+    """Share of peak FLOP/s that attention reaches in prefill, counting causal pairs only."""
     activation_traffic: float
-    """Activations moved per token of prefill, in units of one pass at peak bandwidth."""
+    """Memory traffic of activations in prefill, in units of one pass at the peak bandwidth."""
     prefill_layer_s: float
-    """As `layer_s`, for prefill."""
+    """Like `layer_s`, for prefill."""
     links: LinkCoefficients
     decode_error: float
     prefill_error: float
     provenance: str
-    """Where the numbers come from, in words, for reports."""
+    """Source of the numbers, for reports."""
     fitted: bool = True
-    """False where they are typical values, or borrowed from another GPU."""
+    """False for typical values, or values of another GPU."""
 
     def __post_init__(self) -> None:
         _check_fields(self, efficiencies=("matrix_efficiency", "attention_efficiency"))
         if self.knee < 1:
-            raise ValueError(f"knee is {self.knee}, but must be >= 1; infinity is a hard maximum")
+            raise ValueError(f"knee is {self.knee}, but must be >= 1 (inf: hard maximum)")
 
 
 @cache
 def fitted_coefficients(path: Path | None = None) -> Mapping[str, KernelCoefficients]:
-    """GPU to the coefficients of a table.
+    """Coefficients of a table, by GPU.
 
     Args:
-        path: table as `data/kernel_coefficients.csv`; None reads that.
+        path: a table in the format of `data/kernel_coefficients.csv`; None reads that file.
 
     Raises:
-        ValueError: the table lacks a coefficient of a GPU, or holds one that cannot be.
+        ValueError: the table lacks a coefficient of a GPU, or has an impossible one.
     """
     source = path or DATA / "kernel_coefficients.csv"
     by_gpu: dict[str, dict[str, float]] = {}
@@ -110,7 +110,7 @@ def fitted_coefficients(path: Path | None = None) -> Mapping[str, KernelCoeffici
 
 
 def coefficients_from(values: Mapping[str, float], source: str) -> KernelCoefficients:
-    """Coefficients from their names; those of the links begin with `link_`.
+    """Coefficients from their values by name; names for links begin with `link_`.
 
     Raises:
         ValueError: one is missing.
@@ -129,7 +129,7 @@ def coefficients_from(values: Mapping[str, float], source: str) -> KernelCoeffic
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file whose first lines, beginning with `#`, say where it comes from."""
+    """Rows of a CSV file, without the lines that start with `#`, which give its source."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 

@@ -1,9 +1,9 @@
-"""What it costs to change between generation and training on the same GPUs.
+"""Cost of switching between generation and training on the same GPUs.
 
-    to training      the cache is given up; optimizer state comes back from the host
-    to generation    optimizer state goes to the host; weights change layout into the engines
+    to training      the cache is freed; optimizer state is copied back from the host
+    to generation    optimizer state is copied to the host; weights are resharded for the engines
 
-The host holds what does not fit beside the engines' cache: fp32 parameters and moments.
+The host holds the state that does not fit next to the engines' cache: fp32 parameters and moments.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from simulator.costs.training_memory import OPTIMIZER_BYTES, WEIGHT_BYTES
 from simulator.costs.weight_sync import sync_speed
 
 PCIE_EFFICIENCY = 0.5
-"""Assumed, not measured: 8 GPUs copy at a time, through the memory of one host. From pinned memory;
-without it a colocated 0.6B trainer was seen to take 11 s for what would be 0.3 (vime issue 442,
+"""Assumed, not measured: 8 GPUs copy at the same time, through the memory of one host. For pinned
+memory; without it a colocated 0.6B trainer took 11 s instead of 0.3 s (vime issue 442,
 2026-09-19)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCost:
-    """Seconds in which GPUs do neither."""
+    """Seconds in which GPUs neither generate nor train."""
 
     to_training_s: float
     to_generation_s: float
@@ -39,7 +39,7 @@ class SwitchCost:
 
 
 def switch_cost(config: WeightsConfig, model: ModelShape, gpu: GPU, gpus: int) -> SwitchCost:
-    """There and back, once per training step. A measured `switch_s` is the sum of both.
+    """To training and back, once per training step. A measured `switch_s` is the sum of both.
 
     Raises:
         ValueError: no GPUs.
@@ -62,5 +62,5 @@ def switch_cost(config: WeightsConfig, model: ModelShape, gpu: GPU, gpus: int) -
     return SwitchCost(
         to_training_s=share * copy_s,
         to_generation_s=share * (copy_s + reshard_s),
-        provenance="weights.switch_s; both ways as the model has them",
+        provenance="weights.switch_s, divided between both ways as modeled",
     )

@@ -1,10 +1,10 @@
-"""What messages between GPUs take, in seconds, by the bytes that one GPU contributes.
+"""Duration of messages between GPUs, by the bytes that one GPU contributes.
 
     inside a node    NVLink, or PCIe where there is none
     between nodes    one adapter per GPU; rings of a collective use those of all its GPUs in a node
 
-Inside a node fitted to measured tables (`coefficients`). Between nodes no table of a usual cluster
-was at hand: peak rate times what one pair of nodes reached.
+Inside a node: fitted to measured tables (`coefficients`). Between nodes: the peak rate times the
+efficiency that one pair of nodes reached, because no table of a common cluster is published.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def engine_all_reduce_s(
 ) -> float:
     """All-reduce of an inference engine: its own kernel, launched by a CUDA graph.
 
-    The faster of two ways: every GPU reads everything of every other (few bytes), or a ring of
-    2 (n - 1) / n passes over the message. Across nodes it is NCCL's.
+    The faster of two ways: every GPU reads the whole tensor of every other (small messages), or a
+    ring of 2 (n - 1) / n passes over the message. Across nodes it is NCCL's.
 
     Args:
         size_bytes: of the tensor that every GPU holds.
-        gpus: that take part; 1 costs nothing.
+        gpus: number of GPUs; 1 takes no time.
         gpu: their type.
-        links: coefficients of one's own; None takes the GPU's.
+        links: custom coefficients; None uses the GPU's.
     """
     _check(size_bytes, gpus)
     if gpus == 1:
@@ -72,10 +72,10 @@ def all_reduce_s(
 
     Args:
         size_bytes: of the tensor that every GPU holds.
-        gpus: that take part; 1 costs nothing.
+        gpus: number of GPUs; 1 takes no time.
         gpu: their type.
-        gpus_per_node: of those that take part; None fills nodes.
-        links: coefficients of one's own; None takes the GPU's.
+        gpus_per_node: how many of them are in one node; None fills nodes.
+        links: custom coefficients; None uses the GPU's.
     """
     return _collective_s(size_bytes, gpus, gpu, passes=2, gpus_per_node=gpus_per_node, links=links)
 
@@ -88,7 +88,7 @@ def all_gather_s(
     gpus_per_node: int | None = None,
     links: LinkCoefficients | None = None,
 ) -> float:
-    """NCCL's all-gather: one pass; `size_bytes` is the gathered tensor. Otherwise as all-reduce."""
+    """NCCL's all-gather: one pass; `size_bytes` is the gathered tensor. See `all_reduce_s`."""
     return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
 
 
@@ -110,7 +110,7 @@ def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> floa
     Args:
         size_bytes: of the message.
         gpu: type of both.
-        across_nodes: over the network instead of the node's links.
+        across_nodes: through the network instead of the node's links.
     """
     _check(size_bytes, 2)
     if across_nodes:
@@ -150,6 +150,6 @@ def _collective_s(
 
 def _check(size_bytes: float, gpus: int) -> None:
     if not math.isfinite(size_bytes) or size_bytes < 0:
-        raise ValueError(f"a message of {size_bytes} bytes cannot be sent; it must be >= 0")
+        raise ValueError(f"size_bytes is {size_bytes}, but must be >= 0 and finite")
     if gpus < 1:
-        raise ValueError(f"{gpus} GPUs cannot exchange a message; there must be at least 1")
+        raise ValueError(f"gpus is {gpus}, but must be >= 1")

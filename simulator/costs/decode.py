@@ -1,15 +1,15 @@
-"""How long an engine takes for decode steps: for one, for many in closed form, and the inverse.
+"""Duration of decode steps: of one, of many in closed form, and the inverse.
 
     B  sequences that decode together
     C  tokens of context, summed over them; every step adds B
 
     gpu(B, C) = smooth_max(e_w weights / W, 2 P B / (F e_c))   reading weights, or computing
                 + e_kv cache C / W                             reading keys and values
-                + e_L layers + e_B B + all-reduces             what waits for nothing
+                + e_L layers + e_B B + all-reduces             constant times
     step      = max(gpu, engine) when the engine's CPU works while the GPU does, else their sum
 
-For a fixed B the GPU's part is a straight line over the steps, so that m steps are a sum of two
-arithmetic series: one event per change of the batch, not one per token.
+For a fixed B the GPU's part grows linearly from step to step, so m steps are a sum of two
+arithmetic series: a simulation needs one event per change of the batch, not one per token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ bound. It grows with the batch and with what else the host does: measure it.
 """
 
 _ROUNDING = 1e-6
-"""Share of a step that may be missing from it: times are sums of many floats."""
+"""Fraction of a step that may be missing at its end: times are sums of many floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class DecodeCost:
     tensor_parallel: int
     coefficients: KernelCoefficients
     overhead_s: float
-    """CPU time of the engine per step, where nothing slows it down."""
+    """CPU time of the engine per step, without a slowdown."""
     overlap: bool = True
     """The engine prepares the next step while the GPU computes."""
     slowdown: float = 1.0
-    """How many times longer everything takes on this engine: a straggler."""
+    """Factor on all times of this engine, for stragglers."""
     measured: MeasuredDecode | None = None
     """Replaces the formula."""
     context_token_s: float = field(init=False)
     """GPU seconds of a step per token of context."""
     engine_s: float = field(init=False)
-    """CPU seconds of a step; 0 where a step was measured, which includes them."""
+    """CPU seconds of a step; 0 for a measured step, which includes them."""
     _base_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,16 +81,16 @@ class DecodeCost:
 
     @property
     def provenance(self) -> str:
-        """Where the numbers come from, in words."""
+        """Source of the numbers, for reports."""
         if self.measured is not None:
             return self.measured.provenance
         return self.coefficients.provenance
 
     @property
     def error(self) -> float:
-        """Mean absolute relative error of the GPU's part on what its coefficients were fitted to.
+        """Mean absolute relative error of the GPU's part on the points used for the fit.
 
-        For mixtures of experts and latent attention no kernels were at hand: 0.3 at least.
+        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
         """
         if self.measured is not None:
             return self.measured.error
@@ -98,7 +98,7 @@ class DecodeCost:
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
     def base_s(self, sequences: int) -> float:
-        """GPU seconds of a step of so many sequences, before it reads any cache."""
+        """GPU seconds of a step of `sequences` sequences, without reading the cache."""
         try:
             return self._base_s[sequences]
         except KeyError:
@@ -112,14 +112,14 @@ class DecodeCost:
         """Seconds of a step, the engine's CPU included.
 
         Args:
-            sequences: B, that decode together.
-            context_tokens: C, summed over them, before the step.
+            sequences: B, the number of sequences.
+            context_tokens: C, their context before the step, summed.
         """
         gpu_s = self.gpu_s(sequences, context_tokens)
         return max(gpu_s, self.engine_s) if self.overlap else gpu_s + self.engine_s
 
     def steps_s(self, sequences: int, context_tokens: float, steps: int) -> float:
-        r"""Seconds of so many steps, during which nobody joins or leaves.
+        r"""Seconds of `steps` steps during which no sequence joins or leaves.
 
         Step k = 0, 1, ... has the context C + k B, and takes g + k d on the GPU. The first n of
         them are shorter than the engine's time E and wait for it:
@@ -135,7 +135,7 @@ class DecodeCost:
         return waiting * self.engine_s + (steps - waiting) * first_s + growth_s * reading
 
     def steps_within(self, sequences: int, context_tokens: float, seconds: float) -> int:
-        """Whole steps that are done after so many seconds: the inverse of `steps_s`."""
+        """Whole steps that are done after `seconds`: the inverse of `steps_s`."""
         if seconds <= 0:
             return 0
         first_s = self.base_s(sequences) + self.context_token_s * context_tokens
@@ -156,22 +156,22 @@ class DecodeCost:
         root = math.sqrt(half_s * half_s + 2 * growth_s * left_s)
         guess = 2 * left_s / (half_s + root) if half_s > 0 else (root - half_s) / growth_s
         done = waiting + int(guess)
-        # The end of a step may lie a rounding error behind.
+        # The end of a step may be a rounding error later.
         while self.steps_s(sequences, context_tokens, done + 1) <= seconds + _ROUNDING * first_s:
             done += 1
         return done
 
     def parts(self, sequences: int, context_tokens: float) -> Mapping[str, float]:
-        """A step's seconds by what they go to; they add up to `step_s`."""
+        """Seconds of a step by part; they sum to `step_s`."""
         parts = {**self._parts(sequences), "reading cache": self.context_token_s * context_tokens}
         gpu_s = sum(parts.values())
         parts["engine CPU"] = max(0.0, self.engine_s - gpu_s) if self.overlap else self.engine_s
         return parts
 
     def _parts(self, sequences: int) -> dict[str, float]:
-        """What a step takes at context 0."""
+        """GPU seconds of a step at context 0, by part."""
         if sequences < 1:
-            raise ValueError(f"a decode step of {sequences} sequences; it has at least 1")
+            raise ValueError(f"sequences of a decode step is {sequences}, but must be >= 1")
         if self.measured is not None:
             return {"measured": self.measured.base_s(sequences) * self.slowdown}
         model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
@@ -195,7 +195,7 @@ class DecodeCost:
         return {name: seconds * self.slowdown for name, seconds in parts.items()}
 
     def _waiting_steps(self, first_s: float, growth_s: float, steps: int) -> int:
-        """Of so many steps those at the beginning whose GPU part is shorter than the engine's."""
+        """The steps, of the first `steps`, whose GPU part is shorter than the engine's CPU time."""
         missing_s = self.engine_s - first_s
         if missing_s <= 0:
             return 0
@@ -223,12 +223,12 @@ def decode_cost(
         tensor_parallel: GPUs of the engine.
         overhead_s: CPU time of the engine per step; None is `ENGINE_S`.
         overlap: the CPU works on the next step while the GPU computes; False adds both.
-        slowdown: how many times longer everything takes: a straggler.
-        measured: steps that were measured; replaces formula and overhead.
-        coefficients: of one's own; None takes the GPU's.
+        slowdown: factor on all times, for stragglers.
+        measured: measured steps, which replace formula and overhead.
+        coefficients: custom coefficients; None uses the GPU's.
 
     Raises:
-        ValueError: the model cannot be split over so many GPUs, or a time is negative.
+        ValueError: the model cannot be split over `tensor_parallel` GPUs, or a time is negative.
     """
     return DecodeCost(
         model=model,

@@ -1,7 +1,7 @@
-"""Money and energy of a run: what its pools of GPUs cost, busy or not.
+"""Cost and energy of a run, by pool of GPUs.
 
-A pool is paid for from the first second to the last; its power depends on what it does. Dollars
-come as low, typical and high, as far as somebody publishes them.
+A pool is paid for from the first second to the last; its power depends on its utilization. Dollars
+are low, typical and high, where prices are published.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OVERHEAD = "overhead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUse:
-    """GPUs of one kind, over a run."""
+    """Use of GPUs of one type over a run."""
 
     name: str
     gpu: GPU
     gpus: int
     seconds: float
-    """Of the run."""
+    """Duration of the run."""
     utilization: float
     """Share of the GPU-seconds that the pool computes."""
 
@@ -33,7 +33,7 @@ class PoolUse:
             raise ValueError(
                 f"pool {self.name} has {self.gpus} GPUs for {self.seconds} s; both must be >= 0"
             )
-        # A share that was summed up from parts may exceed 1 in its last digits.
+        # A sum of shares may exceed 1 in its last digits.
         if not 0 <= self.utilization <= 1 + 1e-9:
             raise ValueError(
                 f"utilization of pool {self.name} is {self.utilization}, but must be in [0, 1]"
@@ -41,13 +41,13 @@ class PoolUse:
 
     @property
     def gpu_hours(self) -> float:
-        """That are paid for."""
+        """Paid GPU-hours."""
         return self.gpus * self.seconds / HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Dollars of a run or of a part of it; None where no price is known."""
+    """Dollars of a run or of a part of it; None if no price is known."""
 
     dollars: float | None
     """At typical prices."""
@@ -55,18 +55,18 @@ class Cost:
     high: float | None
     gpu_hours: float
     parts: Mapping[str, float]
-    """Pool, or `overhead`, to dollars; their sum is `dollars`. Empty without a price."""
+    """Dollars by pool, and of `overhead`; their sum is `dollars`. Empty without a price."""
     sources: Mapping[str, str]
-    """GPU to where its price comes from."""
+    """Source of the price, by GPU."""
 
     def divided(self, by: float) -> Cost:
-        """Share of one of `by` equal parts: per step, per million trained tokens.
+        """The cost divided by a number: per step, or per million trained tokens.
 
         Raises:
             ValueError: `by` is not positive.
         """
         if not math.isfinite(by) or by <= 0:
-            raise ValueError(f"a cost cannot be shared out to {by}; it must be > 0")
+            raise ValueError(f"cannot divide a cost by {by}; use a number > 0")
         parts = {name: dollars / by for name, dollars in self.parts.items()}
         return Cost(
             dollars=sum(parts.values()) if parts else None,
@@ -78,7 +78,7 @@ class Cost:
         )
 
     def per_million_tokens(self, trained_tokens: float) -> Cost:
-        """Of a million tokens that were trained on."""
+        """Cost of a million trained tokens."""
         return self.divided(trained_tokens / 1e6)
 
 
@@ -88,9 +88,9 @@ def run_cost(
     """Dollars of a run.
 
     Args:
-        pools: every GPU once; a colocated cluster is one pool.
-        price_per_gpu_h: replaces the catalogue's prices, of all GPUs.
-        overhead: share added for storage, network and operation.
+        pools: all GPUs, each in one pool; a colocated cluster is one pool.
+        price_per_gpu_h: replaces the catalogue's prices for all GPUs.
+        overhead: fraction added for storage, network and operation.
 
     Raises:
         ValueError: a price or share below 0.
@@ -117,17 +117,17 @@ def run_cost(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """Of the GPUs alone: hosts, network and cooling come on top, often as much as half again."""
+    """Energy of the GPUs alone: hosts, network and cooling often add 50 %."""
 
     kwh: float
     parts: Mapping[str, float]
-    """`pool, busy` and `pool, idle` to kilowatt-hours; their sum is `kwh`."""
+    """Kilowatt-hours by `pool, busy` and `pool, idle`; their sum is `kwh`."""
 
 
 def run_energy(pools: Sequence[PoolUse]) -> Energy:
-    """A GPU that computes takes its power limit, one that waits its idle power.
+    """Energy if a busy GPU draws its power limit and a waiting one its idle power.
 
-    The first is an upper bound: decoding, bound by memory, stays below the limit.
+    The first is an upper bound: decoding is bound by memory and stays below the limit.
     """
     parts: dict[str, float] = {}
     for pool in pools:
@@ -156,7 +156,7 @@ def _price(gpu: GPU, price_per_gpu_h: float | None) -> Price:
 def _dollars(
     pools: Sequence[PoolUse], prices: Sequence[float | None], overhead: float
 ) -> dict[str, float] | None:
-    """By pool, and overhead; None if a price is not known."""
+    """Dollars by pool, and of the overhead; None if a price is unknown."""
     parts: dict[str, float] = {}
     for pool, price in zip(pools, prices, strict=True):
         if price is None:

@@ -1,10 +1,10 @@
-"""What fits into an engine's memory: the weights, and how many tokens of keys and values.
+"""Memory of an engine: the weights, and the tokens of keys and values that fit next to them.
 
     memory of a GPU * utilization = weights / tensor_parallel + cache
     the rest                      = activations, CUDA graphs, communication buffers
 
 The utilization is SGLang's `mem_fraction_static`; vLLM's `gpu_memory_utilization` counts
-activations as well, so take some percent less for it.
+activations as well, so set a few percent less here.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def cache_tokens(
     *,
     longest_tokens: int = 1,
 ) -> int:
-    """Tokens of context that an engine holds, over all its sequences.
+    """Capacity of an engine's KV cache in tokens, over all its sequences.
 
     Args:
         model: its shape; weights and cache in 16 bits.
         gpu: type of the engine's GPUs.
         tensor_parallel: GPUs of the engine.
         utilization: share of each GPU's memory for weights and cache.
-        longest_tokens: prompt and answer of the longest sequence, which must fit.
+        longest_tokens: prompt plus response of the longest sequence, which must fit.
 
     Raises:
-        ValueError: in one line, with what would help: the model or its longest sequence does not
-            fit, it cannot be split over so many GPUs, or the utilization is no share.
+        ValueError: one line, with a fix: the model or its longest sequence does not fit, it cannot
+            be split over `tensor_parallel` GPUs, or the utilization is not in (0, 1].
     """
     if not 0 < utilization <= 1:
         raise ValueError(
@@ -59,19 +59,20 @@ def cache_tokens(
         )
     else:
         problem = (
-            f"not one sequence of {longest_tokens} tokens fits: {model.name} on {gpu.name} with "
-            f"tensor_parallel={tensor_parallel} and memory_utilization={utilization:g} has room "
-            f"for {max(0, tokens)} tokens beside its weights"
+            f"a sequence of {longest_tokens} tokens does not fit in memory: {model.name} on "
+            f"{gpu.name} with tensor_parallel={tensor_parallel} and "
+            f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
+            "weights"
         )
-    fix = _mend(model, gpu, tensor_parallel, utilization, longest_tokens)
+    fix = _fix(model, gpu, tensor_parallel, utilization, longest_tokens)
     raise refusal("rollout", f"rollout: {problem}; {fix}", Kind.MEMORY)
 
 
 def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> None:
-    """Refuse a split that no engine can do.
+    """Refuse a split that no engine supports.
 
     Raises:
-        ValueError: attention heads cannot be shared out evenly over so many GPUs; names the
+        ValueError: attention heads cannot be split evenly over `tensor_parallel` GPUs; lists the
             numbers that work.
     """
     if _splits(model, tensor_parallel):
@@ -80,7 +81,7 @@ def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> 
     cached = f" and {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
     raise refusal(
         "rollout.tensor_parallel",
-        f"rollout.tensor_parallel is {tensor_parallel}, but must share out the {model.heads} "
+        f"rollout.tensor_parallel is {tensor_parallel}, but must divide the {model.heads} "
         f"heads{cached} of {model.name} evenly; within a node of {gpu.name}: "
         f"{', '.join(map(str, possible))}",
         Kind.DIVISIBILITY,
@@ -90,21 +91,21 @@ def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> 
 def _splits(model: ModelShape, gpus: int) -> bool:
     if gpus < 1 or model.heads % gpus:
         return False
-    # Fewer key-value heads than GPUs are copied, evenly.
+    # Key-value heads are replicated evenly if there are fewer of them than GPUs.
     return model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0
 
 
 def _tokens(model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
-    """Negative if the weights alone are too much."""
+    """Tokens that fit; negative if the weights alone do not."""
     room = gpu.memory_bytes * utilization - model.weight_bytes() / tensor_parallel
     per_token = model.cache_bytes_per_token() / model.cache_shards(tensor_parallel)
     return math.floor(room / per_token)
 
 
-def _mend(
+def _fix(
     model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float, longest: int
 ) -> str:
-    """The nearest change that makes it fit."""
+    """The smallest change that makes it fit."""
     for split in range(tensor_parallel + 1, gpu.node_gpus + 1):
         if _splits(model, split) and _tokens(model, gpu, split, utilization) >= longest:
             return f"use tensor_parallel={split}"
@@ -120,4 +121,4 @@ def _mend(
                 return (
                     f"no split within a node helps; use {other.name} with tensor_parallel={split}"
                 )
-    return "no GPU of the catalogue holds it within a node; take a smaller model or shorter answers"
+    return "no GPU of the catalogue fits it within a node; use a smaller model or shorter responses"

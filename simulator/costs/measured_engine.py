@@ -1,10 +1,10 @@
-"""An engine whose times were measured: seconds of steps and prefills instead of coefficients.
+"""Engines with measured times: seconds of steps and prefills instead of coefficients.
 
     decode step   smooth_max(step, sequence B, knee) + context_token C
     prefill       pass + token n + pair (query, key) pairs
 
-with B sequences of C tokens of context altogether, and n new tokens. They hold for the model, the
-GPUs and the engine that were measured, and for nothing else. `areal-lab calibrate` fits them.
+with B sequences, C tokens of context over all of them, and n new tokens. They are only valid for
+the measured model, GPUs and engine. `areal-lab calibrate` fits them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ GIVEN = "given by the user"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDecode:
-    """Decode steps."""
+    """Measured decode steps."""
 
     step_s: float
-    """Whatever the batch: weights are read, kernels are launched, the engine's CPU works."""
+    """Per step, for any batch: reading weights, launching kernels, the engine's CPU."""
     sequence_s: float = 0.0
-    """For each sequence of the step."""
+    """Per sequence of the step."""
     context_token_s: float = 0.0
-    """For each token of context."""
+    """Per token of context."""
     knee: float = 1.0
-    """p of `smooth_max` between the first two; 1 adds them up."""
+    """p of `smooth_max` between the first two; 1 gives their sum."""
     error: float = 0.0
-    """Mean absolute relative error on steps that the fit has not seen; 0 is not known."""
+    """Mean absolute relative error on steps that the fit has not seen; 0 if unknown."""
     source: str = GIVEN
 
     def __post_init__(self) -> None:
@@ -46,42 +46,42 @@ class MeasuredDecode:
             raise ValueError(f"knee of a measured decode step is {self.knee}, but must be >= 1")
 
     def base_s(self, sequences: float) -> float:
-        """Seconds of a step before any context is read."""
+        """Seconds of a step without reading context."""
         return smooth_max(self.step_s, self.sequence_s * sequences, self.knee)
 
     @property
     def provenance(self) -> str:
-        """Where the numbers come from, in words."""
+        """Source of the numbers, for reports."""
         if self.sequence_s == self.context_token_s == 0:
             return f"a measured step of {self.step_s:g} s, {self.source}"
         return (
-            f"measured: {short_time(self.step_s)} a step, {short_time(self.sequence_s)} for each "
-            f"sequence, {short_time(self.context_token_s)} for each token of context; "
+            f"measured: {short_time(self.step_s)} per step, {short_time(self.sequence_s)} per "
+            f"sequence, {short_time(self.context_token_s)} per token of context; "
             f"{self.source}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrefill:
-    """Reading prompts, and reading again what an interruption threw away."""
+    """Measured prefills: of prompts, and of contexts that an interruption discarded."""
 
     pass_s: float
-    """Of each prefill, whatever it reads."""
+    """Per prefill, for any number of tokens."""
     token_s: float = 0.0
-    """For each token that is read."""
+    """Per new token."""
     pair_s: float = 0.0
-    """For each (query, key) pair of attention."""
+    """Per (query, key) pair of attention."""
     slowdown: float = 1.0
-    """How many times longer everything takes on this engine: a straggler."""
+    """Factor on all times of this engine, for stragglers."""
     error: float = 0.0
-    """As `MeasuredDecode.error`."""
+    """See `MeasuredDecode.error`."""
     source: str = GIVEN
 
     def __post_init__(self) -> None:
         _check(self, "measured prefill")
 
     def seconds(self, new_tokens: int, pairs: float) -> float:
-        """Seconds of a prefill; of no tokens, 0."""
+        """Seconds of a prefill; 0 without tokens."""
         if new_tokens <= 0:
             return 0.0
         read_s = self.pass_s + self.token_s * new_tokens + self.pair_s * pairs
@@ -89,15 +89,15 @@ class MeasuredPrefill:
 
     @property
     def provenance(self) -> str:
-        """Where the numbers come from, in words."""
+        """Source of the numbers, for reports."""
         return (
-            f"measured: {short_time(self.pass_s)} a prefill, {short_time(self.token_s)} for each "
-            f"token, {short_time(self.pair_s)} for each pair of attention; {self.source}"
+            f"measured: {short_time(self.pass_s)} per prefill, {short_time(self.token_s)} per "
+            f"token, {short_time(self.pair_s)} per pair of attention; {self.source}"
         )
 
 
 def measured_decode(config: SimulationConfig) -> MeasuredDecode | None:
-    """What the configuration says of decode steps; None leaves them to the cost model."""
+    """The decode steps given in a config; None if the cost model computes them."""
     rollout, calibration = config.rollout, config.calibration
     if rollout.decode_step_s is None:
         return None
@@ -112,7 +112,7 @@ def measured_decode(config: SimulationConfig) -> MeasuredDecode | None:
 
 
 def measured_prefill(config: SimulationConfig, slowdown: float = 1.0) -> MeasuredPrefill | None:
-    """What the configuration says of prefills; None leaves them to the cost model."""
+    """The prefills given in a config; None if the cost model computes them."""
     rollout, calibration = config.rollout, config.calibration
     if rollout.prefill_pass_s is None:
         return None

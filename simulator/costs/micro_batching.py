@@ -1,12 +1,12 @@
-"""Which sequences of a minibatch share a micro-batch, and on which data-parallel rank.
+"""Micro-batches: which sequences of a minibatch share one, and on which data-parallel rank.
 
     minibatch --balanced_parts--> ranks --dynamic_batches--> micro-batches within a token budget
                                         --in batch order---> equal numbers of sequences
 
-The decisions are those of `areal_lab.control.microbatch`; here they are only counted. Against a
-token budget lengths count in units of its 512th part, rounded up, which leaves about 0.5 % of the
-room unused; a test compares the micro-batches with those of exact packing. Between the decisions
-sequences are places in arrays, longest first.
+The decisions are those of `areal_lab.control.microbatch`; here their sizes are computed. Lengths
+are rounded up to units of 1/512 of the token budget, which leaves about 0.5 % of the room unused; a
+test compares the micro-batches with exact packing. Sequences are indices into arrays, longest
+first.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Numbers = NDArray[np.int64]
 Parts = list[list[int]]
 
 UNITS_PER_BUDGET = 512
-"""Lengths are rounded up to this share of the token budget; budgets below are exact."""
+"""Lengths are rounded up to this fraction of the token budget; smaller budgets are exact."""
 
 
 class Lanes(NamedTuple):
-    """Micro-batches of R = minibatches x ranks lanes, one after another; no lane is empty."""
+    """Micro-batches of R = minibatches x ranks lanes, lane by lane; no lane is empty."""
 
     order: Numbers
-    """Places of the sequences in the batch, by lane and micro-batch."""
+    """Indices of the sequences in the batch, by lane and micro-batch."""
     sequences: Numbers
     """Of each micro-batch."""
     micro_batches: Numbers
     """Of each lane."""
 
     def parts(self) -> list[Parts]:
-        """The same as lists: lanes of micro-batches of places."""
+        """The same as nested lists: lanes of micro-batches of indices."""
         ends = np.cumsum(self.sequences)
         batches = [one.tolist() for one in np.split(self.order, ends[:-1])]
         bounds = [0, *accumulate(self.micro_batches.tolist())]
@@ -53,18 +53,18 @@ class Cut:
     """Sizes of the micro-batches of a batch: R = minibatches x ranks lanes, M micro-batches."""
 
     tokens: Values
-    """That a micro-batch computes on, padding included, [R, M]."""
+    """Tokens of a micro-batch, with padding, [R, M]."""
     pairs: Values
-    """Of a token and one that it attends to, padding included, [R, M]."""
+    """(token, attended token) pairs of a micro-batch, with padding, [R, M]."""
     own_tokens: Values
-    """Without padding, [R, M]."""
+    """Tokens without padding, [R, M]."""
     own_pairs: Values
     present: NDArray[np.bool_]
-    """Micro-batches that there are, [R, M]; those of a lane come first."""
+    """Which micro-batches exist, [R, M]; those of a lane come first."""
 
 
 def minibatch_bounds(sequences: int, minibatches: int) -> list[int]:
-    """Where the minibatches of a batch begin and end, in batch order, equal within one sequence."""
+    """Bounds of the minibatches of a batch, in batch order; sizes differ by at most one."""
     return [sequences * one // minibatches for one in range(minibatches + 1)]
 
 
@@ -77,15 +77,15 @@ def cut_within_budget(
     least: int,
     units_per_budget: int = UNITS_PER_BUDGET,
 ) -> Lanes:
-    """For each minibatch and rank its micro-batches of at most `max_tokens` tokens.
+    """Micro-batches of at most `max_tokens` tokens, for each minibatch and rank.
 
     Args:
-        lengths: of the sequences, in batch order.
-        ranks: data parallel; they get nearly equal numbers of tokens.
-        minibatches: of the batch.
+        lengths: lengths of the sequences, in batch order.
+        ranks: data-parallel ranks; they get nearly equal numbers of tokens.
+        minibatches: number of minibatches of the batch.
         max_tokens: budget of a micro-batch.
-        least: micro-batches per minibatch and rank, if there are as many sequences.
-        units_per_budget: how finely lengths are told apart.
+        least: fewest micro-batches per minibatch and rank, if there are that many sequences.
+        units_per_budget: resolution of lengths.
 
     Raises:
         ValueError: a sequence is longer than the budget, or a minibatch has fewer sequences than
@@ -100,7 +100,7 @@ def cut_within_budget(
         )
     unit = max(1, max_tokens // units_per_budget)
     budget = max_tokens // unit
-    # One that fills the budget but for less than a unit takes it all.
+    # A sequence that lacks less than a unit to the budget takes all of it.
     rounded = np.minimum(-(-sizes // unit), budget)
     dealt, per_lane = _dealt(rounded, ranks, minibatches)
     ordered = rounded[dealt]
@@ -117,9 +117,9 @@ def cut_within_budget(
 def cut_evenly(
     lengths: Sequence[int] | Numbers, *, ranks: int, minibatches: int, micro_batches: int
 ) -> Lanes:
-    """For each minibatch and rank `micro_batches` of equal numbers of sequences, in batch order.
+    """`micro_batches` with equal numbers of sequences for each minibatch and rank, in batch order.
 
-    Long sequences may meet in one micro-batch; fewer sequences than micro-batches give one each.
+    Several long sequences may share a micro-batch; no micro-batch is empty.
     """
     dealt, per_lane = _dealt(np.asarray(lengths, np.int64), ranks, minibatches)
     in_order = [np.sort(lane) for lane in np.split(dealt, np.cumsum(per_lane)[:-1])]
@@ -136,8 +136,8 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
 
     Args:
         lanes: which sequences share a micro-batch.
-        lengths: of the sequences, in batch order.
-        padded: every sequence of a micro-batch is filled up to the longest.
+        lengths: lengths of the sequences, in batch order.
+        padded: pad every sequence of a micro-batch to the longest.
     """
     sizes, per_lane = lanes.sequences, lanes.micro_batches
     starts = np.cumsum(sizes) - sizes
@@ -169,26 +169,26 @@ def check_ranks(fewest: int, ranks: int) -> None:
     """Refuse minibatches that leave data-parallel ranks without a sequence.
 
     Args:
-        fewest: sequences of the smallest minibatch.
-        ranks: that share it.
+        fewest: number of sequences of the smallest minibatch.
+        ranks: number of data-parallel ranks that share it.
 
     Raises:
-        ValueError: in one line, with the bound and the remedy.
+        ValueError: one line, with the bound and a fix.
     """
     if fewest < ranks:
         raise ValueError(
-            f"a minibatch of {fewest} sequences cannot keep {ranks} data-parallel ranks busy; "
-            "take fewer minibatches or training GPUs, or more sequences per batch"
+            f"a minibatch has {fewest} sequences, but must have >= {ranks}, one per data-parallel "
+            "rank; use fewer minibatches or training GPUs, or more sequences per batch"
         )
 
 
 def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
-    """Sequences of each minibatch and rank, longest first, and how many each lane has.
+    """Sequences of each minibatch and rank, longest first, and the number of sequences per lane.
 
-    Of one minibatch all ranks, then of the next.
+    All ranks of one minibatch come before the next minibatch.
     """
     check_ranks(len(sizes) // minibatches, ranks)
-    # Minibatches of equal numbers are dealt all at a time.
+    # Minibatches of equal size are assigned all at once.
     at_once = 1 if len(sizes) % minibatches else minibatches
     most = int(sizes.max(initial=0))
     dealt: list[Numbers] = []
@@ -206,7 +206,7 @@ def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[
 
 
 def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> Lanes:
-    """From the micro-batches of each lane, as places in its own part of `dealt`."""
+    """From the micro-batches of each lane, given as indices into the lane's part of `dealt`."""
     batches = list(chain.from_iterable(lanes))
     before = np.cumsum(per_lane) - per_lane
     places = _joined(batches) + np.repeat(before, per_lane)
@@ -220,7 +220,7 @@ def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> L
 def _many_lanes(
     dealt: Numbers, ordered: Numbers, per_lane: Numbers, budget: int, least: int
 ) -> Lanes:
-    """Within a budget, all lanes at a time; `ordered` are the lengths of `dealt`."""
+    """Pack all lanes at once, within a budget; `ordered` are the lengths of `dealt`."""
     present = np.arange(per_lane.max()) < per_lane[:, None]
     lengths = np.zeros(present.shape, np.int64)
     lengths[present] = ordered

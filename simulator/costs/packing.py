@@ -1,6 +1,6 @@
-"""The rules of `areal_lab.control.microbatch` for many lanes at a time: the same, in arrays.
+"""Vectorized packing: the rules of `areal_lab.control.microbatch` for many lanes at the same time.
 
-    balanced_ranks   `balanced_parts`: all ranks of a minibatch, a round of sequences per step
+    balanced_ranks   `balanced_parts`: all ranks of all minibatches, a round of sequences per step
     lane_batches     `dynamic_batches`: all lanes, the next sequence of each per step
 
 Axes: T sequences of a lane, longest first; R lanes. Lengths are positive integers in any unit.
@@ -18,16 +18,16 @@ from areal_lab.control.microbatch import balanced_parts
 Numbers = NDArray[np.int64]
 
 FEWEST_LANES: Final = 24
-"""From about which `lane_batches` takes less time than lane by lane: 10 us per step, and 0.5 us per
-sequence there."""
+"""Lanes from which `lane_batches` is faster than packing lane by lane: a step takes 10 us, and a
+sequence 0.5 us when packed alone."""
 _RADIX_SORTED: Final = (np.int8, np.int16)
-"""NumPy sorts these stably in an eighth of the time that it takes for larger integers."""
+"""NumPy's stable sort is 8 times faster for these than for larger integers."""
 _STEPS: Final = 16
-"""After which it is looked how many micro-batches are open."""
+"""Steps between two counts of the open micro-batches."""
 
 
 def stable_order(values: Numbers, *, most: int) -> Numbers:
-    """`argsort` along the last axis, equal values in their order; `most` is the largest size."""
+    """Stable `argsort` along the last axis; `most` is the largest value."""
     dtype = next((one for one in _RADIX_SORTED if most <= np.iinfo(one).max), np.int64)
     return np.argsort(values.astype(dtype), axis=-1, kind="stable")
 
@@ -35,18 +35,18 @@ def stable_order(values: Numbers, *, most: int) -> Numbers:
 def balanced_ranks(sizes: Numbers, ranks: int) -> Numbers:
     """The rank of each sequence of each minibatch, longest first, by the rule of `balanced_parts`.
 
-    In a round of as many sequences as there are ranks, each rank gets one: the lightest rank the
-    longest, and so on. That is what the rule says unless a rank is, with its sequence of the round,
-    still lighter than another was before the round. Then `control` deals one by one.
+    In each round of `ranks` sequences, each rank gets one: the lightest rank gets the longest, and
+    so on. This equals the rule unless a rank, with its sequence of the round, is still lighter than
+    another rank was before the round. In that case `control` assigns the sequences one by one.
 
     Args:
-        sizes: of the sequences, [minibatches, sequences].
-        ranks: of which each minibatch has as many.
+        sizes: sizes of the sequences, [minibatches, sequences].
+        ranks: number of ranks of each minibatch.
     """
     minibatches, sequences = sizes.shape
     rounds = -(-sequences // ranks)
-    # A rank's load and its number in one integer, as equal loads go by number. Nobody is behind
-    # those that fill up the last round.
+    # One integer holds a rank's load and number, because equal loads are ordered by number. Huge
+    # weights fill up the last round.
     weights = np.full((minibatches, rounds * ranks), (int(sizes.max(initial=0)) + 1) * ranks)
     weights[:, :sequences] = sizes * ranks
     by_round = weights.reshape(minibatches, rounds, ranks).transpose(1, 0, 2).copy()
@@ -67,24 +67,24 @@ def balanced_ranks(sizes: Numbers, ranks: int) -> Numbers:
 def lane_batches(lengths: Numbers, *, max_tokens: int, min_batches: int) -> Numbers:
     """The micro-batch of each sequence in its lane, [T, R], by the rule of `dynamic_batches`.
 
-    A micro-batch is a row of a table with a column per lane. Among those with room it is the one
-    with the smallest key that takes the next sequence:
+    Micro-batches are rows of a table with a column per lane. The next sequence goes into the
+    micro-batch with room that has the smallest key:
 
         key = (sequences - 1) * unit + place in the table        unsigned: empty ones come last
 
     Args:
-        lengths: of the sequences, [T, R]; shorter lanes end with zeros, whose micro-batch means
-            nothing. None exceeds `max_tokens`.
-        max_tokens: of a micro-batch.
-        min_batches: as many sequences, the longest, get one each.
+        lengths: of the sequences, [T, R], at most `max_tokens`; shorter lanes end with zeros, whose
+            micro-batch is meaningless.
+        max_tokens: budget of a micro-batch.
+        min_batches: the longest `min_batches` sequences get one micro-batch each.
     """
     longest, lanes = lengths.shape
     first = min(min_batches, longest)
-    # More than there can be: all but one that opened beyond `min_batches` are over half full.
+    # Upper bound: all but one of those opened beyond `min_batches` are over half full.
     most = max(first, int((2 * lengths.sum(axis=0) // max_tokens + 2).max()))
     size = most * lanes
     bits = size.bit_length()
-    # Half as wide it takes a seventh less time.
+    # Half as wide integers take a seventh less time.
     narrow = max(max_tokens, (longest + 1) << bits) < 1 << 31
     signed, unsigned = (np.int32, np.uint32) if narrow else (np.int64, np.uint64)
     sign = 31 if narrow else 63
@@ -108,7 +108,7 @@ def lane_batches(lengths: Numbers, *, max_tokens: int, min_batches: int) -> Numb
         left = table[:rows]
         allowed = left.view(unsigned)
         for length, chosen in zip(lengths[start:end], taken[start:end], strict=True):
-            # Of a negative number the sign fills all bits: the largest key there is.
+            # The sign of a negative number fills all bits, which makes the largest possible key.
             np.subtract(rooms, length, out=left)
             np.right_shift(left, sign, out=left)
             np.bitwise_or(allowed, keys, out=allowed)

@@ -1,4 +1,4 @@
-"""How long an engine takes to read prompts, or to read again what an interruption threw away.
+"""Duration of a prefill: of prompts, or of contexts that an interruption discarded.
 
 n      new tokens of the pass, over all its sequences
 pairs  (query, key) pairs of attention: n (n + 1) / 2 for one new sequence of n tokens
@@ -21,15 +21,15 @@ from simulator.costs.roofline import smooth_max
 from simulator.costs.typical_coefficients import kernel_coefficients
 
 CHUNK_TOKENS = 8192
-"""Most tokens of one pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""
+"""Largest number of tokens per pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int = 0) -> int:
-    """Pairs of attention of one sequence: every new token sees the cached, the earlier and itself.
+    """Attention pairs of one sequence: a new token attends to all earlier tokens and itself.
 
     Args:
-        new_tokens: that are computed.
-        cached_tokens: before them, whose keys and values are there already.
+        new_tokens: tokens to compute.
+        cached_tokens: earlier tokens, whose keys and values are cached.
     """
     return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
 
@@ -60,25 +60,25 @@ class PrefillCost:
 
     @property
     def provenance(self) -> str:
-        """Where the numbers come from, in words."""
+        """Source of the numbers, for reports."""
         return self.coefficients.provenance
 
     @property
     def error(self) -> float:
-        """Mean absolute relative error on what the coefficients were fitted to.
+        """Mean absolute relative error on the points used for the fit.
 
-        For mixtures of experts and latent attention no kernels were at hand: 0.3 at least.
+        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
         """
         dense = self.model.experts == 0 and self.model.latent is None
         known = self.coefficients.prefill_error
         return known if dense else max(known, 0.3)
 
     def seconds(self, new_tokens: int, pairs: float) -> float:
-        """Seconds of a prefill, cut into chunks if it is long.
+        """Seconds of a prefill, divided into chunks if it is long.
 
         Args:
-            new_tokens: over all sequences; 0 takes no time.
-            pairs: of attention, over all sequences (`causal_pairs`).
+            new_tokens: sum over all sequences; 0 takes no time.
+            pairs: attention pairs, summed over all sequences (`causal_pairs`).
         """
         if new_tokens <= 0:
             return 0.0
@@ -89,7 +89,7 @@ class PrefillCost:
         return linear_s + self.pair_s * pairs
 
     def pass_s(self, tokens: int) -> float:
-        """Seconds of one forward pass without the pairs of its attention."""
+        """Seconds of one forward pass, without its attention pairs."""
         try:
             return self._pass_s[tokens]
         except KeyError:
@@ -129,12 +129,12 @@ def prefill_cost(
         model: its shape.
         gpu: type of the engine's GPUs.
         tensor_parallel: GPUs of the engine.
-        slowdown: how many times longer everything takes: a straggler.
-        chunk_tokens: most tokens of one pass.
-        coefficients: of one's own; None takes the GPU's.
+        slowdown: factor on all times, for stragglers.
+        chunk_tokens: largest number of tokens per pass.
+        coefficients: custom coefficients; None uses the GPU's.
 
     Raises:
-        ValueError: the model cannot be split over so many GPUs.
+        ValueError: the model cannot be split over `tensor_parallel` GPUs.
     """
     return PrefillCost(
         model=model,

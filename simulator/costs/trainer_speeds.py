@@ -1,11 +1,11 @@
-"""Trainers whose speed is known: coefficients fitted to published measurements, and the default.
+"""Speeds of known trainers: coefficients fitted to published measurements, and the default.
 
     PRIME_RL   12 optimizer steps of its benchmark (0.6B, 4B, 30B-A3B on H100 and H200)   2.3 % off
     AREAL      the same with one factor, fitted to the dynamic row of the paper's Figure 6a  4.6 %
 
-The default is AREAL, the slower. Neither was measured on GPUs of other kinds, which get the
-efficiencies of an H100: uncertain by some +-30 %; better give `trainer.mfu` or `trainer.step_s`.
-A trainer that is neither may be as far from AREAL as they are from each other, 1.42 times.
+The default is AREAL, the slower one. Neither was measured on other GPUs, which get the efficiencies
+of an H100 with an error of about +-30 %; there, set `trainer.mfu` or `trainer.step_s`. Another
+trainer may differ from AREAL as much as these two differ from each other, by a factor of 1.42.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Values = NDArray[np.float64]
 MATRIX_EFFICIENCY = 0.77
 """Large bf16 products on an H100: 0.76 at 4,096 rows (Llama-2-7B's up-projection, Vidur,
 microsoft/vidur 7d47513, 2024), 0.78 to 0.80 above (AIConfigurator 0.12.0, 2026-09). Not fitted:
-models of two widths cannot tell products from traffic."""
+models of two widths cannot separate products from traffic."""
 
 PRIME_RL = TrainerSpeed(
     name="prime-rl",
@@ -52,7 +52,7 @@ PRIME_RL = TrainerSpeed(
         "matrix_efficiency from kernel tables"
     ),
 )
-"""Six coefficients from twelve points; leaving each point out in turn, it is predicted to 5 %."""
+"""Six coefficients from twelve points; a fit without one point predicts it to 5 %."""
 
 AREAL = TrainerSpeed(
     name="AReaL",
@@ -68,34 +68,34 @@ AREAL = TrainerSpeed(
     provenance=(
         "prime-rl's coefficients times 1.42, fitted to the three dynamic bars of AReaL's Figure 6a "
         "(arXiv:2505.24298: 427.4, 454.7, 387.7 TFLOP/s as its trainer counts them) with the "
-        "batch and lengths of Table 1, pipeline bubbles apart; what such a step does besides is in "
-        "the factor"
+        "batch and lengths of Table 1, without pipeline bubbles; the factor includes everything "
+        "else that such a step does"
     ),
 )
-"""Megatron-Core 0.11 under AReaL's own pipeline, 2025."""
+"""Megatron-Core 0.11 in AReaL's trainer, 2025."""
 
 FITTED_ON: Final = ("H100", "H800", "H200")
-"""GPUs that training was measured on, and the one that differs from them in its links alone."""
+"""GPUs on which training was measured, and one that differs from them only in its links."""
 ELSEWHERE: Final = 0.3
-"""Relative error of training speed on other GPUs: assumed."""
+"""Assumed relative error of training speed on other GPUs."""
 OTHER_TRAINERS: Final = 1 - 1 / AREAL.slowdown
-"""How far a trainer may be from the default: as far as the two known ones are from each other."""
+"""Assumed difference of another trainer to the default: that of the two known ones."""
 
 
 class SpeedError(NamedTuple):
-    """How far off the default trainer's speed is on a type of GPU."""
+    """Error of the default trainer's speed on a type of GPU."""
 
     error: float
-    """Mean relative error there of the trainer that it was fitted to."""
+    """Mean relative error for the trainer that it was fitted to."""
     span: float
-    """How far the speed of another trainer may be from it, either way."""
+    """Relative difference of another trainer's speed, in either direction."""
     source: str
-    """Where the span comes from."""
+    """Explanation of the span."""
 
 
 def speed_error(gpu: GPU) -> SpeedError:
-    """Of training at the default speed."""
-    source = f"two known trainers differ by {AREAL.slowdown:g} times"
+    """Error of training at the default speed."""
+    source = f"two known trainers differ by a factor of {AREAL.slowdown:g}"
     if gpu.name in FITTED_ON:
         return SpeedError(AREAL.error, OTHER_TRAINERS, source)
     span = math.hypot(OTHER_TRAINERS, ELSEWHERE)
@@ -117,9 +117,9 @@ def areal_counted_flops(lengths: Sequence[int] | NDArray[np.int64], model: Model
 
     $$ 4 (2 L (4 T h^2 + 2 h \\sum s^2 + 3 T h f) + 4 T V h) $$
 
-    That is four passes (recomputed ones count), attention without the causal half, query heads as
-    wide as keys', and the embedding beside the head. So the bars of Figure 6a are utilizations of
-    22 to 27 %, not of 39 to 46 %.
+    It counts four passes (including recomputation), attention without the causal half, keys as wide
+    as queries, and the embedding in addition to the head. So the bars of Figure 6a are utilizations
+    of 22 to 27 %, not 39 to 46 %.
     Source: `realhf/base/monitor.py` and `realhf/system/flops_counter.py` of AReaL v0.3 (2025-05).
     """
     sizes = np.asarray(lengths, np.float64)
@@ -130,7 +130,7 @@ def areal_counted_flops(lengths: Sequence[int] | NDArray[np.int64], model: Model
 
 
 def fit_prime_rl(points: Sequence[PublishedPoint] = PRIME_RL_POINTS) -> tuple[Values, Values]:
-    """Coefficients that fit the points best, and the relative error of each point.
+    """The coefficients that fit the points best, and the relative error of each point.
 
     Returns:
         Inverse attention efficiency, hidden traffic, layer seconds, expert traffic, expert layer
@@ -142,7 +142,7 @@ def fit_prime_rl(points: Sequence[PublishedPoint] = PRIME_RL_POINTS) -> tuple[Va
     known = columns[:, 0] / MATRIX_EFFICIENCY
     free = columns[:, 1:]
     best, least = np.zeros(free.shape[1]), np.inf
-    # Few enough to try every set of coefficients that are not zero.
+    # Few enough coefficients to try every subset of nonzero ones.
     for count in range(1, free.shape[1] + 1):
         for chosen in itertools.combinations(range(free.shape[1]), count):
             some = np.linalg.lstsq(free[:, chosen], 1 - known, rcond=None)[0]

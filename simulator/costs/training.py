@@ -1,13 +1,13 @@
-"""How long a training step takes on given GPUs: passes, bubbles, waiting, gradients, optimizer.
+"""Duration of a training step: passes, bubbles, waiting for ranks, gradients, optimizer.
 
     lengths -> minibatches -> ranks -> micro-batches        areal_lab.control.microbatch
             -> seconds of each on a pipeline stage          training_speed, or a given utilization
             -> 1F1B per rank, then the slowest rank         pipeline_schedule
             -> gradients reduced, optimizer step            communication, memory bandwidth
 
-Layout: tensor parallel inside, then data parallel, then pipeline stages, as Megatron-LM orders
-them. Nothing of what follows the last backward pass is hidden behind it: reduction of gradients
-and gathering of parameters are counted whole (Megatron can overlap them; nobody published a share).
+Layout: tensor parallel innermost, then data parallel, then pipeline stages, the order of
+Megatron-LM. Reducing gradients and gathering parameters are counted in full, not overlapped with
+the backward pass (Megatron can overlap them, but no measured share is published).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OPTIMIZER_TRAFFIC_BYTES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """A model, its GPUs and how they are shared out."""
+    """Training cost of a model on GPUs, with their parallel layout."""
 
     model: ModelShape
     gpu: GPU
@@ -73,16 +73,16 @@ class TrainingCost:
     micro_batches: int = 32
     """Per minibatch and rank, without dynamic batching."""
     padded: bool = False
-    """Fill sequences up to the longest of their micro-batch; without dynamic batching only."""
+    """Pad sequences to the longest of their micro-batch; only without dynamic batching."""
     fully_sharded: bool = False
-    """Parameters are shared out over data parallelism and gathered for every pass (FSDP), while the
-    pass before computes; they are waited for where that takes longer."""
+    """Parameters are sharded over data parallelism and gathered for every pass (FSDP), during the
+    previous pass; a pass waits for them if that takes longer."""
     activation_recompute: bool = True
     proximal_logprobs: bool = True
     reference_logprobs: bool = False
     critic: bool = False
     mfu: float | None = None
-    """Utilization inside a micro-batch; bubbles, waiting and the rest come on top."""
+    """Utilization inside a micro-batch; bubbles, waiting and other parts are added."""
     speed: TrainerSpeed = field(default=AREAL)
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class TrainingCost:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
         _check_layout(self.model, self.gpus, self.tensor_parallel, self.pipeline_parallel)
         if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise ValueError(f"trainer.mfu is {self.mfu}, but must be in (0, 1]: a share, 0.3")
+            raise ValueError(f"trainer.mfu is {self.mfu}, but must be in (0, 1], such as 0.3")
         if self.dynamic_batching:
-            # Of fixed micro-batches the sizes are not known yet.
+            # The sizes of fixed micro-batches are not known yet.
             self.check_memory(self.micro_batch_tokens)
 
     @property
@@ -106,14 +106,14 @@ class TrainingCost:
 
     @property
     def passes(self) -> int:
-        """Forward passes that one training pass takes the time of."""
+        """Duration of a training pass (forward and backward), in forward passes."""
         return 4 if self.activation_recompute else 3
 
     def check_memory(self, micro_batch_tokens: float) -> None:
         """Refuse micro-batches that do not fit.
 
         Raises:
-            ValueError: in one line, with the bound and the mend.
+            ValueError: one line, with the bound and a fix.
         """
         memory = training_memory(
             self.model,
@@ -134,7 +134,7 @@ class TrainingCost:
         """One training step.
 
         Args:
-            lengths: tokens of prompt and answer of each sequence, in batch order.
+            lengths: tokens of prompt and response of each sequence, in batch order.
             minibatches: optimizer steps that the batch is cut into, in batch order.
 
         Raises:
@@ -156,7 +156,7 @@ class TrainingCost:
         busy_s = self.passes * forward_s.sum(axis=1).reshape(minibatches, ranks)
         padding_s = 0.0
         if self.padded:
-            # Without it a micro-batch takes the same launches: only tokens and pairs are fewer.
+            # Without padding a micro-batch has the same launches, and fewer tokens and pairs.
             own_s = self._stage_forward_s(cut.own_tokens, cut.own_pairs, cut.present)
             padding_s = self.passes * float((forward_s - own_s).sum()) / ranks
         mean_busy_s = float(busy_s.mean(axis=1).sum())
@@ -171,7 +171,7 @@ class TrainingCost:
         }
         scoring_s = self._scoring_s(forward_s, hop_s, cut.present, minibatches)
         if self.critic:
-            # A second model of this size: trained as the first, after a pass for its values.
+            # A second model of this size: trained like the first, after a pass for its values.
             parts[CRITIC] = sum(parts.values()) + scoring_s
         if self.proximal_logprobs:
             parts[PROXIMAL] = scoring_s
@@ -191,7 +191,7 @@ class TrainingCost:
 
     def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
         if self.dynamic_batching:
-            # A pipeline of p stages is kept busy by 2 p micro-batches, as AReaL's trainer has it.
+            # AReaL's trainer keeps a pipeline of p stages busy with 2 p micro-batches.
             least = 2 * self.pipeline_parallel if self.pipeline_parallel > 1 else 1
             lanes = cut_within_budget(
                 sizes,
@@ -210,11 +210,11 @@ class TrainingCost:
         return measure(lanes, sizes, padded=self.padded)
 
     def _stage_forward_s(self, tokens: Values, pairs: Values, present: NDArray[np.bool_]) -> Values:
-        """Of each micro-batch on one stage of the pipeline."""
+        """Forward seconds of each micro-batch on one stage of the pipeline."""
         model_parallel = self.tensor_parallel * self.pipeline_parallel
         if self.mfu is not None:
             flops = np.asarray(forward_flops(tokens, pairs, self.model))
-            # Published utilizations leave out what is recomputed, so a pass is that much faster.
+            # Published utilizations do not count recomputed FLOPs, so a pass is that much faster.
             reached = self.mfu * self.passes / 3 * self.gpu.flops_per_s
             return np.asarray(flops / (reached * model_parallel))
         shared_s, launches_s = pass_s(tokens, pairs, self.model, self.gpu, self.speed)
@@ -232,7 +232,7 @@ class TrainingCost:
         """Two all-reduces per layer and pass, of the hidden vectors of a micro-batch."""
         if self.tensor_parallel == 1:
             return np.zeros_like(tokens)
-        # Linear in the bytes but for its ramp: a line through nothing and a full micro-batch.
+        # Nearly linear in the bytes: a line through an empty and a full micro-batch.
         full_bytes = self.micro_batch_tokens * self.model.hidden * BYTES_PER_NUMBER
         start_s = all_reduce_s(0, self.tensor_parallel, self.gpu)
         full_s = all_reduce_s(full_bytes, self.tensor_parallel, self.gpu)
@@ -240,7 +240,7 @@ class TrainingCost:
         return np.asarray(2 * self.model.layers * (present * start_s + tokens * per_token_s))
 
     def _hop_s(self, tokens: Values) -> Values:
-        """To send a micro-batch's hidden vectors to the next stage."""
+        """Seconds to send a micro-batch's hidden vectors to the next stage."""
         if self.pipeline_parallel == 1:
             return np.zeros_like(tokens)
         across = self.gpus > self.gpu.node_gpus
@@ -252,14 +252,14 @@ class TrainingCost:
     def _scoring_s(
         self, forward_s: Values, hop_s: Values, present: NDArray[np.bool_], minibatches: int
     ) -> float:
-        """One forward pass over the batch; ranks meet at its end."""
+        """Seconds of one forward pass over the batch; ranks wait for each other at its end."""
         lanes = forward_only_s(forward_s, present, stages=self.pipeline_parallel, hop_s=hop_s)
         return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
 
     def _gradients_s(self) -> float:
-        """Fp32 gradients scattered, bf16 parameters gathered: a distributed optimizer.
+        """Reduce-scatter of fp32 gradients, all-gather of bf16 parameters (distributed optimizer).
 
-        Fully sharded, the next pass gathers.
+        If fully sharded, the next pass gathers instead.
         """
         scatter_s = self._over_ranks_s(reduce_scatter_s, GRADIENT_BYTES)
         if self.fully_sharded:
@@ -276,7 +276,7 @@ class TrainingCost:
         return collective(parameter_bytes * held, ranks, self.gpu, gpus_per_node=per_node)
 
     def _optimizer_s(self) -> float:
-        """Its states pass through memory once; the trainer's own time per step comes on top."""
+        """Memory traffic of the optimizer states, plus the trainer's constant time per step."""
         traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / self.gpus
         own_s = 0.0 if self.mfu is not None else self.speed.step_s
         return traffic / self.gpu.memory_bytes_per_s + own_s
@@ -291,16 +291,16 @@ def training_cost(
     longest_tokens: int = 0,
     fewest_sequences: int | None = None,
 ) -> Training:
-    """The training side of a simulation.
+    """Training cost for a config.
 
     Args:
-        config: layout, batching and overrides. A measured step is taken as it is: of the layout
-            only that it shares out the GPUs and the model is checked, not memory.
-        model: that is trained.
+        config: layout, batching and overrides. For a measured step, only the layout is checked
+            (it must divide the GPUs and the model), not memory.
+        model: model to train.
         gpu: type of the training GPUs.
-        gpus: number of them; all of the cluster when colocated.
-        longest_tokens: a prompt and answer may have; 0 does not check it.
-        fewest_sequences: of a minibatch; None does not check it.
+        gpus: number of training GPUs; the whole cluster when colocated.
+        longest_tokens: longest allowed prompt plus response; 0 skips the check.
+        fewest_sequences: sequences of the smallest minibatch; None skips the check.
 
     Raises:
         ValueError: the layout does not divide the GPUs or the model, does not fit in memory, the
@@ -328,7 +328,7 @@ def training_cost(
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(
             "trainer.micro_batch_tokens",
-            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but a prompt and response "
+            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but prompt and response "
             f"may have {longest_tokens} tokens; raise it to at least that, or lower "
             "workload.answers.max_tokens",
         )
@@ -342,13 +342,13 @@ def training_cost(
 def _check_layout(
     model: ModelShape, gpus: int, tensor_parallel: int, pipeline_parallel: int
 ) -> None:
-    """Refuse what does not share out the GPUs, the heads or the layers."""
+    """Refuse a layout that does not divide the GPUs, the heads or the layers."""
     model_parallel = tensor_parallel * pipeline_parallel
     if gpus % model_parallel:
         raise refusal(
             "trainer",
-            f"trainer: {gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
-            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); take a "
+            f"trainer: {gpus} training GPUs cannot be divided into replicas of {model_parallel} "
+            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); use a "
             f"multiple of {model_parallel}",
             Kind.DIVISIBILITY,
         )

@@ -1,7 +1,7 @@
 """Memory of one training GPU: parameters, gradients, optimizer state and activations.
 
-    bf16 parameters, fp32 gradients       shared out over tensor and pipeline parallelism
-    fp32 parameters and Adam's moments    over data parallelism as well (distributed optimizer);
+    bf16 parameters, fp32 gradients       split over tensor and pipeline parallelism
+    fp32 parameters and Adam's moments    also over data parallelism (distributed optimizer);
                                           fully sharded, the first two as well (FSDP, ZeRO-3)
     activations                           of the micro-batches in flight; the head's in chunks
 
@@ -25,10 +25,11 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16, fp32, and fp32 three times (parameter, two moments)."""
 
 _HIDDEN_BYTES, _MLP_BYTES = 34, 10
-"""Kept by one layer for its backward pass, per token: of its hidden width (Korthikanti et al.,
-arXiv:2205.05198, without the attention matrix) and of its MLP's, gate and product included."""
+"""Bytes that one layer keeps for its backward pass, per token: per unit of hidden width
+(Korthikanti et al., arXiv:2205.05198, without the attention matrix) and of MLP width, with gate and
+product."""
 _WORKING_FACTOR = 1.3
-"""What the backward pass of a layer adds: gradients of its activations."""
+"""Factor for the backward pass of a layer, which adds gradients of its activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class TrainingMemory:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all parts."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.reserved
 
 
@@ -59,18 +60,18 @@ def training_memory(
     critic: bool = False,
     reference: bool = False,
 ) -> TrainingMemory:
-    """What the fullest GPU (of the first stage) holds.
+    """Memory of the fullest GPU, which is in the first stage.
 
     Args:
-        model: that is trained.
-        gpus: all training GPUs.
+        model: model to train.
+        gpus: number of training GPUs.
         tensor_parallel: GPUs that share each layer; activations as well (sequence parallelism).
-        pipeline_parallel: stages; the first has as many micro-batches in flight.
-        micro_batch_tokens: of the largest micro-batch.
-        activation_recompute: keep only what enters a layer.
-        fully_sharded: data-parallel ranks share parameters and gradients out as well.
+        pipeline_parallel: stages; the first has this many micro-batches in flight.
+        micro_batch_tokens: tokens of the largest micro-batch.
+        activation_recompute: keep only the input of each layer.
+        fully_sharded: data-parallel ranks also shard parameters and gradients.
         critic: a second model of the same size is trained on the same GPUs.
-        reference: a third one is only read.
+        reference: another model of the same size is only read.
     """
     model_parallel = tensor_parallel * pipeline_parallel
     held = model.parameters / (gpus if fully_sharded else model_parallel)
@@ -92,39 +93,39 @@ def training_memory(
 def check_training_memory(
     memory: TrainingMemory, model: ModelShape, gpu: GPU, *, activation_recompute: bool
 ) -> None:
-    """Refuse what does not fit.
+    """Refuse a layout that does not fit in memory.
 
     Args:
-        memory: of the fullest GPU.
-        model: that is trained, for the message.
-        gpu: that holds it.
-        activation_recompute: is on already.
+        memory: memory of the fullest GPU.
+        model: model to train, for the message.
+        gpu: type of the GPU.
+        activation_recompute: whether it is on.
 
     Raises:
-        ValueError: in one line, with what is needed, what there is and what would help.
+        ValueError: one line, with the needed and the available memory and a fix.
     """
     if memory.total <= gpu.memory_bytes:
         return
     state = memory.parameters + memory.gradients + memory.optimizer
     if state + memory.reserved > gpu.memory_bytes:
-        mend = "raise trainer.tensor_parallel or trainer.pipeline_parallel, or train on more GPUs"
+        fix = "raise trainer.tensor_parallel or trainer.pipeline_parallel, or train on more GPUs"
     elif not activation_recompute:
-        mend = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
+        fix = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
     else:
-        mend = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
+        fix = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
     raise refusal(
         "trainer",
         f"trainer: training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
         f"{state / GIB:.1f}, activations {memory.activations / GIB:.1f}, reserved "
-        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {mend}",
+        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {fix}",
         Kind.MEMORY,
     )
 
 
 def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
-    """A warning if no layout without offloading holds the state; else nothing.
+    """A warning if no layout without offloading can hold the training state; else "".
 
-    For training whose step is given: such a step is believed, whatever the layout.
+    For training with a given step time, whose layout is not checked otherwise.
     """
     shares = training_memory(
         model,
@@ -138,14 +139,14 @@ def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
     if shares.total <= gpu.memory_bytes:
         return ""
     return (
-        f"training: its step is given, so that its memory is not checked; parameters, gradients "
+        f"training: memory is not checked, because trainer.step_s is given; parameters, gradients "
         f"and optimizer of {model.name} take {(shares.total - shares.reserved) / GIB:.1f} GiB on "
         f"each of {gpus} GPU{'s' * (gpus > 1)}, but {gpu.name} has {gpu.memory_bytes / GIB:.1f}"
     )
 
 
 def _mlp_width(model: ModelShape) -> float:
-    """Of the MLP that a token passes: the dense one, or its experts together."""
+    """Width of the MLP that a token passes: the dense one, or the sum of its experts."""
     if not model.experts:
         return model.intermediate
     return model.active_experts * model.moe_intermediate + model.shared_intermediate

@@ -1,17 +1,17 @@
-"""How fast a trainer gets through the layers: FLOPs, memory traffic and launches of one pass.
+"""Speed of a trainer: FLOPs, memory traffic and kernel launches of one pass.
 
     seconds of a pass = slowdown x (  matrix FLOPs / (matrix_efficiency x peak)
                                     + attention FLOPs / (attention_efficiency x peak)
                                     + hidden_traffic x tokens x layers x hidden bytes / bandwidth
                                     + layer_s x layers                                          )
 
-A training step makes four passes with activation recompute (forward, the same again, and a backward
+A training step makes four passes with activation recompute (forward, forward again, and a backward
 pass that counts twice), three without. Utilization is not an input: it follows from the tokens of a
-micro-batch (launches are shared), the width of the model (traffic grows with it, FLOPs with its
-square) and the lengths (attention), and falls where any is small.
+micro-batch (which share launches), the width of the model (traffic grows with it, FLOPs with its
+square) and the lengths (attention), and is low if any of them is small.
 
-FLOPs are those of the model: 2 per parameter and token but the input embedding, and causal
-attention (half of the square). Many trainers print others; `PublishedPoint` converts.
+FLOPs are those of the model: 2 per parameter and token (without the input embedding), plus causal
+attention (half of the square). Many trainers count differently; see `areal_counted_flops`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class TrainerSpeed:
     """Share of peak FLOP/s of causal attention, forward and backward together."""
     hidden_traffic: float
     """Reads or writes of a hidden vector per token, layer and pass: norms, activations, residuals,
-    what the MLP makes of them, and the head's share."""
+    the MLP's intermediate values, and the head's share."""
     layer_s: float
-    """Per layer and pass, whatever the tokens: launches, gathering of sharded weights."""
+    """Per layer and pass, for any number of tokens: launches, gathering of sharded weights."""
     expert_traffic: float
-    """As `hidden_traffic`, for every expert that a token of a mixture takes."""
+    """Like `hidden_traffic`, for every expert that a token of a mixture uses."""
     expert_layer_s: float
-    """As `layer_s`, in addition, for a layer with experts."""
+    """Like `layer_s`, in addition, for a layer with experts."""
     step_s: float
-    """Per optimizer step, whatever the tokens: statistics, logging."""
+    """Per optimizer step, for any number of tokens: statistics, logging."""
     slowdown: float = 1.0
-    """Of the whole trainer against the one that the other coefficients were fitted to."""
+    """Factor on all times, relative to the trainer that the other coefficients were fitted to."""
     error: float
-    """Mean absolute relative error of the seconds on the points it was fitted to."""
+    """Mean absolute relative error of the seconds, on the points used for the fit."""
     provenance: str
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class TrainerSpeed:
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
         if not 0 < self.slowdown < np.inf:
-            raise ValueError(f"slowdown is {self.slowdown}, but must be > 0; 1 is none")
+            raise ValueError(f"slowdown is {self.slowdown}, but must be > 0; 1 means none")
 
 
 def forward_flops(
@@ -75,10 +75,9 @@ def forward_flops(
     """FLOPs of a forward pass; a backward pass has twice as many.
 
     Args:
-        tokens: that are computed.
-        pairs: of a token and one that it attends to (itself included): s (s + 1) / 2 for a
-            sequence of s.
-        model: what they pass.
+        tokens: number of tokens.
+        pairs: (token, attended token) pairs, including itself: s (s + 1) / 2 for a sequence of s.
+        model: shape of the model.
     """
     return model.linear_flops_per_token() * tokens + model.attention_flops(1) * pairs
 
@@ -89,8 +88,8 @@ def pass_s(
     """Seconds of a forward pass through the whole model on one GPU, in two parts.
 
     Returns:
-        What is shared out by tensor and pipeline parallelism; and what only pipelining shares
-        out, since each GPU launches the kernels of all its layers.
+        The part that tensor and pipeline parallelism both divide; and the part that only pipeline
+        parallelism divides, because each GPU launches the kernels of all its layers.
     """
     traffic = model.layers * speed.hidden_traffic
     traffic += model.moe_layers * model.active_experts * speed.expert_traffic
@@ -103,7 +102,7 @@ def pass_s(
     return speed.slowdown * shared, speed.slowdown * launches
 
 
-# --- what was published --------------------------------------------------------------------------
+# --- published measurements ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +114,10 @@ class PublishedPoint:
     gpu: str
     sequence_tokens: int
     micro_batches: int
-    """Per GPU; all have activations recomputed."""
+    """Per GPU; all with activation recompute."""
     seconds: float
     statistics: bool
-    """The step keeps the statistics of reinforcement learning (`TrainerSpeed.step_s`)."""
+    """Whether the step computes RL statistics (`TrainerSpeed.step_s`)."""
 
 
 _PRIME_RL = (
@@ -151,14 +150,14 @@ PRIME_RL_POINTS = tuple(
 FlashAttention-3 (`benchmarks/baselines/`, 2026-01-15, Apache-2.0), 8 GPUs, 0.6B on one.
 
 The utilization on that page is lower, 2.9 to 35 %: it divides by the time from one step to the
-next, which is 0.75 s (0.6B), 5.4 to 5.9 s (4B) and 35 s (30B) longer whatever the tokens, that is,
-in proportion to the parameters (1.4 to 1.8 GB/s of weights): most likely their export, which
+next, which is 0.75 s (0.6B), 5.4 to 5.9 s (4B) and 35 s (30B) longer for any number of tokens. This
+is proportional to the parameters (1.4 to 1.8 GB/s of weights): most likely their export, which
 `weight_sync` accounts for. It also counts attention as 12 x layers x hidden x length.
 """
 
 
 def fit_columns(point: PublishedPoint, model: ModelShape, gpu: GPU) -> Values:
-    """Seconds of a point for each coefficient set to 1 (efficiencies: to their inverse)."""
+    """Seconds of a point per unit of each coefficient (for efficiencies: of their inverse)."""
     tokens = point.sequence_tokens
     unit = 4.0 * point.micro_batches
     hidden_s = model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s

@@ -1,4 +1,4 @@
-"""What a training step took, in parts, and a step whose time was measured."""
+"""Duration of a training step, by part, and a step with a measured duration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CRITIC = "critic"
 MEASURED = "train"
 
 Sizes: TypeAlias = Sequence[int] | NDArray[np.int64]
-"""Tokens of prompt and answer of each sequence, in batch order."""
+"""Tokens of prompt and response of each sequence, in batch order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class TrainTiming:
 
     seconds: float
     parts: Mapping[str, float]
-    """Where the seconds go; their sum is `seconds`."""
+    """Seconds by part; their sum is `seconds`."""
     micro_batches: int
     """Of all ranks and minibatches."""
     tokens: int
     flops: float
-    """Of the model: forward and backward passes, and the forward passes of log-probs; without
-    what is recomputed or padded."""
+    """FLOPs of the model: forward and backward passes, and the forward passes of log-probs, without
+    recomputation and padding."""
 
     def __post_init__(self) -> None:
         if self.seconds != sum(self.parts.values()):
@@ -48,20 +48,20 @@ class TrainTiming:
 
 
 class Training(Protocol):
-    """Whatever can say how long a step takes."""
+    """Anything that gives the duration of a training step."""
 
     def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
-        """One training step on sequences of these lengths (prompt and answer), in batch order."""
+        """One training step on sequences of these lengths (prompt and response), in batch order."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTraining:
-    """A step whose time was measured: always the same, or growing with the tokens of the batch."""
+    """A step of measured duration: constant, or growing with the tokens of the batch."""
 
     seconds: float
     token_s: float = 0.0
-    """For each token of prompt and answer."""
+    """Per token of prompt and response."""
     model: ModelShape
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Coefficients of every GPU: fitted, borrowed from a relative, or typical and uncertain.
+"""Coefficients of every GPU: fitted, taken from a related GPU, or typical and uncertain.
 
-H100, H200, A100-80              fitted to kernels that were measured on them
-H800, H100-PCIe, A100-40         a relative's, with bandwidths of their own
-H20                              reading of weights fitted to published speeds of one sequence
-all others, and those of a user  data sheet and what is typical: +-30 to 50 %
+H100, H200, A100-80              fitted to kernels measured on them
+H800, H100-PCIe, A100-40         of a related GPU, with their own bandwidths
+H20                              weight reading fitted to published speeds of one sequence
+all others, and custom GPUs      data sheet with typical efficiencies: +-30 to 50 %
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ RELATIVES: Mapping[str, tuple[str, float, str]] = MappingProxyType(
         "A100-40": ("A100-80", 0.1, "slower memory"),
     }
 )
-"""GPU to the one it borrows from, the error that it has at least, and why that is fair."""
+"""By GPU: the related GPU, the least error, and why its coefficients apply."""
 
 UNCERTAINTY: Mapping[str, float] = MappingProxyType(
     {"B200": 0.3, "GB200": 0.3, "L40S": 0.4, "RTX-4090": 0.4, "RTX-5090": 0.4}
 )
-"""Error of the typical coefficients. 0.5 for all others: they run kernels of another kind.
+"""Error of the typical coefficients; 0.5 for all others, which run different kernels.
 
 A serving simulator fitted to the H100 alone (BLIS, inference-sim, 2026) missed an unseen A100 by
-16 % and an unseen L40S by 13 % end to end; we claim less.
+16 % and an unseen L40S by 13 % end to end; the errors here are larger.
 """
 
 H20_WEIGHT_READING = 2.72
 H20_LAYER_S = 60e-6
-"""Least squares on Qwen3's five published speeds of a sequence alone (`data/published_speeds.csv`):
-step = e_w * weights / bandwidth + e_L * layers, mean error 3.2 %; a test repeats it."""
+"""Least squares on Qwen3's five published speeds of a single sequence
+(`data/published_speeds.csv`): step = e_w * weights / bandwidth + e_L * layers, mean error 3.2 %; a
+test repeats the fit."""
 
 
 @cache
 def kernel_coefficients(gpu: GPU) -> KernelCoefficients:
-    """Coefficients of a GPU: its own, a relative's, or typical ones with a large error."""
+    """Coefficients of a GPU: fitted, of a related GPU, or typical with a large error."""
     fitted = fitted_coefficients()
     if gpu.name in fitted:
         return fitted[gpu.name]
@@ -53,7 +54,7 @@ def kernel_coefficients(gpu: GPU) -> KernelCoefficients:
             known,
             decode_error=max(known.decode_error, least_error),
             prefill_error=max(known.prefill_error, least_error),
-            provenance=f"as the {relative} ({why}): {known.provenance}",
+            provenance=f"like the {relative} ({why}): {known.provenance}",
             fitted=False,
         )
     typical = _typical(gpu.name, UNCERTAINTY.get(gpu.name, 0.5))
@@ -66,16 +67,16 @@ def kernel_coefficients(gpu: GPU) -> KernelCoefficients:
         decode_error=0.3,
         prefill_error=0.3,
         provenance=(
-            "reading of weights fitted to Qwen3's published speeds on one H20 (SGLang "
-            "0.4.6.post1, one sequence, 2025-05), a third of the peak bandwidth since its few "
-            "units cannot ask for more; all else, and larger batches, from the data sheet with "
-            "typical efficiencies: +-30 %"
+            "weight reading fitted to Qwen3's published speeds on one H20 (SGLang 0.4.6.post1, one "
+            "sequence, 2025-05), a third of the peak bandwidth because it has few compute units; "
+            "everything else, and larger batches, from the data sheet with typical efficiencies: "
+            "+-30 %"
         ),
     )
 
 
 def _typical(name: str, error: float) -> KernelCoefficients:
-    """What was fitted to A100, H100 and H200, rounded, for a GPU that nobody measured for us."""
+    """Rounded coefficients of A100, H100 and H200, for a GPU without measurements."""
     return KernelCoefficients(
         weight_reading=1.25,
         cache_reading=1.4,
@@ -104,8 +105,8 @@ def _typical(name: str, error: float) -> KernelCoefficients:
         decode_error=error,
         prefill_error=error,
         provenance=(
-            f"data sheet of the {name} with efficiencies that are typical of A100, H100 and H200; "
-            f"nothing was measured on it: +-{error:.0%}"
+            f"data sheet of the {name} with efficiencies typical of A100, H100 and H200; no "
+            f"measurements: +-{error:.0%}"
         ),
         fitted=False,
     )

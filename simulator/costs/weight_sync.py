@@ -1,15 +1,15 @@
-"""How new weights reach the engines, in seconds: measured, or fitted to what others measured.
+"""Duration of weight updates: measured, or fitted to published measurements.
 
-    export      the trainer writes or gathers them; generation goes on
-    delay       they lie on disk until an engine looks; generation goes on
-    load        engines are paused and take them
+    export      the trainer writes or gathers the weights; generation continues
+    delay       the weights wait on disk until an engine polls; generation continues
+    load        engines are paused and load the weights
 
     seconds = start + bytes of the weights / effective rate         per backend, dense or mixture
 
-Effective rates are 2 to 15 GB/s, a tenth of the wire or less: gathering, converting names, many
-small tensors. Draining or interrupting sequences and recomputing their cache is not in here: the
-engines do that (`simulator.engine.replica`). Rates are those of the servers that were measured
-(H100s with 400 Gb/s each, mostly) whatever the GPU; a measured `weights.update_s` is better.
+Effective rates are 2 to 15 GB/s, at most a tenth of the wire rate, because of gathering, converting
+names and many small tensors. Interrupting sequences and recomputing their cache is not included:
+the engines account for it (`simulator.engine.replica`). Rates are those of the measured servers
+(mostly H100s with 400 Gb/s each) for every GPU; a measured `weights.update_s` is better.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simulator.costs.communication import NODE_PAIR_EFFICIENCY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncMeasurement:
-    """One published time; a range is as printed."""
+    """One published time, or range of times."""
 
     backend: str
     model: str
@@ -43,7 +43,7 @@ class SyncMeasurement:
     source: str
     date: str
     why_not: str
-    """Why the fit leaves it out; empty if it does not."""
+    """Why the fit excludes it; empty if it does not."""
 
     @property
     def seconds(self) -> float:
@@ -53,7 +53,7 @@ class SyncMeasurement:
 
 @cache
 def measurements() -> tuple[SyncMeasurement, ...]:
-    """Those of `data/weight_sync.csv`, which says where they come from."""
+    """The measurements of `data/weight_sync.csv`, which lists their sources."""
     return tuple(
         SyncMeasurement(
             backend=row["backend"],
@@ -72,15 +72,15 @@ def measurements() -> tuple[SyncMeasurement, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSpeed:
-    """Start and rate of one way, fitted to its measurements."""
+    """Start time and rate of one backend, fitted to its measurements."""
 
     start_s: float
     bytes_per_s: float
     error: float | None
-    """Mean absolute relative error on those rows; None if they are too few to tell."""
+    """Mean absolute relative error on those rows; None if there are too few."""
 
     def seconds(self, weight_bytes: float) -> float:
-        """Time for weights of so many bytes."""
+        """Seconds for weights of `weight_bytes` bytes."""
         return self.start_s + weight_bytes / self.bytes_per_s
 
 
@@ -105,15 +105,15 @@ def fit_speed(rows: Sequence[SyncMeasurement]) -> SyncSpeed:
 
 @cache
 def sync_speed(backend: str, *, mixture: bool) -> SyncSpeed:
-    """Start and rate of one way.
+    """Start time and rate of one backend.
 
     Args:
         backend: `nccl`, `delta`, `disk` (export and load together), `disk export`, or `reshard`
             (colocated, from the trainer's layout to the engine's).
-        mixture: of experts, which has more and smaller tensors. Shared storage does not care.
+        mixture: mixture of experts, with more and smaller tensors; no difference for storage.
 
     Raises:
-        ValueError: nothing was measured of it.
+        ValueError: there is no measurement of it.
     """
     rows = [
         row
@@ -123,7 +123,7 @@ def sync_speed(backend: str, *, mixture: bool) -> SyncSpeed:
         and (row.mixture == mixture or backend.startswith("disk"))
     ]
     if not rows:
-        raise ValueError(f"no published time of {backend!r}; give weights.update_s")
+        raise ValueError(f"no published time of {backend!r}; set weights.update_s")
     return fit_speed(rows)
 
 
@@ -132,15 +132,15 @@ class WeightSync:
     """One update of the engines' weights."""
 
     export_s: float
-    """The trainer writes; generation goes on."""
+    """The trainer writes; generation continues."""
     delay_s: float
-    """Mean wait until the engines look; generation goes on."""
+    """Mean wait until the engines poll; generation continues."""
     load_s: float
     """Engines are paused."""
     poll_s: float = 0.0
-    """Engines look every so often; 0 are told."""
+    """Polling interval of the engines; 0 if they are notified."""
     error: float | None = 0.0
-    """Mean absolute relative error of the fit; None is not known, 0 is measured."""
+    """Mean absolute relative error of the fit; None if unknown, 0 if measured."""
     provenance: str = ""
 
     def __post_init__(self) -> None:
@@ -151,24 +151,24 @@ class WeightSync:
 
     @property
     def seconds(self) -> float:
-        """From the end of a training step until every engine has the weights, in the mean."""
+        """Mean time from the end of a training step until every engine has the weights."""
         return self.export_s + self.delay_s + self.load_s
 
     def polled_delay_s(self, ready_s: float) -> float:
-        """Wait of weights that are ready at this time, if engines look at multiples of `poll_s`."""
+        """Wait of weights that are ready at `ready_s`, if engines poll at multiples of `poll_s`."""
         return -ready_s % self.poll_s if self.poll_s else self.delay_s
 
 
 def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
-    """Update of disaggregated engines.
+    """Weight update of disaggregated engines.
 
     A measured `export_s` or `load_s` replaces that part. A measured `update_s` replaces the sum;
     its parts keep their proportions.
 
     Args:
         config: backend and overrides.
-        model: whose weights are updated.
-        gpu: of the engines. Full weights arrive no faster than its network has it.
+        model: model whose weights are updated.
+        gpu: GPU of the engines, whose network bounds the rate of full weights.
 
     Raises:
         ValueError: if no update of such a model was published.
@@ -200,19 +200,19 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     by_model = _with_measured_parts(by_model, config)
     if config.update_s is None:
         return by_model
-    if by_model.seconds == 0:  # both parts were measured as nothing
+    if by_model.seconds == 0:  # both parts were given as 0
         by_model = dataclasses.replace(by_model, load_s=1.0)
     share = config.update_s / by_model.seconds
     return WeightSync(
         export_s=share * by_model.export_s,
         delay_s=share * by_model.delay_s,
         load_s=share * by_model.load_s,
-        provenance="weights.update_s; its parts as the model has them",
+        provenance="weights.update_s, divided into parts as modeled",
     )
 
 
 def _with_measured_parts(by_model: WeightSync, config: WeightsConfig) -> WeightSync:
-    """What was measured of the parts instead of what the model has."""
+    """Replace modeled parts by measured ones."""
     given = {
         name: seconds
         for name in ("export_s", "load_s")
@@ -220,7 +220,7 @@ def _with_measured_parts(by_model: WeightSync, config: WeightsConfig) -> WeightS
     }
     if not given:
         return by_model
-    # With both, nothing but the wait for the next look is by the model.
+    # With both, only the wait for the next poll is modeled.
     known = len(given) == 2
     names = " and ".join(f"weights.{name}" for name in given)
     return dataclasses.replace(

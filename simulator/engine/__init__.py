@@ -1,1 +1,1 @@
-"""One inference server in simulated time; knows no configuration and no coordinator."""
+"""One inference server in simulated time; imports neither config nor coordinator."""

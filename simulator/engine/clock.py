@@ -1,4 +1,4 @@
-"""What one process does at a time, and for how long so far."""
+"""Seconds of one process by state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 RecordSpan: TypeAlias = Callable[[str, float, float], None]
-"""Told `name, start_s, end_s` of everything that was done, when it ends."""
+"""Called with `name, start_s, end_s` of every state when it ends."""
 
 UNCOUNTED: Final = ""
-"""State of a clock whose owner adds the seconds by hand."""
+"""State of a clock whose owner adds the seconds itself."""
 
 
 class Clock:
-    """Seconds of one process by what it does or waits for; they add up to the time since 0."""
+    """Seconds of one process by what it does or waits for; they sum to the time since 0."""
 
     __slots__ = ("_record", "seconds", "since_s", "state")
 
@@ -25,7 +25,7 @@ class Clock:
         self._record = record
 
     def set(self, now_s: float, state: str) -> None:
-        """From `now_s` on it is in this state, which may be the one it is in already."""
+        """Enter `state` at `now_s`; no effect if it is the current one."""
         if state == self.state:
             return
         since_s = self.since_s
@@ -36,12 +36,12 @@ class Clock:
         self.state, self.since_s = state, now_s
 
     def add(self, state: str, seconds: float) -> None:
-        """Count seconds by hand."""
+        """Add seconds to a state."""
         if seconds:
             self.seconds[state] += seconds
 
     def of(self, now_s: float, state: str) -> float:
-        """Seconds in one state until now."""
+        """Seconds in one state so far."""
         seconds = self.seconds.get(state, 0.0)
         return seconds + now_s - self.since_s if state == self.state else seconds
 

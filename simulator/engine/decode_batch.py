@@ -1,17 +1,17 @@
-"""The sequences that decode together: when does a step end, and which sequences end with it.
+"""The sequences that decode together: when steps end, and which sequences end with them.
 
     step         k             k + 31        k + 212           one integer per sequence, sorted:
     ends         .             a             b, c              the step that ends it, its cohort
 
-Sequences that began together and have the same prompt form a cohort. One that had its first token
-after step s has k - s tokens after step k, so that sums over N sequences need no work per token:
+Sequences that began together and have the same prompt form a cohort. One whose first token came
+after step s has k - s tokens after step k, so sums over N sequences need no work per token:
 
     context tokens = N k - sum(s - prompt)        read by every step
-    cached tokens  = N k - sum(s) + prefixes      a prompt that is shared is cached once
+    cached tokens  = N k - sum(s) + prefixes      a shared prompt is cached once
 
-Until the next sequence ends a step only gets longer by one token of context per sequence: m steps
-are an arithmetic series. To look ahead is to walk along `ends` and add up; nothing is changed by it
-before the time has come, since whatever happens in between (work, a pause) makes it void.
+Until the next sequence ends, each step reads one more token of context per sequence, so m steps are
+an arithmetic series. Looking ahead walks along `ends` and adds up. It changes no state until that
+time has come, because events in between (new work, a pause) make the result void.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from simulator.engine.sequences import NO_START, Cohort, Group
 from simulator.engine.versions import Epoch, Segments
 
 _MOST_STEPS = 1 << 19
-"""Before steps are counted anew. Python is half as fast with integers of 2**30 and more; times the
-256 sequences of a large batch, and in front of a slot of it, this stays below.
+"""Steps after which the counter restarts. Python is half as fast with integers of 2**30 and more;
+multiplied by the 256 sequences of a large batch, or shifted by the bits of a slot, steps stay
+below.
 """
 _ROUNDING = 1e-6
-"""Share of a step by which a moment may miss the end of a step and still be it: times are sums of
-many floats."""
+"""Fraction of a step by which a time may miss the end of the step and still count as the end: times
+are sums of many floats."""
 
 
 class StepCost(Protocol):
-    """What decode steps cost; `simulator.costs.decode.DecodeCost` is the real one."""
+    """Cost of decode steps, such as `simulator.costs.decode.DecodeCost`."""
 
     @property
     def engine_s(self) -> float:
@@ -45,7 +46,7 @@ class StepCost(Protocol):
 
     @property
     def overlap(self) -> bool:
-        """A step takes the longer of CPU and GPU, instead of their sum."""
+        """A step takes the maximum of CPU and GPU time instead of their sum."""
         ...
 
     @property
@@ -58,25 +59,25 @@ class StepCost(Protocol):
         ...
 
     def steps_s(self, sequences: int, context_tokens: float, steps: int, /) -> float:
-        """Seconds of so many steps, during which nobody joins or leaves."""
+        """Seconds of `steps` steps during which no sequence joins or leaves."""
         ...
 
     def steps_within(self, sequences: int, context_tokens: float, seconds: float, /) -> int:
-        """Whole steps that are done after so many seconds."""
+        """Whole steps that are done after `seconds`."""
         ...
 
 
 _Ahead: TypeAlias = tuple[float, int, int, int, int, int, int]
-"""The batch at a later time: time, step, sequences and both sums; how many entries of `ends` are
-behind; what happens then. No record: there is one per event."""
+"""The batch at a later time: time, step, sequences and both sums; how many entries of `ends` have
+passed; what happens then. A tuple for speed: there is one per event."""
 _NOTHING, _COHORT_ENDS, _ANY_ENDS, _FULL = range(4)
 
 
 class DecodeBatch:
-    """See the module's text. `time_s` is the time of `step`: all of it until then has happened.
+    """The running sequences; see the module docstring. `time_s` is the time of `step`.
 
-    `time_s` may lie ahead, where something must be over before the next step: the step that runs
-    when the batch is to change, or a prefill.
+    `time_s` may lie in the future while something must end before the next step: a prefill, or the
+    running step when the batch is about to change.
     """
 
     __slots__ = (
@@ -105,8 +106,8 @@ class DecodeBatch:
         self.sequences = 0
         self.ends: list[int] = []
         self._origins = 0  # sum of s - prompt
-        self._owned = 0  # sum of s, or of s - prompt where prompts are not shared
-        self._prefixes = 0  # prompts that are cached for a whole group
+        self._owned = 0  # sum of s, or of s - prompt if prompts are not shared
+        self._prefixes = 0  # tokens of prompts that are cached for a whole group
         self._sharing = prefix_sharing
         self._ahead: _Ahead | None = None
         self._decode = decode
@@ -122,18 +123,18 @@ class DecodeBatch:
         self._origin = [0] * max_running
         self._own = [0] * max_running
         self._last = [0] * max_running  # of its entries in `ends`
-        self._lasts: list[int] = []  # the same of all cohorts that there are, sorted
+        self._lasts: list[int] = []  # the same of all cohorts, sorted
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """Decode steps so far."""
+        """Number of decode steps so far."""
         return self._zero + self._step
 
     @property
     def context_tokens(self) -> int:
-        """That the next step reads."""
+        """Context tokens that the next step reads."""
         return self.sequences * self._step - self._origins
 
     @property
@@ -143,24 +144,24 @@ class DecodeBatch:
 
     @property
     def nothing_known(self) -> bool:
-        """Nobody has looked ahead, and no sequence that has ended is still to leave."""
+        """No look ahead is stored, and no ended sequence has yet to leave."""
         ends = self.ends
         return self._ahead is None and not (ends and ends[0] >> self._bits == self._step)
 
     @property
     def cohorts(self) -> list[Cohort]:
-        """Of which some sequence has not ended."""
+        """Cohorts with running sequences."""
         cohorts, mask = self._cohorts, self._mask
         return [cohorts[code & mask] for code in self._lasts]
 
     def running(self) -> list[tuple[Cohort, int]]:
-        """The same, each with how many of its sequences have not ended."""
+        """The same, each with its number of running sequences."""
         mask = self._mask
         counts = Counter(map(mask.__and__, self.ends))
         return [(self._cohorts[slot], count) for slot, count in counts.items()]
 
     def check(self) -> None:
-        """Assert that the sums are those of the sequences; for tests."""
+        """Assert that the sums equal those over the sequences; for tests."""
         origins = owned = prefixes = 0
         groups: Counter[Group] = Counter()
         assert {cohort.slot for cohort in self.cohorts} == {one.slot for one, _ in self.running()}
@@ -188,7 +189,7 @@ class DecodeBatch:
     def join(
         self, group: Group, members: list[int], start: int, epoch: Epoch, past: Segments
     ) -> None:
-        """Let a cohort decode from now on; see `Cohort`. It has tokens left to generate."""
+        """Add a cohort; see `Cohort`. It must have tokens left to generate."""
         if self._step > _MOST_STEPS:
             self._move_zero()
         slot = self._free.pop()
@@ -224,7 +225,7 @@ class DecodeBatch:
         self._ahead = None
 
     def remove(self, group: Group) -> None:
-        """Take out what still runs of a group."""
+        """Remove the running sequences of a group."""
         cohorts = [cohort for cohort in self.cohorts if cohort.group is group]
         slots = {cohort.slot for cohort in cohorts}
         gone = [code for code in self.ends if code & self._mask in slots]
@@ -234,12 +235,13 @@ class DecodeBatch:
             self._close(cohort)
 
     def retract(self) -> tuple[Cohort, int, bool]:
-        """Take out the running sequence that loses the fewest tokens.
+        """Remove the running sequence that loses the fewest tokens.
 
-        Among equals the one with the longest prompt, which frees most; then the latest.
+        Among equals, the one with the longest prompt, which frees the most cache; then the latest.
 
         Returns:
-            Its cohort, its place in the group, and whether nothing of its cohort runs any more.
+            Its cohort, its index in the group, and whether it was the last one running of its
+            cohort.
         """
         starts = self._starts
         latest_start = max(starts)
@@ -267,7 +269,7 @@ class DecodeBatch:
         return (cohort.group.prompt_tokens, cohort.group.serial, self._latest(cohort))
 
     def _latest(self, cohort: Cohort) -> int:
-        """The last of its members that runs, or -1."""
+        """The last running member, or -1."""
         lengths, done = cohort.group.lengths, self.step - cohort.start_step
         return max([member for member in cohort.members if lengths[member] > done], default=-1)
 
@@ -279,7 +281,7 @@ class DecodeBatch:
             self._owned -= self._own[code & self._mask]
 
     def _close(self, cohort: Cohort) -> None:
-        """Give the slot back, and the prompt's place if nobody needs it any more."""
+        """Free the slot, and the cached prompt if nothing else uses it."""
         slot, group = cohort.slot, cohort.group
         self._lasts.remove(self._last[slot])
         self._starts[slot] = NO_START
@@ -289,7 +291,7 @@ class DecodeBatch:
             self._prefixes -= group.prompt_tokens
 
     def _move_zero(self) -> None:
-        """Count steps from now."""
+        """Restart the step counter at 0."""
         by = self._step
         self._zero += by
         self._step = 0
@@ -306,7 +308,7 @@ class DecodeBatch:
     # --- time ------------------------------------------------------------------------------------
 
     def next_change_s(self, *, any_end: bool) -> float:
-        """When a cohort has ended (any sequence, if `any_end`) or the cache is full."""
+        """When the next cohort ends (or any sequence, if `any_end`), or the cache is full."""
         ahead = self._ahead
         if ahead is None:
             if not self.ends:
@@ -319,13 +321,13 @@ class DecodeBatch:
         return ahead[0]
 
     def forget_change(self) -> None:
-        """What `next_change_s` asks for has changed."""
+        """Discard the stored look ahead."""
         self._ahead = None
 
     def go_to_change(self) -> tuple[list[Cohort], bool]:
-        """Let the time of the next change come: cohorts that ended, and whether the cache is full.
+        """Move to the next change; returns cohorts that ended, and whether the cache is full.
 
-        Where the cache is full, no cohort has ended.
+        If the cache is full, no cohort has ended.
         """
         ahead, ends = self._ahead, self.ends
         assert ahead is not None
@@ -349,7 +351,7 @@ class DecodeBatch:
         return [cohort], False
 
     def end_step(self, now_s: float) -> list[Cohort]:
-        """Let the step that runs at `now_s`, before the next change, come to its end.
+        """Move to the end of the step that runs at `now_s`, before the next change.
 
         Returns:
             Cohorts that ended with it.
@@ -374,7 +376,7 @@ class DecodeBatch:
         return self._ended_cohorts(ended)
 
     def settle(self, now_s: float) -> None:
-        """Count sequences that ended until `now_s`, before the next change, as ended."""
+        """Remove sequences that ended until `now_s`, before the next change."""
         if now_s > self.time_s and self.ends:
             self._arrive(self._walk(now_s, any_end=False))
 
@@ -388,7 +390,7 @@ class DecodeBatch:
         return self._zero + step, sequences, sequences * step - owned + self._prefixes
 
     def _arrive(self, ahead: _Ahead) -> None:
-        """The batch is now as `ahead` says."""
+        """Set the batch to the state `ahead`."""
         self.time_s, self._step, self.sequences, self._origins, self._owned, behind, _ = ahead
         del self.ends[:behind]
         self._ahead = None
@@ -404,24 +406,24 @@ class DecodeBatch:
         return ended
 
     def _stride(self) -> _Ahead | None:
-        r"""The batch when the next cohort has ended, by sums; None if each end must be looked at.
+        r"""The batch when the next cohort has ended, by sums; None if `_walk` is needed.
 
-        Sequence i of the m that end until then has x_i steps to go from step s; all N lead to
+        Sequence i of the m that end until then has x_i steps left at step s. All N sequences read
 
         $$ \sum_{i \le m} [x_i (s - o_i) + x_i (x_i - 1) / 2]
         + x_m (s (N - m) - O) + (N - m) x_m (x_m - 1) / 2 $$
 
-        tokens that are read, with the sum O of the origins of those that remain. The steps of
-        b sequences take base(b) each beside that: all of them
+        tokens, where O is the sum of the origins of the sequences that remain. In addition, each
+        step of b sequences takes base(b): in total
 
         $$ x_m base(N - m + 1) + \sum_{i < m} x_i [base(N - i + 1) - base(N - i)]. $$
 
-        If all steps are so short that they wait for the engine's CPU, it is its time m times.
+        If all steps are shorter than the engine's CPU time, they take that time m times instead.
         """
         ends, bits, now, sequences = self.ends, self._bits, self._step, self.sequences
         code = self._lasts[0]
         end = code >> bits
-        # Bounds: as if nobody would leave before the last one does.
+        # Upper bound: as if no sequence left before the last one does.
         if sequences * end - self._owned > self.cache_tokens - self._prefixes:
             return None
         costs, token_s, floor_s = self._costs, self._token_s, self._floor_s
@@ -451,7 +453,7 @@ class DecodeBatch:
         return (self.time_s + spent_s, end, left, lasting, owned, behind, _COHORT_ENDS)
 
     def _walk(self, until_s: float, any_end: bool) -> _Ahead:
-        """The batch at its next change, or after the last end until `until_s`, end by end."""
+        """The batch at its next change, or after the last end until `until_s`, found end by end."""
         ends, origin, own, last = self.ends, self._origin, self._own, self._last
         bits, mask, base_s, floor_s = self._bits, self._mask, self._costs.base_s, self._floor_s
         self._costs.know(self.sequences)
@@ -488,7 +490,7 @@ class DecodeBatch:
                 code == last[slot] and not any_end and ends[behind + 1 : behind + 2] != [code]
             )
             if cohort_ends and until_s < math.inf:
-                # By `_stride`, whose sums round otherwise, it is to end just after `until_s`.
+                # `_stride`, which rounds differently, puts this end just after `until_s`.
                 return (time_s, step, sequences, origins, owned, behind, _NOTHING)
             behind += 1
             sequences -= 1
@@ -500,7 +502,7 @@ class DecodeBatch:
 
 
 class _BaseCosts:
-    """Seconds of a step at context 0, by sequences; with the engine's where it adds to them."""
+    """Seconds of a step at context 0, by number of sequences; with CPU time unless overlapped."""
 
     __slots__ = ("_added_s", "_decode", "base_s", "rise_s", "rising")
 
@@ -509,12 +511,12 @@ class _BaseCosts:
         self._added_s = 0.0 if decode.overlap else decode.engine_s
         self.base_s = [0.0]
         self.rise_s = [0.0]
-        """What the last of the sequences adds."""
+        """Difference to one sequence less."""
         self.rising = True
-        """No step is shorter than one of fewer sequences."""
+        """No step is shorter than a step of fewer sequences."""
 
     def know(self, sequences: int) -> None:
-        """Have the seconds of so many sequences, and of fewer."""
+        """Compute the seconds for up to `sequences` sequences."""
         base_s = self.base_s
         for number in range(len(base_s), sequences + 1):
             base_s.append(self._decode.base_s(number) + self._added_s)

@@ -1,25 +1,25 @@
-"""One rollout server as a state machine: continuous batching, a bounded KV cache, interruptions.
+"""One inference server as a state machine: continuous batching, a bounded KV cache, interruptions.
 
     submit --> queue --admission--> prefill --> decode --> GroupDone
                  ^                                |
-                 +---- preempted: cache full -----+      pause / resume: kept, and read again
+                 +---- preempted: cache full -----+      pause / resume: kept, prefilled again
 
     when                                        then
-    a decode step, or a prefill, is over        what waits is admitted first, then decode goes on
-    the cache is full                           sequences with the fewest tokens go back
-    pause, drop, fail, work for a free place    the step that runs comes to its end first
-    pause or fail during a prefill              it stops at once
-    resume after new weights                    every context is read again (recompute), or not
+    a decode step or a prefill ends             the queue is admitted first, then decode continues
+    the cache is full                           sequences with the fewest tokens are preempted
+    pause, drop, fail, work for a free slot     the running step ends first
+    pause or fail during a prefill              the prefill stops at once
+    resume after new weights                    every context is prefilled again (recompute), or not
 
-Time is an argument: the owner asks `next_s`, and calls `advance` then. A step of the batch costs no
-event, only a change of its composition does (`simulator.engine.decode_batch`).
+Time is an argument: the owner asks `next_s` and calls `advance` at that time. Only a change of the
+batch's composition costs an event, a decode step does not (`simulator.engine.decode_batch`).
 
-As SGLang 0.5 schedules: first come, first served; prefill before decode; room is kept for sequences
-that run and for those that are admitted; those with the fewest generated tokens are retracted until
-there is room for 20 steps, and queue up behind the others; a step that is interrupted ends, and its
-tokens count. Four things are simpler. A prefill generates no token, it only fills the cache. A
-prefill that is interrupted stops within its chunk, not after it (under 0.1 s). What ran when the
-engine was paused goes on before what waited; SGLang puts it behind. And the room that is kept for
+Scheduling follows SGLang 0.5: first come, first served; prefill before decode; cache is reserved
+for running and newly admitted sequences; sequences with the fewest generated tokens are retracted
+until there is room for 20 steps, and go to the end of the queue; an interrupted step ends, and its
+tokens count. Four things are simpler. A prefill generates no token, it only fills the cache. An
+interrupted prefill stops within its chunk, not after it (under 0.1 s). Sequences that ran when the
+engine was paused continue before those that waited; SGLang puts them behind. And the reserve for
 running sequences does not grow after a retraction.
 """
 
@@ -43,32 +43,34 @@ PREFILL = "prefill"
 RECOMPUTE = "recompute"
 PAUSED = "paused"
 ACTIVITIES = (IDLE, DECODE, PREFILL, RECOMPUTE, PAUSED)
+NOT_WORK = frozenset({IDLE, PAUSED})
+"""Activities in which an engine does no work; the cause follows from the state of the run."""
 
 RESERVE_RUNNING_TOKENS = 401
-"""Room of the cache kept for a sequence that runs, when others are admitted.
+"""Cache tokens reserved for each running sequence when others are admitted.
 
 SGLang keeps `new_token_ratio` times what it may still generate, at most 4,096 tokens; the ratio
 falls from 0.7 to 0.7 * 0.14 within 600 steps (SGLang 0.5, `schedule_policy.py`, `environ.py`).
 """
 RESERVE_NEW_TOKENS = 4096
-"""The same for each sequence that is admitted now: SGLang's clip of `max_new_tokens`."""
+"""The same for each newly admitted sequence: SGLang's clip of `max_new_tokens`."""
 RETRACT_STEPS = 20
-"""Steps that there must be room for after sequences were retracted (SGLang 0.5, `environ.py`)."""
+"""Steps for which a retraction must make room (SGLang 0.5, `environ.py`)."""
 
 _CLOCK_ROUNDING = 1e-9
-"""Share by which the clock may seem to go back: timers are set by differences of times."""
+"""Relative error by which the clock may go back: timers are set by differences of times."""
 
 
 class PrefillSeconds(Protocol):
-    """What a prefill costs; `simulator.costs.prefill.PrefillCost` is the real one."""
+    """Cost of a prefill, such as `simulator.costs.prefill.PrefillCost`."""
 
     def seconds(self, new_tokens: int, pairs: float, /) -> float:
-        """Of so many new tokens and (query, key) pairs of attention, over all sequences."""
+        """Seconds for the new tokens and (query, key) pairs of attention of all sequences."""
         ...
 
 
 class GroupDone(NamedTuple):
-    """A group whose answers all ended."""
+    """A group whose responses have all ended."""
 
     group: GroupId
     time_s: float
@@ -77,28 +79,28 @@ class GroupDone(NamedTuple):
 
     @property
     def segments(self) -> tuple[Segments, ...]:
-        """(version, tokens) of each answer, in the order of the lengths."""
+        """(version, tokens) of each response, in the order of the lengths."""
         return segments(self.ended, self.lengths)
 
     @property
     def decoded(self) -> list[Decoded]:
-        """The same, of answers that decoded together at once."""
+        """The same, with responses that decoded together in one entry."""
         return decoded(self.ended, self.lengths)
 
 
 class Replica:
-    """See the module's text.
+    """An inference server in simulated time; see the module docstring.
 
     Args:
         decode: cost of decode steps.
-        prefill: cost of reading prompts, and of reading again what an interruption threw away.
-        max_running: sequences that decode at a time.
-        cache_tokens: of the KV cache.
-        prefix_sharing: the answers to a prompt share its prefill and its place in the cache, from
-            the first that is admitted until none is running.
-        record_spans: told `name, start_s, end_s` of everything the engine did.
-        reserve_running_tokens: room kept for each running sequence when others are admitted.
-        reserve_new_tokens: room that each sequence needs beside its context to be admitted.
+        prefill: cost of prefilling prompts, and contexts that an interruption discarded.
+        max_running: sequences that decode at the same time.
+        cache_tokens: size of the KV cache.
+        prefix_sharing: responses to one prompt share its prefill and its cache, from the first that
+            is admitted until none is running.
+        record_spans: receives `name, start_s, end_s` of everything the engine did.
+        reserve_running_tokens: cache reserved for each running sequence when others are admitted.
+        reserve_new_tokens: free cache, beyond its context, that a sequence needs to be admitted.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Replica:
         self.max_running = max_running
         self.cache_tokens = cache_tokens
         self.recomputed_tokens = 0
-        """Read again after an interruption or a preemption."""
+        """Prefilled again after an interruption or a preemption."""
         self.preemptions = 0
         """Sequences that were sent back to the queue because the cache was full."""
         self._cost = prefill
@@ -145,23 +147,23 @@ class Replica:
         self._epoch = Epoch(-1, 0)
         self._done: list[GroupDone] = []
         self._ended_tokens = 0  # of groups that are done, dropped or lost
-        self._admission_due = False  # at the batch's time: something has changed
-        self._reading = False  # a prefill lasts until the batch's time
-        # Who joined last, when, and what is read for them; others may join at the same time.
+        self._admission_due = False  # at the batch's time, because something has changed
+        self._reading = False  # a prefill runs until the batch's time
+        # Sequences that joined last, when, and what is prefilled for them; more may join then.
         self._joined_s = -math.inf
         self._joined = 0
         self._read_tokens = 0
         self._read_pairs = 0
-        self._read_again = 0  # tokens, for sequences that were preempted
+        self._read_again = 0  # tokens, of preempted sequences
         self._last_read, self._last_read_s = (0, 0), 0.0  # tokens and pairs of the last prefill
         self._paused = False
-        self._stopped: tuple[str, float] | None = None  # what is left of a prefill, while paused
+        self._stopped: tuple[str, float] | None = None  # rest of a prefill, while paused
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        """Sequences that have a place, those of a prefill included."""
+        """Sequences in the batch, those being prefilled included."""
         return self._look()[1]
 
     @property
@@ -171,12 +173,12 @@ class Replica:
 
     @property
     def decode_steps(self) -> int:
-        """Since the start; generated tokens over these is the mean batch."""
+        """Since the start; generated tokens divided by these is the mean batch size."""
         return self._look()[0]
 
     @property
     def cache_used_tokens(self) -> int:
-        """Of the KV cache."""
+        """Tokens in the KV cache."""
         return self._look()[2]
 
     @property
@@ -186,14 +188,14 @@ class Replica:
 
     @property
     def activity_s(self) -> dict[str, float]:
-        """Seconds by activity until the latest call, or until the step ends that runs then."""
+        """Seconds by activity until the latest call, or the end of the step that runs then."""
         self._run(self._now_s)
         return dict.fromkeys(ACTIVITIES, 0.0) | self._activity.read(self._now_s)
 
     # --- time ------------------------------------------------------------------------------------
 
     def next_s(self) -> float:
-        """When there is something to do for `advance`; infinite if nothing goes on."""
+        """When `advance` has something to do next; infinite if the engine has no work."""
         batch = self._batch
         if (self._admission_due or self._reading) and batch.time_s <= self._now_s:
             self._run(self._now_s)
@@ -206,11 +208,11 @@ class Replica:
         if not self._queue:
             return batch.next_change_s(any_end=False)
         if self._reading and batch.sequences < self.max_running:
-            return batch.time_s  # Less room is kept for those who have been read: more may join.
+            return batch.time_s  # Prefilled sequences reserve less cache: more may join.
         return batch.next_change_s(any_end=True)
 
     def advance(self, now_s: float) -> list[GroupDone]:
-        """Let the time become `now_s`; returns the groups that ended until then."""
+        """Move the time to `now_s`; returns the groups that ended until then."""
         now_s = self._clock(now_s)
         self._run(now_s)
         if not self._done:
@@ -222,7 +224,7 @@ class Replica:
         self._done = [one for one in done if one.time_s > now_s]
         return [one for one in done if one.time_s <= now_s]
 
-    # --- what the owner asks for -----------------------------------------------------------------
+    # --- commands --------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -232,15 +234,15 @@ class Replica:
         lengths: Sequence[int],
         version: Version,
     ) -> None:
-        """Generate answers of so many tokens to a prompt; also while paused, for later.
+        """Generate responses of given lengths to a prompt; while paused, queue them.
 
         Args:
             now_s: the time.
-            group: any number that is not in use here.
-            prompt_tokens: of the prompt that all answers share.
-            lengths: tokens of each answer. The engine makes no use of them but to end it.
-            version: the weights that the engine holds at least. It takes them to be these if it has
-                nothing else to do.
+            group: any number that is not in use on this engine.
+            prompt_tokens: length of the prompt that all responses share.
+            lengths: tokens of each response, which the engine uses only to end it.
+            version: lower bound of the version that the engine holds. An engine without work takes
+                this version.
         """
         now_s = self._clock(now_s)
         self._check(group, prompt_tokens, lengths)
@@ -249,17 +251,17 @@ class Replica:
         if version > epoch.version:
             if self._groups:
                 raise ValueError(
-                    f"version is {version}, but the engine is at work with {epoch.version}; new "
-                    "weights come by pause and resume"
+                    f"version is {version}, but the engine is generating with {epoch.version}; "
+                    "load new weights with pause and resume"
                 )
             self._epoch = epoch.change(version, self._batch.step)
         one = self._groups[group] = Group(group, self._serial, prompt_tokens, lengths)
         self._serial += 1
-        # Behind others that wait it changes nothing.
+        # Behind others in the queue it changes nothing.
         if not self._queue and not self._paused:
             batch = self._batch
             if self._joined_s == now_s:
-                # It comes in time for the prefill that begins now.
+                # It arrives in time for the prefill that begins now.
                 batch.time_s = now_s
                 self._reading = False
                 self._admission_due = True
@@ -273,14 +275,14 @@ class Replica:
         self._queue.append(Queued(one, list(range(len(lengths))), 0, ()))
 
     def pause(self, now_s: float) -> None:
-        """Stop after the step that runs, and keep what is unfinished. Twice is as good as once."""
+        """Stop after the running step, and keep unfinished work. No effect if paused already."""
         now_s = self._clock(now_s)
         self._run(now_s, more_to_come=True)
         if self._paused:
             return
         batch, clock = self._batch, self._activity
         if self._reading:
-            # It begins later, where a step has to end first.
+            # The prefill begins later if a step has to end first.
             stops_s = max(now_s, clock.since_s)
             self._stopped = (clock.state, batch.time_s - stops_s)
             batch.time_s = stops_s
@@ -291,17 +293,18 @@ class Replica:
         clock.set(batch.time_s, PAUSED)
 
     def resume(self, now_s: float, version: Version, *, recompute: bool = True) -> None:
-        """Go on under the weights of `version`.
+        """Continue under the weights of `version`.
 
         Args:
             now_s: the time.
-            version: of the weights that the engine now holds.
-            recompute: drop the cache, and read every context again under the new weights (SGLang:
-                pause mode `retract`, then a flush). False goes on with the old cache (`in_place`).
+            version: version that the engine now holds.
+            recompute: drop the cache, and prefill every context again under the new weights
+                (SGLang: pause mode `retract`, then a flush). False keeps the old cache
+                (`in_place`).
         """
         now_s = self._clock(now_s)
         if not self._paused:
-            raise ValueError("the engine is not paused; resume comes after pause")
+            raise ValueError("the engine is not paused; call pause before resume")
         batch = self._batch
         if version != self._epoch.version:
             self._epoch = self._epoch.change(version, batch.step)
@@ -323,7 +326,7 @@ class Replica:
         batch.forget_change()
 
     def drop(self, now_s: float, group: GroupId) -> int:
-        """Give a group up; returns the tokens it had, 0 if it is not here (any more)."""
+        """Drop a group; returns its generated tokens, 0 if the engine does not have it."""
         now_s = self._clock(now_s)
         self._run(now_s, more_to_come=True)
         if group in self._groups and not self._paused:
@@ -347,10 +350,10 @@ class Replica:
         return tokens
 
     def fail(self, now_s: float) -> list[GroupId]:
-        """Lose everything; returns the groups that were lost. Work may be submitted again.
+        """Lose everything; returns the lost groups. Work may be submitted afterwards.
 
-        The step that runs counts as done, and what it ends is lost as well. What is not lost are
-        groups that ended before; `advance` returns them still.
+        The running step counts as done, but groups that it ends are lost as well. Groups that ended
+        before are not lost: `advance` still returns them.
         """
         now_s = self._clock(now_s)
         self._run(now_s, more_to_come=True)
@@ -374,21 +377,23 @@ class Replica:
         self._activity.set(batch.time_s, IDLE)
         return sorted(lost)
 
-    # --- what happens by itself ------------------------------------------------------------------
+    # --- scheduling ------------------------------------------------------------------------------
 
     def _clock(self, now_s: float) -> float:
         if now_s >= self._now_s:
             self._now_s = now_s
         elif not self._now_s - now_s <= _CLOCK_ROUNDING * self._now_s:
-            raise ValueError(f"the time is {now_s} s, but it was {self._now_s} s already")
+            raise ValueError(
+                f"the time is {now_s} s, but must be >= {self._now_s} s, the latest time"
+            )
         return self._now_s
 
     def _run(self, now_s: float, *, more_to_come: bool = False) -> None:
-        """Let everything happen that happens until then.
+        """Process everything until `now_s`.
 
         Args:
             now_s: the time.
-            more_to_come: the owner wants something else at this very time, so admission waits.
+            more_to_come: the owner has another command at this time, so admission waits.
         """
         batch = self._batch
         while batch.time_s <= now_s and not self._paused:
@@ -403,7 +408,7 @@ class Replica:
                     return
                 self._admit()
             elif batch.time_s == now_s and batch.nothing_known:
-                return  # Work may come at this very time: it is too early to look ahead.
+                return  # Work may arrive at this time: it is too early to look ahead.
             elif batch.next_change_s(any_end=bool(self._queue)) > now_s:
                 return
             else:
@@ -416,7 +421,7 @@ class Replica:
                     self._after_change()
 
     def _end_step(self, now_s: float) -> None:
-        """The batch is to change: the step that runs comes to its end first."""
+        """Let the running step end, because the batch is about to change."""
         batch = self._batch
         if batch.ends:
             for cohort in batch.end_step(now_s):
@@ -426,14 +431,14 @@ class Replica:
             batch.time_s = now_s
 
     def _after_change(self) -> None:
-        """Sequences have left the batch."""
+        """Admit others, or become idle, after sequences left the batch."""
         if self._queue:
             self._admission_due = True
         elif not self._batch.sequences and not self._reading:
             self._activity.set(self._batch.time_s, IDLE)
 
     def _admit(self) -> None:
-        """Let those in the queue join, first come first served, and begin to read their prompts."""
+        """Admit sequences from the queue, first come, first served, and start their prefill."""
         batch, queue, reserve = self._batch, self._queue, self._reserve_new
         time_s, sequences = batch.time_s, batch.sequences
         joined = self._joined if time_s == self._joined_s else 0
@@ -443,7 +448,7 @@ class Replica:
         while queue and sequences < self.max_running:
             item = queue[0]
             group, done = item.group, item.done
-            # Tokens to read once for the group, and for each of them.
+            # Tokens to prefill once for the group, and for each of its sequences.
             once, each, cached = group.prompt_tokens, done, group.prompt_tokens
             if not self._sharing:
                 once, each, cached = 0, once + done, 0
@@ -453,7 +458,7 @@ class Replica:
             if count < 1:
                 if sequences:
                     break
-                count = 1  # Alone it fits: `submit` has seen to it.
+                count = 1  # It fits when alone: `submit` has checked that.
             count = min(count, len(item.members), self.max_running - sequences)
             members = item.take(count)
             if not item.members:
@@ -485,14 +490,14 @@ class Replica:
             self._activity.set(time_s, DECODE)
 
     def _reading_s(self) -> float:
-        """Of those who joined: most often one prompt, and prompts of one length."""
+        """Duration of the prefill; cached, as prompts often have the same length."""
         read = (self._read_tokens, self._read_pairs)
         if read != self._last_read:
             self._last_read, self._last_read_s = read, self._cost.seconds(*read)
         return self._last_read_s
 
     def _contexts(self) -> tuple[int, int]:
-        """Tokens and pairs of attention of everything that runs."""
+        """Tokens and pairs of attention of all running sequences."""
         batch, sharing = self._batch, self._sharing
         pairs, prompts = 0, {}
         step = batch.step
@@ -507,7 +512,7 @@ class Replica:
         return batch.cached_tokens, pairs + sum(prompts.values())
 
     def _finish(self, cohort: Cohort) -> None:
-        """Nothing of it runs any more."""
+        """Close a cohort whose sequences have all ended."""
         group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
         ended = group.ended
         ended.append((cohort.epoch, cohort.start_step, cohort.past, members))
@@ -520,7 +525,7 @@ class Replica:
         self._done.append(GroupDone(group.number, self._batch.time_s, lengths, ended))
 
     def _retract(self) -> None:
-        """Make room: those with the fewest tokens go back to the queue, behind the others."""
+        """Make room: preempt sequences with the fewest tokens, to the end of the queue."""
         batch = self._batch
         while True:
             cohort, member, closed = batch.retract()
@@ -535,10 +540,10 @@ class Replica:
             if batch.sequences == 1 or free >= RETRACT_STEPS * batch.sequences:
                 return
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- inspection ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must always hold; for tests."""
+        """Assert the invariants; for tests."""
         self._batch.check()
         waiting: dict[GroupId, list[int]] = {}
         for item in self._queue:
@@ -548,12 +553,12 @@ class Replica:
             places += waiting.pop(group.number, [])
             mine = [cohort for cohort in self._batch.cohorts if cohort.group is group]
             places += [member for cohort in mine for member in cohort.members]
-            assert sorted(places) == list(range(len(group.lengths))), "an answer got lost"
-        assert not waiting, "a group that is not here waits"
+            assert sorted(places) == list(range(len(group.lengths))), "a response got lost"
+        assert not waiting, "an unknown group waits"
         assert self.running <= self.max_running
         assert 0 <= self.cache_used_tokens <= self.cache_tokens
         at_work = self._paused or self._batch.sequences or self._reading or self._admission_due
-        assert at_work or not self._queue, "idle, while answers wait"
+        assert at_work or not self._queue, "idle while responses wait"
         assert math.isclose(sum(self.activity_s.values()), max(self._now_s, self._activity.since_s))
 
     def _look(self) -> tuple[int, int, int]:
@@ -563,7 +568,7 @@ class Replica:
         return batch.at(batch.time_s if self._paused else self._now_s)
 
     def _unfinished_tokens(self, step: int) -> int:
-        """Generated until `step` for groups that are not done."""
+        """Tokens generated until `step` for groups that are not done."""
         ended = [
             group.lengths[member]
             for group in self._groups.values()
@@ -580,16 +585,16 @@ class Replica:
 
     def _check(self, group: GroupId, prompt_tokens: int, lengths: Sequence[int]) -> None:
         if group in self._groups:
-            raise ValueError(f"group {group} is here already; a new number was expected")
+            raise ValueError(f"group {group} is already on this engine; use a new number")
         if not lengths or min(lengths) < 1 or prompt_tokens < 0:
             raise ValueError(
                 f"group {group} has prompt_tokens={prompt_tokens} and lengths={list(lengths)}; "
-                "need prompt_tokens >= 0, and lengths that are >= 1, at least one"
+                "need prompt_tokens >= 0 and at least one length, all lengths >= 1"
             )
         longest = prompt_tokens + max(lengths)
         if longest > self.cache_tokens:
             raise ValueError(
                 f"group {group} has a sequence of {longest} tokens, but the cache holds "
-                f"{self.cache_tokens}; use GPUs with more memory, more of them per engine "
-                "(tensor_parallel), or cut answers earlier (max_tokens)"
+                f"{self.cache_tokens}; use GPUs with more memory, more GPUs per engine "
+                "(tensor_parallel), or shorter responses (max_tokens)"
             )

@@ -1,11 +1,11 @@
-"""What an engine remembers of its work: groups, and their answers that wait or decode together.
+"""The work of an engine: groups, and their responses that wait or decode together.
 
     Group --submit--> Queued --admission--> Cohort --last of them ends--> Ended
                          ^                     |
                          +---- preempted ------+
 
-An answer has no record of its own: it is a place in its group's lengths, in exactly one of the
-group's cohorts, queued items and ended cohorts.
+A response has no record of its own: it is an index into its group's lengths, which is in exactly
+one of the group's cohorts, queued items or ended cohorts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulator.engine.versions import Ended, Epoch, Segments
 
 
 class Group:
-    """A prompt and the answers to it that are being generated."""
+    """A prompt and the responses that are being generated for it."""
 
     __slots__ = ("cohorts", "ended", "left", "lengths", "number", "prompt_tokens", "serial")
 
@@ -27,36 +27,36 @@ class Group:
         self.serial = serial  # in order of submission
         self.prompt_tokens = prompt_tokens
         self.lengths = lengths
-        self.left = len(lengths)  # answers that are in no ended cohort
-        self.cohorts = 0  # that decode; while there are any the prompt is cached
-        self.ended: list[Ended] = []  # cohorts of which nothing runs any more
+        self.left = len(lengths)  # responses that are in no ended cohort
+        self.cohorts = 0  # that decode; the prompt is cached while there are any
+        self.ended: list[Ended] = []  # cohorts without running sequences
 
 
 class Cohort:
     """Sequences of one group that decode in step: equal prompts, equal numbers of tokens so far.
 
-    A slot of the batch has one record, for one cohort after another: making records takes time.
+    Each slot of the batch has one record, reused by one cohort after another to save time.
     """
 
     __slots__ = ("epoch", "group", "members", "past", "slot", "start_step")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
-        self.group = _NOBODY
-        self.members: list[int] = []  # places in group.lengths, ascending; those that ended stay
+        self.group = _NO_GROUP
+        self.members: list[int] = []  # indices into group.lengths, ascending; ended ones stay
         self.start_step = NO_START  # before its first token, as if it had never been interrupted
         self.epoch = _NO_EPOCH
-        self.past: Segments = ()  # what it generated before it last began
+        self.past: Segments = ()  # what it generated before it last started
 
 
 NO_START = -(1 << 62)
-"""Where no cohort is: before any other start."""
-_NOBODY = Group(-1, -1, 0, ())
+"""Start of a free slot: before any other start."""
+_NO_GROUP = Group(-1, -1, 0, ())
 _NO_EPOCH = Epoch(-1, 0)
 
 
 class Queued:
-    """Answers of one group that wait for a place: new ones, or one that was preempted."""
+    """Responses of one group that wait for a slot: new ones, or one that was preempted."""
 
     __slots__ = ("done", "group", "members", "past")
 
@@ -67,7 +67,7 @@ class Queued:
         self.past = past  # their versions
 
     def take(self, count: int) -> list[int]:
-        """The first of them, who wait no more."""
+        """Remove and return the first `count` of them."""
         taken = self.members
         self.members = []
         if count < len(taken):

@@ -1,11 +1,11 @@
-"""Which version generated which tokens of an answer, read from step counters.
+"""Which version generated which tokens of a response, computed from step counters.
 
     weights    version 3 ......... version 4 .............. version 5 ...
     step       0                   70                       212
-    answer           50 |-- 20 ---|-------- 142 -----------|-- 9 --| 221
+    response         50 |-- 20 ---|-------- 142 -----------|-- 9 --| 221
 
-A change of weights adds one `Epoch`; an answer remembers the one in which it began. An epoch knows
-the next one and nobody knows the first, so those that no answer needs any more are forgotten.
+A change of weights adds one `Epoch`; a response stores the one in which it began. Each epoch refers
+to the next one and nothing refers to the first, so epochs that no response needs are freed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from areal_lab.control.events import Version
 Segments: TypeAlias = tuple[tuple[Version, int], ...]
 """(version, tokens generated under it), in order; neighbors have different versions."""
 Stretch: TypeAlias = tuple[Version, int, int]
-"""Version; the tokens that an answer has when it begins, and when the next one does."""
+"""Version; tokens of the response when this version begins, and when the next one does."""
 
 
 class Epoch:
@@ -36,7 +36,7 @@ class Epoch:
         self.following: Epoch | None = None
 
     def change(self, version: Version, step: int) -> Epoch:
-        """From `step` on the engine holds `version`; returns the new epoch."""
+        """Start a new epoch: the engine holds `version` from `step` on."""
         assert self.following is None
         assert step >= self.first_step
         self.following = Epoch(version, step)
@@ -44,51 +44,51 @@ class Epoch:
 
 
 class Tally(NamedTuple):
-    """Answers by version: all that is known of a training batch."""
+    """A training batch: counts by version."""
 
     heads: Mapping[Version, int]
-    """Answers by the version of their first token."""
+    """Responses by the version of their first token."""
     tails: Mapping[Version, int]
-    """Answers by the version of their last token."""
+    """Responses by the version of their last token."""
     tokens: Mapping[Version, int]
     several: int
-    """Answers with tokens of two or more versions."""
+    """Responses with tokens of two or more versions."""
 
 
-# No records: there is one per cohort.
+# Tuples for speed: there is one per cohort.
 Ended: TypeAlias = tuple[Epoch, int, Segments, Sequence[int]]
-"""Answers that decoded together and have all ended: the epoch in which they began, or went on;
-the step before their first token, as if they had never been interrupted; what they had generated
-before they went on, the same for all; their places among the lengths."""
+"""Responses that decoded together and have all ended: the epoch in which they began or continued;
+the step before their first token, as if they had never been interrupted; what each had generated
+before it continued (the same for all); their indices among the lengths."""
 Decoded: TypeAlias = tuple[Sequence[int], Sequence[Stretch]]
-"""Answers that decoded together, or one alone: their lengths, and how far which version brought
-them. The last stretch ends at the longest of the lengths, or later."""
+"""Responses that decoded together, or a single one: their lengths, and the stretch of tokens of
+each version. The last stretch ends at the longest of the lengths, or later."""
 
 
 def segments(ended: Iterable[Ended], lengths: Sequence[int]) -> tuple[Segments, ...]:
-    """The segments of the answers of one group, one per length.
+    """The segments of the responses of one group, one per length.
 
     Args:
-        ended: the group's, with all of its places.
-        lengths: tokens of each answer, what was generated before `past` and in it included.
+        ended: all cohorts of the group.
+        lengths: tokens of each response, those in `past` included.
     """
-    answers: dict[int, Segments] = {}
+    responses: dict[int, Segments] = {}
     for epoch, start_step, past, members in ended:
         stretches = _stretches(epoch, start_step, past, max([lengths[one] for one in members]))
         for member in members:
             length = lengths[member]
-            answers[member] = tuple(
+            responses[member] = tuple(
                 [
                     (version, min(length, end) - before)
                     for version, before, end in stretches
                     if before < length
                 ]
             )
-    return tuple([answers[member] for member in range(len(lengths))])
+    return tuple([responses[member] for member in range(len(lengths))])
 
 
 def decoded(ended: Iterable[Ended], lengths: Sequence[int]) -> list[Decoded]:
-    """The answers of one group, of the same arguments; quicker than their segments."""
+    """The responses of one group, from the same arguments; faster than their segments."""
     found: list[Decoded] = []
     for epoch, start_step, past, members in ended:
         mine = lengths
@@ -101,14 +101,14 @@ def decoded(ended: Iterable[Ended], lengths: Sequence[int]) -> list[Decoded]:
     return found
 
 
-def decoded_alone(answers: Iterable[Segments]) -> list[Decoded]:
-    """Answers whose segments are known."""
+def decoded_alone(responses: Iterable[Segments]) -> list[Decoded]:
+    """The same from segments, one response per entry."""
     found: list[Decoded] = []
-    for answer in answers:
-        ends = [*accumulate([tokens for _, tokens in answer])]
+    for response in responses:
+        ends = [*accumulate([tokens for _, tokens in response])]
         stretches = [
             (version, end - tokens, end)
-            for (version, tokens), end in zip(answer, ends, strict=True)
+            for (version, tokens), end in zip(response, ends, strict=True)
         ]
         found.append((ends[-1:], stretches))
     return found
@@ -124,19 +124,19 @@ def first_and_last(parts: Sequence[Decoded]) -> tuple[Version, Version]:
 
 
 def tally(batch: Iterable[Decoded]) -> Tally:
-    """The answers of a training batch by version; all at a time, as there are thousands."""
+    """Count the responses of a training batch by version; vectorized, as there are thousands."""
     lengths_of, stretches_of = zip(*batch, strict=True)
-    answers = np.fromiter(map(len, lengths_of), np.int64, len(lengths_of))
+    responses = np.fromiter(map(len, lengths_of), np.int64, len(lengths_of))
     count = np.fromiter(map(len, stretches_of), np.int64, len(stretches_of))
-    lengths = np.fromiter(chain.from_iterable(lengths_of), np.int64, int(answers.sum()))
+    lengths = np.fromiter(chain.from_iterable(lengths_of), np.int64, int(responses.sum()))
     stretches = np.fromiter(
         chain.from_iterable(chain.from_iterable(stretches_of)), np.int64, 3 * int(count.sum())
     )
     version, end = stretches[::3], stretches[2::3]
-    # One row for each stretch, of all answers that may have tokens in it.
-    width = np.repeat(answers, count)
+    # For each stretch, one row per response that may have tokens in it.
+    width = np.repeat(responses, count)
     starts = np.cumsum(width) - width
-    offset = np.repeat(np.cumsum(answers) - answers, count) - starts
+    offset = np.repeat(np.cumsum(responses) - responses, count) - starts
     length = lengths[np.arange(int(width.sum())) + np.repeat(offset, width)]
     end = np.repeat(end, width)
     until = np.add.reduceat(np.minimum(length, end), starts)
@@ -145,9 +145,9 @@ def tally(batch: Iterable[Decoded]) -> Tally:
     first = np.cumsum(count) - count
     before, reached = np.zeros_like(until), np.zeros_like(longer)
     before[1:], reached[1:] = until[:-1], longer[:-1]
-    before[first], reached[first] = 0, answers
+    before[first], reached[first] = 0, responses
     heads = np.zeros_like(width)
-    heads[first] = answers
+    heads[first] = responses
     return Tally(
         heads=_by_version(version, heads),
         tails=_by_version(version, reached - longer),
@@ -164,11 +164,11 @@ def _by_version(versions: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[
 
 
 _NO_END = 1 << 62
-"""Tokens at which the newest weights end."""
+"""End of the stretch of the newest version."""
 
 
 def _stretches(epoch: Epoch, start_step: int, past: Segments, longest: int) -> list[Stretch]:
-    """Of answers of at most so many tokens."""
+    """Stretches of responses of at most `longest` tokens."""
     stretches: list[Stretch] = []
     done = 0
     for version, tokens in past:

@@ -1,1 +1,1 @@
-"""Which cluster to rent: the search over configurations, and how its result is told."""
+"""Find the cluster to rent: search over candidates, and report the result."""

@@ -1,16 +1,16 @@
-"""The least time that a training step can take, in closed form: a first look without simulating.
+"""Lower bound of the time of a training step, in closed form, without simulation.
 
     t_train    one batch, by the cost model
     t_work     all tokens of a batch, engines always full
-    t_long     the longest answer of a batch, alone on its engine
-    latency    of a group: its longest answer, alone on its engine; mean over groups
+    t_long     the longest response of a batch, alone on its engine
+    latency    of a group: its longest response, alone on its engine; mean over groups
 
-    one after the other       max(t_work, t_long) + t_train + update
-    unfinished carried over   t_work + t_train + update
-    beside one another        max(t_train, t_work, (latency + t_train) / (eta + 1))
+    synchronous         max(t_work, t_long) + t_train + update
+    partial rollout     t_work + t_train + update
+    asynchronous        max(t_train, t_work, (latency + t_train) / (eta + 1))
 
 The last term is Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at most
-eta + 1 batches be under way. Prompts, preemptions, interruptions and waiting come on top of all.
+eta + 1 batches be in progress. Prompts, preemptions, interruptions and waiting add to all of these.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
-from simulator.run.draws import LENGTHS, stream
 from simulator.workload.lengths import lengths_from
+from simulator.workload.streams import LENGTHS, stream
 
 _Fields: TypeAlias = tuple[tuple[str, Any], ...]
 """Names and values of a record: a key of a cache."""
 _BATCHES = 3
-"""Whose lengths are drawn: the first ones that the simulation draws with this seed."""
+"""Batches whose lengths are drawn: the first ones of the simulation with this seed."""
 
 
 def least_step_s(config: SimulationConfig) -> float:
-    """Seconds that a training step takes at least, up to the chance in what lengths are drawn."""
+    """Least seconds of a training step, up to random differences of the lengths."""
     cluster, rollout, workload = config.cluster, config.rollout, config.workload
     gpu = find_gpu(cluster.gpu)
     rollout_gpu = find_gpu(cluster.generating_gpu)
@@ -93,11 +93,11 @@ def _work_s(
 ) -> float:
     """Seconds of one always full engine for all tokens of a batch, mean over the batches.
 
-    A token sees, in the mean, the prompt and half of its own answer: long answers count more often.
+    On average, a token attends to the prompt and half of its response; long responses count more.
     """
     tokens = float(lengths.sum(dtype=np.float64))
     context = prompt_tokens + float((lengths.astype(np.float64) ** 2).sum()) / tokens / 2
-    # Fewer at a time may be faster where reading the cache is all that counts.
+    # Smaller batches may be faster if reading the cache dominates.
     counts = {running, *(2**power for power in range(running.bit_length()))}
     per_token_s = min(decode.step_s(count, count * context) / count for count in counts)
     return float(tokens / len(lengths) * per_token_s)

@@ -1,7 +1,7 @@
-"""Measured seconds in a plan's base: of which candidates they can be true.
+"""Check that measured times in a plan's base apply to all candidates.
 
-A number that was measured on some GPUs stays what it is whatever a candidate has, so that more or
-other GPUs would seem to change nothing.
+A time measured on some GPUs is the same for every candidate, so that more or other GPUs would seem
+to change nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from simulator.plan.space import Candidate
 
 
 def check_measured(plan: PlanConfig, candidates: Sequence[Candidate]) -> None:
-    """Refuse candidates that differ in what a number of the base was measured on.
+    """Refuse candidates that differ in something that a measured number of the base depends on.
 
     Raises:
-        ValueError: one line for each number, with what differs and the mend.
+        ValueError: one line for each number, with the differences and a fix.
     """
     found = list(_differing(plan, candidates))
     if found:
@@ -52,13 +52,13 @@ def _differing(plan: PlanConfig, candidates: Sequence[Candidate]) -> Iterator[st
         differ = _what_differs(sides)
         if seconds is None or not differ:
             continue
-        mend = " ".join(
+        fix = " ".join(
             [f"base.{name}=null", *(f"base.{other}=0" for other, value in added.items() if value)]
         )
         yield (
-            f"base.{name} is {seconds:g}, measured on some GPUs and taken for all, but candidates "
-            f"differ in {'; '.join(differ)}; compute it ({mend}), or keep to what it was measured "
-            "on"
+            f"base.{name} is {seconds:g}, measured on some GPUs, but candidates differ in "
+            f"{'; '.join(differ)}; let the cost model compute it ({fix}), or use only candidates "
+            "like those that were measured"
         )
 
 
@@ -82,7 +82,7 @@ def _engine_side(one: Candidate) -> Mapping[str, object]:
 
 
 def _what_differs(sides: Sequence[Mapping[str, object]]) -> list[str]:
-    """As in `number of GPUs that train (8, 16, 32)`."""
+    """Differences, such as `number of GPUs that train (8, 16, 32)`."""
     values = (
         {name: dict.fromkeys(side[name] for side in sides) for name in sides[0]} if sides else {}
     )

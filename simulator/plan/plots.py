@@ -1,4 +1,4 @@
-"""The picture of a plan: time against money with the front, and the tornado of the inputs."""
+"""The picture of a plan: time against money with the front, and a tornado plot of sensitivity."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NOTHING: Final = 0.002
-"""Relative change that is not seen in the picture."""
+"""Relative change below which a bar is invisible."""
 _WIDE: Final = 6
-"""Ratio of an axis's ends from which it has room for three ticks a decade only."""
+"""Ratio of an axis's ends from which it has only three ticks per decade."""
 _TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def draw_plan(plan: Plan, path: Path) -> Path:
-    """Draw both, and write the file; returns its path."""
+    """Draw both panels and write the file; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     config = plan.config
     title = f"{config.name}: {config.steps:,} steps of {config.base.model}, simulated"
@@ -52,7 +52,7 @@ def _draw(plan: Plan) -> Figure:
 
 
 def draw_front(axes: Axes, plan: Plan) -> None:
-    """Hours against dollars, or against GPU-hours where a price is missing; both logarithmic."""
+    """Hours against dollars, or against GPU-hours if a price is missing; both logarithmic."""
     if not plan.front:
         nothing_yet(axes, "no candidate is possible")
         return
@@ -103,24 +103,24 @@ def draw_front(axes: Axes, plan: Plan) -> None:
             facecolors="none",
             edgecolors=BLACK,
             linewidths=1.4,
-            label=f"the answer (least {plan.config.objective})",
+            label=f"recommendation (fewest {plan.config.objective})",
         )
     axes.set(xscale="log", yscale="log")
     _limits(axes, plan, priced=priced)
     axes.set(
         xlabel="cost of all steps (dollars, typical price)" if priced else "GPU-hours of all steps",
         ylabel="duration of all steps (hours)",
-        title="Front; numbers are GPUs, bars 95 % intervals of the hours",
+        title="Front (numbers: GPUs; bars: 95 % intervals)",
     )
     _plain_ticks(axes)
     axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="none")
 
 
 def draw_tornado(axes: Axes, plan: Plan) -> None:
-    """The answer's hours or dollars with each input at either end."""
+    """Hours or dollars of the recommendation with each input at either end of its range."""
     found = plan.sensitivity
     if found is None:
-        why = "switched off" if plan.best is not None else "no candidate keeps to the limits"
+        why = "switched off" if plan.best is not None else "no candidate is within the limits"
         nothing_yet(axes, f"no sensitivity: {why}")
         axes.axis("off")
         return
@@ -146,8 +146,8 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
         axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
     unit = "hours" if name == "hours" else "dollars"
     axes.set(
-        xlabel=f"{unit} of all steps, now {number(middle)} († another candidate is then best)",
-        title=f"The answer ({own.candidate.hardware}), one input at a time",
+        xlabel=f"{unit} of all steps, nominal {number(middle)} (†: another candidate becomes best)",
+        title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
     )
     axes.xaxis.set_major_formatter("{x:,g}")
     for color, side in ((SKY, "low"), (ORANGE, "high")):
@@ -158,18 +158,18 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
 def _draw_input(
     axes: Axes, row: int, middle: float, ends: Sequence[tuple[float, str, str]]
 ) -> None:
-    """A bar to each end, with its color and text: the larger value's on the right of both."""
+    """Draw a bar to each end, with its color and text; the larger value's text is on the right."""
     for value, color, _ in sorted(ends, key=lambda end: -abs(end[0] - middle)):
         axes.barh(row, value - middle, 0.62, left=middle, color=color)
 
     def place_of(end: tuple[float, str, str]) -> float:
-        """What changes nothing is on the line, its low end first."""
+        """The value of an end, or the middle if it changes nothing."""
         return middle if abs(end[0] / middle - 1) < _NOTHING else end[0]
 
     ordered = sorted(ends, key=place_of)
     for place, (value, _, text) in enumerate(ordered):
         right = value > middle if len(ordered) == 1 else place == 1
-        # Of bars of no length, or on one side, one text stands across the line from the other.
+        # One text on each side of the line, even if both bars are on the same side.
         anchor = max(value, middle) if right else min(value, middle)
         axes.annotate(
             text,
@@ -185,13 +185,13 @@ def _draw_input(
 def _limits(axes: Axes, plan: Plan, *, priced: bool) -> None:
     limits = plan.config.limits
     if math.isfinite(limits.deadline_h):
-        axes.axhline(limits.deadline_h, color=GREY, linewidth=1, dashes=(4, 3), label="limit given")
+        axes.axhline(limits.deadline_h, color=GREY, linewidth=1, dashes=(4, 3), label="limit")
     if priced and math.isfinite(limits.budget_dollars):
         axes.axvline(limits.budget_dollars, color=GREY, linewidth=1, dashes=(4, 3))
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Numbers, not powers, and some within a decade."""
+    """Plain numbers instead of powers, with several ticks per decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

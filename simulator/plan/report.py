@@ -1,7 +1,7 @@
-"""What a plan says, as one JSON object.
+"""Report a plan as one JSON object.
 
-Numbers are `{mean, low, high}` with the bounds of a 95 % interval over the seeds, null where there
-is one seed. Money is null where no price is known.
+Numbers are `{mean, low, high}` with the bounds of a 95 % interval over the seeds, null for a single
+seed. Money is null if no price is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from areal_lab.runlog.records import finite_json
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.summary import answer_lines, counted, interval, plan_warnings, verdict
+from simulator.plan.summary import counted, interval, plan_warnings, recommendation_lines, verdict
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -31,15 +31,15 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             "second_look": len(plan.outcomes),
             "simulations": plan.simulations,
         },
-        "front": [_told(one, plan) for one in plan.front],
-        "best": None if plan.best is None else _told(plan.best, plan),
-        "answer": "\n".join(answer_lines(plan)),
+        "front": [_outcome(one, plan) for one in plan.front],
+        "best": None if plan.best is None else _outcome(plan.best, plan),
+        "answer": "\n".join(recommendation_lines(plan)),
         "asynchrony": [
             {
                 **{"hardware": one.synchronous.candidate.hardware, "pays": one.pays},
                 "ratio": interval(one.ratio),
-                "synchronous": _told(one.synchronous, plan),
-                "asynchronous": _told(one.asynchronous, plan),
+                "synchronous": _outcome(one.synchronous, plan),
+                "asynchronous": _outcome(one.asynchronous, plan),
                 "says": verdict(one),
             }
             for one in plan.comparisons
@@ -73,7 +73,7 @@ def _sensitivity(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _told(one: Outcome, plan: Plan) -> dict[str, Any]:
+def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
     cheap, dear = one.hourly.low, one.hourly.high
     return {
         **_candidate(one),
@@ -90,7 +90,7 @@ def _told(one: Outcome, plan: Plan) -> dict[str, Any]:
 
 
 def _candidate(one: Outcome) -> dict[str, Any]:
-    """The settings that were varied, by their names in `areal-lab simulate`."""
+    """The varied settings, by their names in `areal-lab simulate`."""
     config = one.candidate.config
     told = {
         "cluster.gpu": config.cluster.gpu,

@@ -1,6 +1,6 @@
-"""What a plan finds: candidates with their time and money, the front, the answer, the comparisons.
+"""The result of a plan: outcomes of candidates, the front, the recommendation and comparisons.
 
-Hours and dollars are of all steps of the run: steps x the mean step after the pipeline has filled.
+Hours and dollars are for all steps of the run: steps x the mean step after warm-up.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from simulator.stats.statistics import Estimate, estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """A candidate that was simulated."""
+    """A simulated candidate."""
 
     candidate: Candidate
     trials: tuple[Trial, ...]
-    """One per seed; seeds are the same for all candidates that are compared."""
+    """One per seed; all compared candidates have the same seeds."""
     steps: int
     """Of the whole run."""
     hourly: Cost
-    """One hour of the cluster."""
+    """Cost of one hour of the cluster."""
 
     @property
     def hours(self) -> Estimate:
@@ -46,35 +46,35 @@ class Outcome:
 
     @property
     def dollars(self) -> Estimate | None:
-        """At typical prices; None where one is not known."""
+        """Of the whole run at typical prices; None if a price is unknown."""
         return None if self.hourly.dollars is None else times(self.hours, self.hourly.dollars)
 
     @property
     def point(self) -> Point:
-        """Its means, for the front."""
+        """Mean hours and money, for the front."""
         return point_of(self.hours.mean, self.candidate, self.hourly)
 
     @property
     def limit(self) -> str:
-        """What holds it up."""
+        """Its bottleneck."""
         return limit_of(self.trials)
 
     @property
     def trainer_share(self) -> float:
-        """Of the training GPUs' time in which they train."""
+        """Share of the training GPUs' time in which they train."""
         return trainer_share(self.trials)
 
     @property
     def engine_share(self) -> float:
-        """Of the generating GPUs' time in which they generate."""
+        """Share of the generating GPUs' time in which they generate."""
         return engine_share(self.trials)
 
     def meets(self, limits: LimitsConfig) -> bool:
-        """Whether its means keep to deadline and budget; unknown money keeps to no budget."""
+        """Whether its means are within deadline and budget; unknown money exceeds any budget."""
         return self.hours.mean <= limits.deadline_h and self._dollars <= limits.budget_dollars
 
     def value(self, objective: str) -> float:
-        """What is to be least; unknown money is infinite."""
+        """The value to minimize; unknown money is infinite."""
         return {
             "gpus": float(self.candidate.gpus),
             "hours": self.hours.mean,
@@ -95,15 +95,15 @@ class Comparison:
 
     @property
     def ratio(self) -> Estimate:
-        """Time of the synchronous one over the other's, seed by seed."""
+        """Time of the synchronous one over the asynchronous one's, seed by seed."""
         pairs = zip(self.synchronous.trials, self.asynchronous.trials, strict=True)
         return estimate([slow.step_s / fast.step_s for slow, fast in pairs])
 
     @property
     def pays(self) -> bool | None:
-        """Whether asynchrony is clearly faster: by 2 % at least, and beyond chance.
+        """Whether asynchrony is significantly faster, and by at least 2 %.
 
-        None where the interval has room for such a gain and for a loss: the seeds cannot tell.
+        None if the interval includes both such a gain and a loss: more seeds are needed.
         """
         ratio = self.ratio
         if math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high:
@@ -113,72 +113,72 @@ class Comparison:
 
 
 LEAST_GAIN = 0.02
-"""What is less is no reason to train on stale answers."""
+"""A smaller gain is no reason to train on stale responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class End:
-    """The finalists under one changed input."""
+    """The finalists with one input at one end of its range."""
 
     value: str
-    """Of the input, with its unit."""
+    """The input's value, with its unit."""
     outcomes: tuple[Outcome, ...]
-    """Those that can be simulated so, in the order of the finalists."""
+    """Of the finalists that can be simulated with it, in their order."""
     best: Outcome | None
-    """Of them; None if none keeps to the limits any more."""
+    """The best of them; None if none is within the limits."""
     why_not: str = ""
-    """Why the answer itself cannot be simulated so; empty if it can."""
+    """Why the recommendation cannot be simulated with it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Input:
-    """One input at either end of what it may be."""
+    """One input, varied between the ends of its range."""
 
     name: str
     value: str
-    """As it is."""
+    """The assumed value."""
     source: str
-    """Where the ends come from."""
+    """Source of the range."""
     low: End
     high: End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sensitivity:
-    """How the answer depends on the inputs, one at a time; the largest effect first."""
+    """Sensitivity of the recommendation to its inputs, one at a time; largest effect first."""
 
     base: Outcome
-    """The answer, with the seed that the inputs are tried with."""
+    """The recommendation, simulated with the seed of the sensitivity analysis."""
     finalists: int
     inputs: tuple[Input, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """All that was found."""
+    """The whole result of a search."""
 
     config: PlanConfig
     space: Space
     screened: tuple[Outcome, ...]
-    """Simulated once, coarsely."""
+    """Simulated with one seed and few steps."""
     outcomes: tuple[Outcome, ...]
     """Simulated with all seeds."""
     front: tuple[Outcome, ...]
-    """Of them, those that no other beats in hours, money and GPUs; fewest GPUs first."""
+    """Outcomes that no other one beats in hours, money and GPUs; fewest GPUs first."""
     best: Outcome | None
-    """By the objective, within the limits."""
+    """The recommendation: the best by the objective, within the limits; None if there is none."""
     comparisons: tuple[Comparison, ...] = ()
     sensitivity: Sensitivity | None = None
     simulations: int = 0
 
     @property
     def bounded(self) -> int:
-        """Candidates left out because something simulated is better than they can be."""
+        """Candidates that are not simulated, because a simulated one beats their lower bound."""
         return len(self.space.possible) - len(self.screened)
 
     @property
     def gentler(self) -> Outcome | None:
-        """As good as the answer within 2 % on the same GPUs, with less staleness; the least."""
+        """The least stale outcome on the same GPUs within 2 % of the recommendation."""
         if self.best is None:
             return None
         return min(
@@ -201,7 +201,7 @@ def times(value: Estimate, factor: float) -> Estimate:
 
 
 def point_of(hours: float, candidate: Candidate, hourly: Cost) -> Point:
-    """Where a candidate lies that takes so long."""
+    """Hours, money and GPUs of a candidate that takes `hours`."""
     if hourly.dollars is None:
         cluster = candidate.config.cluster
         unit = f"GPU-hours of {cluster.gpu} {cluster.rollout_gpu}".rstrip()
@@ -210,7 +210,7 @@ def point_of(hours: float, candidate: Candidate, hourly: Cost) -> Point:
 
 
 def best_of(outcomes: Sequence[Outcome], objective: str, limits: LimitsConfig) -> Outcome | None:
-    """The least by the objective that keeps to the limits; of equal ones the fastest."""
+    """The best outcome by the objective within the limits; among equals, the fastest."""
     kept = [one for one in outcomes if one.meets(limits) and math.isfinite(one.value(objective))]
     return min(
         kept,
@@ -254,12 +254,12 @@ def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:
 
 
 def limit_of(trials: Sequence[Trial]) -> str:
-    """What `simulator.report.bottleneck` says of the mean over the seeds."""
+    """The bottleneck, from the mean shares over the seeds."""
     return bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
 
 
 def trainer_share(trials: Sequence[Trial]) -> float:
-    """Share of the time in which GPUs that train do so."""
+    """Share of time in which the training GPUs train."""
     pool = "all" if "all" in trials[0].busy else "training"
     busy = [
         sum(
@@ -273,7 +273,7 @@ def trainer_share(trials: Sequence[Trial]) -> float:
 
 
 def engine_share(trials: Sequence[Trial]) -> float:
-    """Share of the time in which GPUs that generate do so."""
+    """Share of time in which the generating GPUs generate."""
     pool = "all" if "all" in trials[0].busy else "rollout"
     busy = [sum(trial.busy[pool].get(name, 0.0) for name in GENERATING) for trial in trials]
     return sum(busy) / len(busy)

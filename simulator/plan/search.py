@@ -1,13 +1,13 @@
-"""The search: from a plan file's question to the front, the answer, and what they depend on.
+"""The search of a plan: from a plan file to the front, the recommendation and its sensitivity.
 
-    candidates --closed form--> least hours of each
-      --rounds, the most promising first--> one seed, few steps; what cannot win is left out
-      --near the front--> all seeds --> front, answer
+    candidates --closed form--> lower bound of each one's hours
+      --screen, most promising first--> one seed, few steps; skip candidates that cannot win
+      --evaluate near the front--> all seeds --> front, recommendation
       --on the same GPUs--> best synchronous against best asynchronous
       --one input at a time--> sensitivity
 
-All candidates have the same draws. Rounds have the same size whatever the number of processes, so
-that the answer does not depend on it.
+All candidates have the same random numbers. Rounds have the same size for any number of processes,
+so that the result does not depend on it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, sh
 from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
-"""Candidates that are simulated before the next look at what still can win."""
+"""Candidates that are simulated before those that cannot win are skipped again."""
 _RIVALS: Final = 4
-"""The same, where the best of one cluster is looked for."""
+"""The same for the search of the fastest candidate of one cluster."""
 _BOUND_SLACK: Final = 0.97
-"""Of the closed form: the lengths that happen to be drawn may be shorter than its."""
+"""Factor on the lower bound: the simulation may draw shorter lengths."""
 _ALIKE: Final = 2
-"""Synchronous, and asynchronous, candidates of one cluster that get a second look."""
+"""How many synchronous, and asynchronous, candidates of one cluster are evaluated."""
 
 Bound = Callable[[Candidate], float]
 """Least seconds of a training step."""
@@ -57,36 +57,36 @@ def find_plan(
     """Search the candidates of a plan file.
 
     Args:
-        config: the question.
-        run: performs simulations, in this process unless it is told otherwise;
-            `simulator.plan.trial.workers` makes one that takes several.
-        progress: is told how far it is.
+        config: the plan file.
+        run: performs simulations; `simulator.plan.trial.workers` makes one that uses several
+            processes.
+        progress: receives the progress.
         bound: least seconds of a candidate's training step.
 
     Raises:
-        ValueError: money is asked for where no price is known, or candidates differ in what a
-            number of the base was measured on.
+        ValueError: the plan needs a price that is unknown, or candidates differ in something that a
+            measured number of the base depends on.
     """
     search = _Search(config, run, progress or Silent(), bound)
     space = expand(config)
     check_measured(config, space.possible)
     _check_prices(config, [search.hourly(one) for one in space.possible], space)
     search.screen(space.possible)
-    search.look_again(_worth_another_look(search.screened.values(), config))
-    found = _without_twins(front([(one, one.point) for one in search.looked.values()]))
+    search.evaluate(_worth_evaluating(search.screened.values(), config))
+    found = _without_duplicates(front([(one, one.point) for one in search.evaluated.values()]))
     found.sort(key=lambda one: (one.candidate.gpus, one.hours.mean, one.candidate.number))
-    best = best_of(tuple(search.looked.values()), config.objective, config.limits)
+    best = best_of(tuple(search.evaluated.values()), config.objective, config.limits)
     chosen = best or (found[0] if found else None)
     comparisons = search.compare(chosen, found, space.possible) if chosen else ()
     sensitive = None
     if best is not None and config.search.sensitivity:
-        finalists = nearest_to(best, search.looked.values(), config.search.sensitivity)
+        finalists = nearest_to(best, search.evaluated.values(), config.search.sensitivity)
         sensitive = sensitivity(config, best, finalists, search.run_jobs, search.progress)
     return Plan(
         config=config,
         space=space,
         screened=tuple(search.screened.values()),
-        outcomes=tuple(search.looked.values()),
+        outcomes=tuple(search.evaluated.values()),
         front=tuple(found),
         best=best,
         comparisons=comparisons,
@@ -96,7 +96,7 @@ def find_plan(
 
 
 def nearest_to(best: Outcome, outcomes: Iterable[Outcome], count: int) -> list[Outcome]:
-    """The answer, then what is nearest to it in time and number of GPUs, by ratios."""
+    """The recommendation, then the outcomes nearest to it in time and number of GPUs, by ratios."""
 
     def distance(one: Outcome) -> tuple[float, int]:
         hours = abs(math.log(one.hours.mean / best.hours.mean))
@@ -110,12 +110,12 @@ def nearest_to(best: Outcome, outcomes: Iterable[Outcome], count: int) -> list[O
 
 
 class _Search:
-    """What was simulated so far, by candidate number."""
+    """Outcomes so far, by candidate number."""
 
     def __init__(self, config: PlanConfig, run: Run, progress: Progress, bound: Bound) -> None:
         self.progress = progress
         self.screened: dict[int, Outcome] = {}
-        self.looked: dict[int, Outcome] = {}
+        self.evaluated: dict[int, Outcome] = {}
         self.simulations = 0
         self._config = config
         self._run = run
@@ -124,27 +124,27 @@ class _Search:
         self._least_h: dict[int, float] = {}
 
     def hourly(self, candidate: Candidate) -> Cost:
-        """One hour of its cluster."""
+        """Cost of one hour of a candidate's cluster."""
         if candidate.number not in self._hourly:
             self._hourly[candidate.number] = hourly_cost(candidate, self._config.prices)
         return self._hourly[candidate.number]
 
     def least_hours(self, candidate: Candidate) -> float:
-        """By the closed form, for the whole run."""
+        """Lower bound for the whole run, by the closed form."""
         if candidate.number not in self._least_h:
             seconds = _BOUND_SLACK * self._bound(candidate) * self._config.steps
             self._least_h[candidate.number] = seconds / HOUR_S
         return self._least_h[candidate.number]
 
     def run_jobs(self, jobs: Sequence[Job]) -> Iterator[Trial]:
-        """Perform them, and count."""
+        """Perform jobs, and count them."""
         for trial in self._run(jobs):
             self.simulations += 1
             self.progress.advance()
             yield trial
 
     def screen(self, candidates: Sequence[Candidate]) -> None:
-        """One seed and few steps of everything that can still be on the front."""
+        """Simulate one seed and few steps of all candidates that may be on the front."""
         self.progress.stage("bounds", len(candidates))
         points = []
         for one in candidates:
@@ -152,7 +152,7 @@ class _Search:
             self.progress.advance()
         least = {one.number: point for one, point in points}
         left = most_promising_first(points)
-        self.progress.stage("first look", len(left))
+        self.progress.stage("screening", len(left))
         while left:
             self._screen_some(left[:_ROUND])
             known = [one.point for one in self.screened.values()]
@@ -166,9 +166,9 @@ class _Search:
             )
             self.progress.advance(before - len(left))
 
-    def look_again(self, outcomes: Sequence[Outcome]) -> None:
-        """All seeds and more steps."""
-        new = [one for one in outcomes if one.candidate.number not in self.looked]
+    def evaluate(self, outcomes: Sequence[Outcome]) -> None:
+        """Simulate all seeds and more steps."""
+        new = [one for one in outcomes if one.candidate.number not in self.evaluated]
         base, search = self._config.base, self._config.search
         seeds = range(base.seed, base.seed + search.seeds)
         jobs = [
@@ -177,16 +177,16 @@ class _Search:
             for seed in seeds
         ]
         if jobs:
-            self.progress.stage("second look", len(jobs))
+            self.progress.stage("evaluation", len(jobs))
         trials = list(self.run_jobs(jobs))
         for place, one in enumerate(new):
             some = trials[place * len(seeds) : (place + 1) * len(seeds)]
-            self.looked[one.candidate.number] = dataclasses.replace(one, trials=tuple(some))
+            self.evaluated[one.candidate.number] = dataclasses.replace(one, trials=tuple(some))
 
     def compare(
         self, chosen: Outcome, found: Sequence[Outcome], candidates: Sequence[Candidate]
     ) -> tuple[Comparison, ...]:
-        """Best synchronous and best asynchronous: on the answer's GPUs, on the least, the most."""
+        """Best synchronous and asynchronous: on the recommended, the fewest and the most GPUs."""
         clusters = dict.fromkeys(one.candidate.cluster for one in (chosen, found[0], found[-1]))
         pairs: list[tuple[Outcome, Outcome]] = []
         for cluster in clusters:
@@ -197,33 +197,34 @@ class _Search:
             ]
             if rivals[0] is not None and rivals[1] is not None:
                 pairs.append((rivals[0], rivals[1]))
-        self.look_again([one for pair in pairs for one in pair])
+        self.evaluate([one for pair in pairs for one in pair])
         return tuple(
             Comparison(
-                synchronous=self._looked_best(pair[0]), asynchronous=self._looked_best(pair[1])
+                synchronous=self._evaluated_best(pair[0]),
+                asynchronous=self._evaluated_best(pair[1]),
             )
             for pair in pairs
         )
 
-    def _looked_best(self, screened: Outcome) -> Outcome:
-        """The fastest of its kind on its cluster, by what all seeds say."""
+    def _evaluated_best(self, screened: Outcome) -> Outcome:
+        """The fastest of its kind on its cluster, by all seeds."""
         candidate = screened.candidate
         alike = [
             one
-            for one in self.looked.values()
+            for one in self.evaluated.values()
             if one.candidate.cluster == candidate.cluster and one.candidate.stale == candidate.stale
         ]
         return min(alike, key=lambda one: (one.hours.mean, one.candidate.number))
 
     def _fastest(self, candidates: Sequence[Candidate]) -> Outcome | None:
-        """Of candidates, by the first look; those that cannot be are left out."""
+        """The fastest candidate by screening; skips those whose lower bound is too slow."""
         left = sorted(candidates, key=lambda one: (self.least_hours(one), one.number))
         best: Outcome | None = None
         while left:
             now, left = left[:_RIVALS], left[_RIVALS:]
             new = [one for one in now if one.number not in self.screened]
             if new:
-                self.progress.stage("synchronous and not", len(new))
+                self.progress.stage("comparison", len(new))
             self._screen_some(new)
             some = [self.screened[one.number] for one in now]
             best = min(
@@ -251,10 +252,10 @@ class _Search:
         return Job(config=shortened(candidate.config, steps, warmup_steps), seed=seed)
 
 
-def _worth_another_look(outcomes: Iterable[Outcome], config: PlanConfig) -> list[Outcome]:
-    """What is near the front: the fastest of each cluster, synchronous and not.
+def _worth_evaluating(outcomes: Iterable[Outcome], config: PlanConfig) -> list[Outcome]:
+    """Outcomes near the front: the fastest of each cluster, synchronous and asynchronous.
 
-    Deadline and budget do not matter here: with more of either, nothing found before is lost.
+    Deadline and budget are ignored here, so that raising them never loses an outcome.
     """
     points = [(one, one.point) for one in outcomes]
     on_front = {one.candidate.number for one in front(points)}
@@ -269,27 +270,27 @@ def _worth_another_look(outcomes: Iterable[Outcome], config: PlanConfig) -> list
     return [one for one, _ in points if one.candidate.number in chosen]
 
 
-def _without_twins(found: Sequence[Outcome]) -> list[Outcome]:
-    """Of those that need exactly the same, the one with the least staleness."""
+def _without_duplicates(found: Sequence[Outcome]) -> list[Outcome]:
+    """Of outcomes with equal needs, keep the one with the least staleness."""
     ordered = sorted(found, key=lambda one: (one.candidate.eta, one.candidate.number))
-    twins: dict[object, Outcome] = {}
+    distinct: dict[object, Outcome] = {}
     for one in ordered:
-        twins.setdefault((one.point, one.candidate.cluster), one)
-    return list(twins.values())
+        distinct.setdefault((one.point, one.candidate.cluster), one)
+    return list(distinct.values())
 
 
 def _check_prices(config: PlanConfig, hourly: Sequence[Cost], space: Space) -> None:
-    """Refuse to compare money that is not known.
+    """Refuse to compare unknown money.
 
     Raises:
-        ValueError: no candidate has a price, and the question is about money.
+        ValueError: no candidate has a price, but the objective or a limit is about money.
     """
     asked = config.objective == "dollars" or math.isfinite(config.limits.budget_dollars)
     if not asked or not hourly or any(cost.dollars is not None for cost in hourly):
         return
     types = sorted({one.config.cluster.gpu for one in space.possible})
     raise ValueError(
-        f"nobody publishes a price of {' or '.join(types)}, so money is unknown; give one in the "
-        f"plan file as prices: [{{gpu: {types[0]}, typical: 2.0}}] (dollars per GPU-hour), or ask "
-        "for objective gpus or hours"
+        f"no published price of {' or '.join(types)}, so money is unknown; set prices in the plan "
+        f"file: [{{gpu: {types[0]}, typical: 2.0}}] (dollars per GPU-hour), or use objective gpus "
+        "or hours"
     )

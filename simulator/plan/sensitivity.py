@@ -1,9 +1,9 @@
-"""What becomes of the answer if an input is not what it was taken for: one at a time, either end.
+"""Sensitivity of the recommendation to its inputs, varied one at a time between their error bounds.
 
-    the answer and what is near it x {low, high} of each input --simulate--> a new best?
+    (recommendation and nearest outcomes) x {low, high} of each input --simulate--> a new best?
 
-The ends are the stated errors of what the input was fitted to, where there is one; else they are
-assumed, and it says so. One seed, the same for all: draws cancel in the comparison.
+The range of an input is the stated error of its fit, if there is one; otherwise it is assumed,
+which the source says. All simulations use the same seed, so random differences cancel.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from simulator.stats.format import number
 from simulator.workload.lengths import lengths_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
-"""CPU time per decode step: the least that Qwen2.5's published speeds leave over the kernels, and
-the most that Qwen3-0.6B's does (`simulator.costs.decode.ENGINE_S`)."""
+"""CPU time per decode step: the smallest difference between Qwen2.5's published speeds and kernel
+times, and the largest of Qwen3-0.6B's (`simulator.costs.decode.ENGINE_S`)."""
 GIVEN: Final = 0.1
-"""Relative error of what the user gave, which states none."""
+"""Assumed relative error of values given by the user."""
 LENGTH_MEAN: Final = 0.2
 LENGTH_SIGMA: Final = 0.2
-"""Relative errors of the workload's lengths: assumed. They change that much within a run."""
+"""Assumed relative errors of the workload's lengths, which change by that much within a run."""
 UPDATE: Final = 0.3
-"""Relative error of a weight update where the fit states none: assumed."""
+"""Assumed relative error of a weight update if its fit has none."""
 CLEARLY: Final = 0.005
-"""By how much another candidate must be better, of one seed, for the best to have changed."""
+"""By how much another candidate must be better with one seed to become the best."""
 
 Change: TypeAlias = Callable[[Job], Job]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """An input before it is tried."""
+class _Varied:
+    """An input to vary, with its two ends."""
 
     name: str
     value: str
@@ -62,14 +62,14 @@ def sensitivity(
     run: Callable[[Sequence[Job]], Iterator[Trial]],
     progress: Progress,
 ) -> Sensitivity:
-    """Try every input at both ends.
+    """Simulate the finalists with every input at both ends.
 
     Args:
-        plan: the question.
-        best: its answer, one of the finalists.
-        finalists: what might be the answer instead.
+        plan: the plan file.
+        best: the recommendation, one of the finalists.
+        finalists: outcomes that might become the best.
         run: performs simulations.
-        progress: is told how many there are.
+        progress: receives the number of simulations.
     """
     tried = list(_inputs(best.candidate.config))
     steps, warmup = plan.search.steps, plan.search.warmup_steps
@@ -94,13 +94,13 @@ def sensitivity(
         dataclasses.replace(one, trials=(trial,))
         for one, trial in zip(finalists, trials, strict=False)
     ]
-    answers = dict(zip(jobs, trials[len(base) :], strict=True))
+    by_job = dict(zip(jobs, trials[len(base) :], strict=True))
 
     def end(which: int, side: int) -> End:
         outcomes = tuple(
-            dataclasses.replace(one, trials=(answers[which, side, place],))
+            dataclasses.replace(one, trials=(by_job[which, side, place],))
             for place, one in enumerate(base)
-            if (which, side, place) in answers
+            if (which, side, place) in by_job
         )
         return End(
             value=tried[which].ends[side][0],
@@ -121,7 +121,7 @@ def sensitivity(
 
 
 def _best_then(outcomes: Sequence[Outcome], own: Outcome, plan: PlanConfig) -> Outcome | None:
-    """The best of them; the answer stays where no other is clearly better."""
+    """The best of them; the recommendation stays unless another one is clearly better."""
     best = best_of(outcomes, plan.objective, plan.limits)
     stays = next((one for one in outcomes if one.candidate is own.candidate), None)
     if best is None or stays is None or not stays.meets(plan.limits):
@@ -131,23 +131,23 @@ def _best_then(outcomes: Sequence[Outcome], own: Outcome, plan: PlanConfig) -> O
 
 
 def measure(objective: str) -> str:
-    """What a tornado shows: of the fewest GPUs, the hours, which decide whether they suffice."""
+    """The measure of sensitivity: the objective, or hours for gpus, as hours decide if they do."""
     return "hours" if objective == "gpus" else objective
 
 
 def at_end(end: End, own: Outcome) -> Outcome | None:
-    """The answer under the changed input; None if it cannot be simulated so."""
+    """The recommendation at this end; None if it cannot be simulated with it."""
     return next((one for one in end.outcomes if one.candidate is own.candidate), None)
 
 
 def swing(one: Input, own: Outcome, name: str) -> float:
-    """Largest change of the answer's hours or dollars, relative."""
+    """Largest relative change of the recommendation's hours or dollars."""
     ends = [at_end(end, own) for end in (one.low, one.high)]
     return max((abs(end.value(name) / own.value(name) - 1) for end in ends if end), default=0.0)
 
 
-def _inputs(config: SimulationConfig) -> Iterator[_Tried]:
-    """All inputs but the price, as far as this configuration has them."""
+def _inputs(config: SimulationConfig) -> Iterator[_Varied]:
+    """All inputs that this config uses, but the price."""
     if config.rollout.decode_step_s is None:
         yield _engine_overhead(config)
         yield _memory_bandwidth(config)
@@ -159,7 +159,7 @@ def _inputs(config: SimulationConfig) -> Iterator[_Tried]:
         yield _length_sigma(config)
 
 
-def _engine_overhead(config: SimulationConfig) -> _Tried:
+def _engine_overhead(config: SimulationConfig) -> _Varied:
     given = config.rollout.engine_overhead_s
     taken = ENGINE_S if given is None else given
     ends = ENGINE_ENDS_S if given is None else (taken * (1 - GIVEN), taken * (1 + GIVEN))
@@ -169,26 +169,26 @@ def _engine_overhead(config: SimulationConfig) -> _Tried:
         return lambda job: _with_settings(job, {"rollout.engine_overhead_s": seconds})
 
     low, high = ((f"{1e3 * one:.3g} ms", change(one)) for one in ends)
-    return _Tried(
+    return _Varied(
         name="engine overhead", value=f"{1e3 * taken:.3g} ms", source=source, ends=(low, high)
     )
 
 
-def _memory_bandwidth(config: SimulationConfig) -> _Tried:
+def _memory_bandwidth(config: SimulationConfig) -> _Varied:
     gpu = find_gpu(config.cluster.generating_gpu)
     cost = decode_cost(find_model(config.model), gpu, config.rollout.tensor_parallel)
     at = cost.coefficients
     taken = 1 / at.cache_reading
 
     def end(error: float) -> tuple[str, Change]:
-        # So much less of the bandwidth is reached: reading takes so much longer.
+        # Reading takes longer if less of the bandwidth is reached.
         slowdown = 1 / (1 + error)
         return (
             f"{taken / slowdown:.0%}",
             lambda job: dataclasses.replace(job, memory_slowdown=slowdown),
         )
 
-    return _Tried(
+    return _Varied(
         name="GPU memory bandwidth reached",
         value=f"{taken:.0%}",
         source=f"fit of the decode kernels: ±{cost.error:.1%}",
@@ -196,7 +196,7 @@ def _memory_bandwidth(config: SimulationConfig) -> _Tried:
     )
 
 
-def _training_speed(config: SimulationConfig) -> _Tried:
+def _training_speed(config: SimulationConfig) -> _Varied:
     if config.trainer.mfu is not None:
         error, source = GIVEN, f"given: ±{GIVEN:.0%}"
     else:
@@ -210,12 +210,12 @@ def _training_speed(config: SimulationConfig) -> _Tried:
             lambda job: dataclasses.replace(job, training_slowdown=slowdown),
         )
 
-    return _Tried(
+    return _Varied(
         name="MFU of training", value="as fitted", source=source, ends=(end(-error), end(error))
     )
 
 
-def _weight_update(config: SimulationConfig) -> _Tried:
+def _weight_update(config: SimulationConfig) -> _Varied:
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     colocated = config.cluster.colocated
     if colocated:
@@ -236,7 +236,7 @@ def _weight_update(config: SimulationConfig) -> _Tried:
     def end(factor: float) -> tuple[str, Change]:
         return (f"{taken * factor:.3g} s", lambda job: _with_update(job, factor))
 
-    return _Tried(
+    return _Varied(
         name="weight update" if not colocated else "switch and weight update",
         value=f"{taken:.3g} s",
         source=source,
@@ -245,7 +245,7 @@ def _weight_update(config: SimulationConfig) -> _Tried:
 
 
 def _with_update(job: Job, factor: float) -> Job:
-    """Its own update or switch, so many times longer."""
+    """The job with its update or switch times multiplied by `factor`."""
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
@@ -254,7 +254,7 @@ def _with_update(job: Job, factor: float) -> Job:
     return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 
-def _length_mean(config: SimulationConfig) -> _Tried:
+def _length_mean(config: SimulationConfig) -> _Varied:
     taken = lengths_from(config.workload.answers).mean_tokens()
     most = float(config.workload.answers.max_tokens)
     ends = (max(1.0, taken * (1 - LENGTH_MEAN)), min(taken * (1 + LENGTH_MEAN), 0.98 * most))
@@ -265,7 +265,7 @@ def _length_mean(config: SimulationConfig) -> _Tried:
         )
         for one in ends
     )
-    return _Tried(
+    return _Varied(
         name="mean length",
         value=f"{taken:,.0f} tokens",
         source=f"assumed: ±{LENGTH_MEAN:.0%}",
@@ -273,13 +273,13 @@ def _length_mean(config: SimulationConfig) -> _Tried:
     )
 
 
-def _length_sigma(config: SimulationConfig) -> _Tried:
+def _length_sigma(config: SimulationConfig) -> _Varied:
     taken = config.workload.answers.sigma
     low, high = (
         (f"{one:.3g}", _answers(sigma=one))
         for one in (taken * (1 - LENGTH_SIGMA), taken * (1 + LENGTH_SIGMA))
     )
-    return _Tried(
+    return _Varied(
         name="spread of ln(length)",
         value=f"{taken:.3g}",
         source=f"assumed: ±{LENGTH_SIGMA:.0%}",
@@ -297,7 +297,7 @@ def _with_settings(job: Job, settings: Mapping[str, float]) -> Job:
 
 
 def _price(own: Outcome, base: Sequence[Outcome], plan: PlanConfig) -> Input | None:
-    """Nothing to simulate: money is hours times the price."""
+    """The price as an input, which needs no simulation: money is hours times the price."""
     cost = own.hourly
     if cost.dollars is None or cost.low is None or cost.high is None:
         return None

@@ -1,4 +1,4 @@
-"""What a plan says, in lines of text: the question, the answer, whether asynchrony pays."""
+"""Summary of a plan in lines of text: objective, recommendation, and whether asynchrony pays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
 from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
-from simulator.report.provenance import warnings
+from simulator.report.provenance import price_warnings, warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 
@@ -20,7 +20,7 @@ _SUMS: Final = {"gpus": "fewest GPUs", "dollars": "least money", "hours": "short
 
 
 def question_lines(plan: Plan) -> Iterator[str]:
-    """What was asked, and what became of the candidates."""
+    """The objective with its limits, and the numbers of candidates."""
     limits = plan.config.limits
     bounds = [
         text
@@ -40,21 +40,21 @@ def question_lines(plan: Plan) -> Iterator[str]:
     space = plan.space
     yield (
         f"{space.combinations:,} combination{'s' if space.combinations > 1 else ''}: "
-        f"{space.merged:,} the same as another, "
+        f"{space.merged:,} duplicates, "
         f"{len(space.over_limits):,} over the limits, {len(space.impossible):,} impossible, "
         f"{len(space.possible):,} possible"
     )
     for title, refusals in (("impossible", space.impossible), ("over", space.over_limits)):
         for row in counted(refusals):
-            yield f"  {row['count']:,} {title}, {row['kind']}; as: {row['example']}"
+            yield f"  {row['count']:,} {title}, {row['kind']}; e.g. {row['example']}"
     yield (
-        f"{plan.bounded:,} cannot win by a closed form; {len(plan.screened):,} simulated once, "
+        f"{plan.bounded:,} excluded by their lower bound; {len(plan.screened):,} simulated once, "
         f"{len(plan.outcomes):,} of them with {plan.config.search.seeds} seeds"
     )
 
 
-def answer_lines(plan: Plan) -> Iterator[str]:
-    """The answer in words; if there is none, what would be needed for one."""
+def recommendation_lines(plan: Plan) -> Iterator[str]:
+    """The recommendation in words; if there is none, the limits to raise."""
     best, limits = plan.best, plan.config.limits
     name = _SUMS[plan.config.objective]
     if best is not None:
@@ -62,26 +62,26 @@ def answer_lines(plan: Plan) -> Iterator[str]:
         yield (
             f"{name}: {candidate.hardware} ({candidate.split}; {candidate.schedule}; micro-batches "
             f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
-            f"{money(best)}; {best.limit}"
+            f"{money(best)}; bottleneck: {best.limit}"
         )
         if best.hours.high > limits.deadline_h and math.isfinite(best.hours.high):
-            yield f"its interval reaches beyond the deadline of {limits.deadline_h:g} h"
+            yield f"its confidence interval exceeds the deadline of {limits.deadline_h:g} h"
         dollars = best.dollars
         if dollars and dollars.high > limits.budget_dollars and math.isfinite(dollars.high):
-            yield f"its interval reaches beyond the budget of {limits.budget_dollars:,.0f} $"
+            yield f"its confidence interval exceeds the budget of {limits.budget_dollars:,.0f} $"
         gentler = plan.gentler
         if gentler is not None:
             yield (
-                f"with less staleness as good within 2 %: {gentler.candidate.split}; "
+                f"within 2 % of it, with less staleness: {gentler.candidate.split}; "
                 f"{gentler.candidate.schedule}; {hours(gentler)}"
             )
         return
     if not plan.space.possible:
-        yield "no candidate is possible; the reasons are above"
+        yield "no candidate is possible, for the reasons above"
         return
     fastest = min(plan.outcomes, key=lambda one: one.hours.mean)
     yield (
-        f"no candidate keeps to the limits; the fastest is {fastest.candidate.hardware} "
+        f"no candidate is within the limits; the fastest is {fastest.candidate.hardware} "
         f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {hours(fastest)}"
     )
     priced = [one for one in plan.outcomes if one.dollars is not None]
@@ -95,13 +95,13 @@ def answer_lines(plan: Plan) -> Iterator[str]:
 
 
 def nothing_possible(plan: Plan) -> str:
-    """In one line, which bounds left no candidate, those that leave out most first."""
+    """One line with the bounds that leave no candidate, those that exclude most first."""
     limits, space = plan.config.limits, plan.space
     every = {one.why for one in space.impossible}
     if len(every) == 1 and not space.over_limits:
         return (
-            f"no candidate is possible, for one reason: {every.pop()}; change it in base, or give "
-            "candidates without it"
+            f"no candidate is possible, because: {every.pop()}; change it in base, or use other "
+            "candidates"
         )
     reasons = [
         (row["count"], f"{row['kind']} = {getattr(limits, row['kind'].split('.')[1]):g}", row)
@@ -109,15 +109,15 @@ def nothing_possible(plan: Plan) -> str:
     ]
     reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
     reasons.sort(key=lambda reason: -reason[0])
-    told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
-    mend = "relax a bound, or change candidates"
+    lines = [f"{count:,} by {bound} (e.g. {row['example']})" for count, bound, row in reasons]
+    fix = "relax a bound, or change candidates"
     if any(one.kind is Kind.SETTINGS for one in space.impossible):
-        mend = "mend these settings in base, or change candidates"
-    return f"no candidate is possible: {'; '.join(told)}; {mend}"
+        fix = "correct these settings in base, or change candidates"
+    return f"no candidate is possible: {'; '.join(lines)}; {fix}"
 
 
 def verdict(one: Comparison) -> str:
-    """Whether asynchrony pays on these GPUs, plainly."""
+    """Whether asynchrony pays on these GPUs, in one line."""
     slow, fast, ratio = one.synchronous, one.asynchronous, one.ratio
     interval = ""
     if math.isfinite(ratio.low):
@@ -132,35 +132,33 @@ def verdict(one: Comparison) -> str:
     if one.pays is None:
         seeds = len(slow.trials)
         return (
-            f"whether asynchrony pays {where} cannot be told with {seeds} seeds, {pair}; take "
-            f"more: search.seeds={4 * seeds}"
+            f"whether asynchrony pays {where} is undecided with {seeds} seeds, {pair}; use more: "
+            f"search.seeds={4 * seeds}"
         )
-    why = "" if slow.limit == STALENESS_BOUND else f"; the synchronous run is {slow.limit}"
+    why = "" if slow.limit == STALENESS_BOUND else f"; synchronous bottleneck: {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
 
 def plan_warnings(plan: Plan) -> list[str]:
-    """What a reader has to know."""
+    """Warnings about the candidates' inputs and prices."""
     found: list[str] = []
     types = sorted({one.config.cluster.gpu for one in plan.space.possible})
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
         config = some.config.with_settings({"seeds": plan.config.search.seeds})
-        gpu = find_gpu(spelled)
-        own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
-        unknown = gpu.price.typical is None and config.cluster.price_per_gpu_h is None
-        given = gpu.name in own
-        found += warnings(config, prices=not (given or unknown))
-        if unknown and not given:  # the same, with this file's way to fix it
-            found.append(
-                f"{gpu.name}: nobody publishes a price, so money is unknown; give one as prices: "
-                f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
-            )
-    return list(dict.fromkeys(found))
+        found.extend(line for line in warnings(config, prices=False) if line not in found)
+    clusters = [one.config.cluster for one in plan.space.possible]
+    own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+    if plan.config.base.cluster.price_per_gpu_h is None:
+        for spelled in sorted({name for one in clusters for name in (one.gpu, one.rollout_gpu)}):
+            if spelled and find_gpu(spelled).name not in own:
+                fix = f"set prices: [{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
+                found.extend(price_warnings(find_gpu(spelled), fix))
+    return found
 
 
 def no_comparison(plan: Plan) -> str:
-    """Why asynchrony is compared with nothing."""
+    """Why there is no comparison of synchronous and asynchronous candidates."""
     kinds = {one.stale for one in plan.space.possible}
     if kinds == {True}:
         return "no synchronous candidate to compare with: add 0 to candidates.eta"
@@ -175,7 +173,7 @@ def hours(one: Outcome) -> str:
 
 
 def money(one: Outcome) -> str:
-    """Of the whole run; GPU-hours where no price is known."""
+    """Dollars of the whole run; GPU-hours if no price is known."""
     if one.dollars is None:
         return f"money unknown ({quantity(interval(one.gpu_hours))} GPU-hours)"
     text = quantity(interval(one.dollars), "$")
@@ -187,7 +185,7 @@ def money(one: Outcome) -> str:
 
 
 def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:
-    """How often each kind, with its most frequent line."""
+    """Refusals by kind, with the most frequent line of each."""
     kinds = Counter(one.kind for one in refusals)
     return [
         {
@@ -202,7 +200,7 @@ def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:
 
 
 def interval(value: Estimate) -> dict[str, float | None]:
-    """Mean and bounds; these are null where there is one seed."""
+    """Mean and bounds, which are null with a single seed."""
     if not math.isfinite(value.low):
         return {"mean": value.mean, "low": None, "high": None}
     return {"mean": value.mean, "low": value.low, "high": value.high}

@@ -1,4 +1,4 @@
-"""A plan on a terminal: its lines, the front, what the answer depends on."""
+"""Tables of a plan for a terminal: its summary, the front and the sensitivity."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from simulator.plan.result import End, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
-    answer_lines,
     interval,
     no_comparison,
     plan_warnings,
     question_lines,
+    recommendation_lines,
     verdict,
 )
 from simulator.stats.format import quantity
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_SAME = "unchanged"
+"""Shown as the new best if the recommendation stays."""
+
 
 def show_plan(console: Console, plan: Plan) -> None:
-    """Print it."""
+    """Print a plan."""
     console.print(f"[bold]{plan.config.name}[/]")
     for line in question_lines(plan):
         console.print(line, highlight=False)
@@ -30,7 +33,7 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print()
         console.print(_front_table(plan))
     console.print()
-    for line in answer_lines(plan):
+    for line in recommendation_lines(plan):
         console.print(line, highlight=False)
     for one in plan.comparisons:
         console.print(verdict(one), highlight=False)
@@ -47,8 +50,8 @@ def _front_table(plan: Plan) -> Table:
     from rich.table import Table
 
     table = Table(
-        title="front: nothing else is better in time, money and GPUs  (* the answer, ! over a "
-        "limit)",
+        title="front: no other candidate is better in time, money and GPUs  (* recommendation, "
+        "! over a limit)",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -57,9 +60,9 @@ def _front_table(plan: Plan) -> Table:
     table.add_column("GPUs")
     table.add_column("generate + train", no_wrap=True)
     table.add_column("schedule", no_wrap=True)
-    for name in ("hours", "dollars", "engines", "trainer"):
+    for name in ("hours", "dollars", "engines busy", "trainer busy"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+    table.add_column("bottleneck", no_wrap=True)
     for one in plan.front:
         mark = "*" if one is plan.best else "" if one.meets(plan.config.limits) else "!"
         candidate = one.candidate
@@ -83,26 +86,26 @@ def _sensitivity_table(plan: Plan) -> Table:
     assert plan.sensitivity is not None
     name = measure(plan.config.objective)
     table = Table(
-        title=f"sensitivity: the answer's {name} if one input is at either end of its error",
+        title=f"sensitivity: {name} of the recommendation, one input at either end of its range",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
     )
     table.add_column("input", no_wrap=True)
-    table.add_column("from .. to", no_wrap=True)
-    table.add_column(f"{name}, change", justify="right", no_wrap=True)
-    table.add_column("the best then")
+    table.add_column("range", no_wrap=True)
+    table.add_column(f"change of {name}", justify="right", no_wrap=True)
+    table.add_column("new best")
     table.add_column("source of the range")
     for one in plan.sensitivity.inputs:
         changes = [_change(plan, end) for end in (one.low, one.high)]
         best = {end.value: _best_then(plan, end) for end in (one.low, one.high)}
-        told = (
-            "stays"
-            if set(best.values()) == {"stays"}
-            else "; ".join(f"{value}: {text}" for value, text in best.items() if text != "stays")
+        change = (
+            _SAME
+            if set(best.values()) == {_SAME}
+            else "; ".join(f"{value}: {text}" for value, text in best.items() if text != _SAME)
         )
         ends = f"{one.low.value} .. {one.high.value}"
-        table.add_row(one.name, ends, " .. ".join(changes), told, one.source)
+        table.add_row(one.name, ends, " .. ".join(changes), change, one.source)
     return table
 
 
@@ -116,8 +119,8 @@ def _change(plan: Plan, end: End) -> str:
 def _best_then(plan: Plan, end: End) -> str:
     assert plan.sensitivity is not None
     if end.best is None:
-        return "none keeps to the limits"
+        return "none within the limits"
     if end.best.candidate is plan.sensitivity.base.candidate:
-        return "stays"
+        return _SAME
     candidate = end.best.candidate
     return f"{candidate.hardware} ({candidate.split}; {candidate.schedule})"

@@ -1,4 +1,4 @@
-"""One candidate simulated with one seed, and many of them in parallel processes.
+"""Simulations of candidates: one with one seed, or many in parallel processes.
 
 Job (configuration, changed inputs, seed) --run_job--> Trial
 """
@@ -19,62 +19,62 @@ from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training_timing import Sizes
 from simulator.costs.typical_coefficients import kernel_coefficients
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
 from simulator.run.system import System, Timing, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is asked."""
+    """One simulation to perform."""
 
     config: SimulationConfig
     seed: int
     training_slowdown: float = 1.0
-    """How many times longer a training step takes than the cost model says."""
+    """Factor on the cost model's time of a training step."""
     memory_slowdown: float = 1.0
-    """The same of reading weights and cache while decoding."""
+    """Factor on the times of reading weights and cache in decode steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What it answers, in a few numbers. Shares are of a pool's time after warm-up."""
+    """Result of a job. Shares are of a pool's time after warm-up."""
 
     step_s: float
     """Mean seconds of a training step."""
     tokens_per_s: float
     """Trained tokens only."""
     kwh: float
-    """Of one step, GPUs alone."""
+    """Energy of one step, GPUs only."""
     busy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Pool to shares by what was done."""
+    """Shares by activity, by pool."""
     idle: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Pool to shares by cause."""
+    """Shares by cause, by pool."""
 
 
 Run: TypeAlias = Callable[[Sequence[Job]], Iterator[Trial]]
-"""Answers jobs in their order."""
+"""Performs jobs, and yields their trials in order."""
 
 
 class Progress(Protocol):
-    """Is told how far the search is."""
+    """Receives the progress of the search."""
 
     def stage(self, name: str, total: int) -> None:
-        """From now on so many simulations are to be done, at most."""
+        """Start a stage of at most `total` simulations."""
         ...
 
     def advance(self, count: int = 1) -> None:
-        """So many are done, or need not be."""
+        """Count simulations that are done, or not needed."""
         ...
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows no progress."""
 
     def stage(self, name: str, total: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def advance(self, count: int = 1) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def run_job(job: Job) -> Trial:
@@ -90,13 +90,13 @@ def run_job(job: Job) -> Trial:
 
 
 def run_here(jobs: Sequence[Job]) -> Iterator[Trial]:
-    """Simulate in this process, one after the other."""
+    """Simulate in this process, one after another."""
     return map(run_job, jobs)
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Run]:
-    """So many processes; 1 is this one. Answers are the same whatever the number."""
+    """Run jobs in `count` processes; 1 uses this process. Results do not depend on the number."""
     if count <= 1:
         yield run_here
         return
@@ -108,12 +108,12 @@ def workers(count: int) -> Iterator[Run]:
 
 
 def shortened(config: SimulationConfig, steps: int, warmup_steps: int) -> SimulationConfig:
-    """A configuration that is simulated for so many training steps."""
+    """A copy of a config with the given numbers of steps."""
     return config.with_settings({"workload.steps": steps, "workload.warmup_steps": warmup_steps})
 
 
 def changed_system(job: Job) -> System:
-    """The system of a job, with its inputs changed."""
+    """The system of a job, with its slowdowns."""
     system = build(job.config)
     if job.training_slowdown != 1:
         slower = SlowedTraining(system.training, job.training_slowdown)
@@ -134,13 +134,13 @@ def changed_system(job: Job) -> System:
 
 @dataclass(frozen=True, slots=True)
 class SlowedTraining:
-    """Training steps that all take so many times longer."""
+    """Training steps that all take longer by a factor."""
 
     training: Training
     slowdown: float
 
     def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
-        """One step."""
+        """One slowed step."""
         timing = self.training.step(lengths, minibatches=minibatches)
         return SlowedTiming(
             timing.seconds * self.slowdown,
@@ -150,7 +150,7 @@ class SlowedTraining:
 
 @dataclass(frozen=True, slots=True)
 class SlowedTiming:
-    """What it took."""
+    """Duration of a slowed step."""
 
     seconds: float
     parts: Mapping[str, float]

@@ -1,1 +1,1 @@
-"""How a result is told: JSON, tables, notes and pictures."""
+"""Reports of simulation results: JSON, tables, notes and pictures."""

@@ -1,6 +1,6 @@
-"""What holds a run up, from where the time of its GPUs went.
+"""Find the bottleneck of a run from the time of its GPUs by state.
 
-shares of each pool's time, busy and idle by name --> limit
+shares of each pool's time, busy and idle by name --> bottleneck
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REWARDS_AND_TOOLS: Final = "rewards and tools"
 FAILURES: Final = "failures"
 
 GENERATING: Final = ("decode", "prefill", "recompute", GENERATE)
-"""What engines do that is generation."""
+"""Activities of engines that are generation."""
 _FULL: Final = 0.9
-"""Share of its time from which the trainer counts as always busy."""
+"""Share of time from which the trainer counts as always busy."""
 WAITING: Final = 0.1
-"""Share of the engines' time from which their waiting, not their speed, limits."""
+"""Share of the engines' time from which waiting, not speed, is the bottleneck."""
 CAUSES: Final[Mapping[str, str]] = {
     NOTHING_ADMITTED: STALENESS_BOUND,
     PAUSED: WEIGHT_UPDATES,
@@ -40,25 +40,25 @@ CAUSES: Final[Mapping[str, str]] = {
     ON_ITS_WAY: REWARDS_AND_TOOLS,
     LOST: FAILURES,
 }
-"""What stands behind each cause of idleness."""
+"""The bottleneck behind each cause of idleness."""
 
 
 def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """What holds a run up, from where its pools' time went.
+    """The bottleneck of a run, from the shares of its pools' time.
 
     train-bound       the trainer works 90 % of the time or more
-    weight updates    it does not, and waits for them longer than for batches
-    failures          it does not, and loses more time to them than to either
-    staleness-bound   it waits for batches, and engines wait 10 % or more: for new weights to start
-                      more answers. Synchronous schedules are, where neither side fills the time
-    generation-bound  it waits for batches, and engines hardly wait
+    weight updates    else, it waits for weights longer than for batches
+    failures          else, it loses more time to failures than to either
+    staleness-bound   else, engines wait 10 % or more for new weights before they may start more
+                      responses; also synchronous schedules in which neither side is always busy
+    generation-bound  else, engines rarely wait
 
-    What engines wait for longest counts: rewards and tools, updates and failures can be it, too.
-    Where the same GPUs do both, it is what takes the largest part of their time.
+    If engines wait longer for rewards and tools, updates or failures, that is the bottleneck. For
+    colocated GPUs it is the part that takes the largest share of their time.
 
     Args:
-        shares: of the time of each pool (`rollout` and `training`, or `all`) by what was done and
-            by cause of idleness.
+        shares: shares of the time of each pool (`rollout` and `training`, or `all`), by activity
+            and by cause of idleness.
     """
     if "all" in shares:
         parts = largest_parts(shares["all"])
@@ -80,18 +80,18 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def updating(training: Mapping[str, float]) -> float:
-    """Share of the trainer's time that weights take: to export them and to wait for them."""
+    """Share of the trainer's time for exporting weights and waiting for updates."""
     return sum(training.get(name, 0.0) for name in (*MOVING_WEIGHTS, WAIT_WEIGHTS))
 
 
 def working(training: Mapping[str, float]) -> float:
-    """Share of the trainer's time that no wait, no failure and no weights take."""
+    """Share of the trainer's time without waiting, failures and weights."""
     kept = training.get(WAIT_BATCH, 0.0) + training.get(LOST, 0.0)
     return 1 - updating(training) - kept
 
 
 def largest_parts(shares: Mapping[str, float]) -> dict[str, float]:
-    """Time of GPUs that generate and train in turn, by the limit that it stands for."""
+    """Shares of the time of colocated GPUs, by bottleneck."""
     generating = sum(shares.get(name, 0.0) for name in GENERATING)
     parts = _by_limit(shares)
     moving = sum(shares.get(name, 0.0) for name in MOVING_WEIGHTS)
@@ -103,7 +103,7 @@ def largest_parts(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def _by_limit(shares: Mapping[str, float]) -> dict[str, float]:
-    """Idle shares added up by what stands behind them."""
+    """Idle shares, summed by bottleneck."""
     idle = dict.fromkeys(CAUSES.values(), 0.0)
     for cause, limit in CAUSES.items():
         idle[limit] += shares.get(cause, 0.0)

@@ -1,4 +1,4 @@
-"""Two simulations side by side on a terminal, and the second over the first."""
+"""Compare two simulations on a terminal: both side by side, and the second over the first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_comparison(
     second: Mapping[str, Any],
     ratio: Mapping[str, Any],
 ) -> None:
-    """Print two reports side by side, and the second over the first."""
+    """Print two reports side by side, with their ratios."""
     for mark, told in (("A", first), ("B", second)):
         console.print(f"[bold]{mark}  {escaped(told['name'])}[/]")
         for line in setting_lines(told):
@@ -52,9 +52,9 @@ def _comparison_table(
             quantity(ratio[name]),
         )
     for title, name, path in (
-        ("GPU-hours a step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
-        ("dollars a step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
-        ("kWh a step", "kwh_per_step", ("energy", "kwh_per_step")),
+        ("GPU-hours per step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
+        ("dollars per step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
+        ("kWh per step", "kwh_per_step", ("energy", "kwh_per_step")),
     ):
         if ratio[name] is not None:
             values = (_at(told, path) for told in (first, second))
@@ -69,10 +69,10 @@ def _comparison_table(
 
 
 def _verdict(ratio: Mapping[str, Any]) -> str:
-    """Which trains faster, and which for less."""
+    """Which one trains faster, and which one needs fewer GPU-hours."""
     mean, low, high = (ratio["tokens_per_s"][name] for name in ("mean", "low", "high"))
     if (low is not None and low <= 1 <= high) or mean == 1:
-        speed = "B trains as fast as A, as far as these seeds can tell."
+        speed = "With these seeds, there is no significant difference in speed between A and B."
     else:
         better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
         bounds = ""
@@ -84,7 +84,7 @@ def _verdict(ratio: Mapping[str, Any]) -> str:
             "in tokens per second."
         )
     per_gpu = ratio["tokens_per_s_per_gpu"]["mean"]
-    if abs(per_gpu / mean - 1) < 0.001:  # the same GPUs: that was said
+    if abs(per_gpu / mean - 1) < 0.001:  # the same GPUs: nothing to add
         return speed
     return f"{speed} For the same tokens, B takes [bold]{1 / per_gpu:.3g} times[/] the GPU-hours."
 

@@ -1,4 +1,4 @@
-"""A log with fewer processes, for pictures: a row for each of a hundred is nothing to look at."""
+"""Excerpts of a log with fewer engines, for readable timelines of large clusters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulator.stats.format import shown_name
 
 
 def engines_of(log: Log) -> tuple[EngineId, ...]:
-    """Engines that were there when the run began."""
+    """Engines at the start of the run."""
     for record in log.events:
         if isinstance(record.event, RunStarted):
             return tuple(record.event.engines)
@@ -34,12 +34,12 @@ def engines_of(log: Log) -> tuple[EngineId, ...]:
 
 
 def only_engines(log: Log, engines: Iterable[EngineId], *, rewards: bool = True) -> Log:
-    """The log without what other engines did. It no longer replays: groups are missing.
+    """The log without the other engines. It cannot be replayed, because groups are missing.
 
     Args:
-        log: what to pick from.
-        engines: those to keep.
-        rewards: keep the process that judges; where judging takes no time it is an empty row.
+        log: the whole log.
+        engines: engines to keep.
+        rewards: keep the process that scores, whose row is empty if scoring takes no time.
     """
     kept = frozenset(engines)
     others = {engine_process(engine) for engine in engines_of(log) if engine not in kept}
@@ -49,11 +49,11 @@ def only_engines(log: Log, engines: Iterable[EngineId], *, rewards: bool = True)
     return dataclasses.replace(
         log,
         header=dataclasses.replace(log.header, processes=processes),
-        records=tuple(_picked(log.records, kept, others)),
+        records=tuple(_excerpt(log.records, kept, others)),
     )
 
 
-def _picked(
+def _excerpt(
     records: Iterable[Record], kept: frozenset[EngineId], others: set[str]
 ) -> Iterator[Record]:
     for record in records:

@@ -1,4 +1,4 @@
-"""What a simulation says in words: what was simulated, what limits it, why lags exceed eta."""
+"""Notes on a simulation in words: its settings, its bottleneck, and why lags exceed eta."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from simulator.run.pools import MOVING_WEIGHTS
 _NAMES: Final[Mapping[str, str]] = {
     TRAIN_BOUND: "Training",
     GENERATION_BOUND: "Generation",
-    STALENESS_BOUND: "Having nothing to do (staleness bound)",
+    STALENESS_BOUND: "Idling (staleness bound)",
     WEIGHT_UPDATES: "Moving weights",
     REWARDS_AND_TOOLS: "Waiting for rewards and tools",
-    FAILURES: "Being lost to failures",
+    FAILURES: "Failures",
 }
-"""What takes the time of GPUs that do both."""
+"""Bottlenecks of colocated GPUs, for a sentence."""
 
 
 def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
-    """What was simulated, in a few lines."""
+    """The main settings, in a few lines."""
     config = told["config"]
     cluster, rollout, trainer = config["cluster"], config["rollout"], config["trainer"]
     workload, schedule, answers = (
@@ -70,18 +70,18 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
     if schedule["name"] == "asynchronous" and not schedule["interruptible"]:
         name += ", not interruptible"
     yield (
-        f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} answers a "
+        f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} responses per "
         f"step, {answers['kind']}, at most {answers['max_tokens']:,} tokens"
     )
     seeds = len(told["seeds"])
     yield (
-        f"{told['steps']} steps, the first {told['warmup_steps']} left out of averages; "
-        + (f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed, no intervals")
+        f"{told['steps']} steps, averages without the first {told['warmup_steps']}; "
+        + (f"{seeds} seeds, with 95 % intervals (±)" if seeds > 1 else "one seed, no intervals")
     )
 
 
 def limit_note(told: Mapping[str, Any]) -> str:
-    """What holds the run up, as `simulator.report.bottleneck` finds it, and what would help."""
+    """The bottleneck found by `simulator.report.bottleneck`, and what would help."""
     shares = {
         pool: {name: mean_of(share) for name, share in (*busy.items(), *told["idle"][pool].items())}
         for pool, busy in told["busy"].items()
@@ -90,8 +90,8 @@ def limit_note(told: Mapping[str, Any]) -> str:
     if "all" in shares:
         part = largest_parts(shares["all"])[limit]
         return (
-            f"[bold]{_NAMES[limit]}[/] takes the largest part of the time of these GPUs, which "
-            f"generate and train in turn: {_percent(part)}."
+            f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of these GPUs, which "
+            f"alternate between generation and training: {_percent(part)}."
         )
     workload, engines, trainer = told["config"]["workload"], shares["rollout"], shares["training"]
     says = {
@@ -101,19 +101,19 @@ def limit_note(told: Mapping[str, Any]) -> str:
         FAILURES: (
             f"[bold]Failures limit this run:[/] the trainer loses "
             f"{_percent(trainer.get(LOST, 0.0))} of the time, engines "
-            f"{_percent(engines.get(LOST, 0.0))}. Fewer of them (faults.node_mtbf_h), or less time "
-            "for each (detection_s, restart_s), would help; more nodes fail more often."
+            f"{_percent(engines.get(LOST, 0.0))}. Fewer failures (faults.node_mtbf_h) or faster "
+            "recovery (detection_s, restart_s) would help; more nodes fail more often."
         ),
         STALENESS_BOUND: (
-            "[bold]Both sides wait:[/] engines have nothing to do "
+            "[bold]Both sides wait:[/] engines are idle "
             f"{_percent(engines.get(NOTHING_ADMITTED, 0.0))} of the time, the trainer waits for a "
-            f"batch {_percent(trainer.get(WAIT_BATCH, 0.0))} of it. They take turns, or wait for "
-            "the longest answers; more eta helps if anything does."
+            f"batch {_percent(trainer.get(WAIT_BATCH, 0.0))} of the time. They alternate, or wait "
+            "for the longest responses; a larger eta may help."
         ),
         GENERATION_BOUND: (
             "[bold]Generation limits this run:[/] the trainer waits for a batch "
-            f"{_percent(trainer.get(WAIT_BATCH, 0.0))} of the time. More GPUs for generation, "
-            "fewer for training, would help."
+            f"{_percent(trainer.get(WAIT_BATCH, 0.0))} of the time. More GPUs for generation and "
+            "fewer for training would help."
         ),
     }
     return says[limit]
@@ -124,13 +124,12 @@ def _training_limits(engines: Mapping[str, float], trainer: Mapping[str, float])
     if idle < WAITING:
         return (
             "[bold]Training limits this run:[/] the trainer works "
-            f"{_percent(working(trainer))} of the time. More GPUs for training would help; more "
-            "eta would not."
+            f"{_percent(working(trainer))} of the time. More GPUs for training would help; a "
+            "larger eta would not."
         )
     return (
-        f"[bold]Training limits this run:[/] engines have nothing to do {_percent(idle)} "
-        "of the time. More GPUs for training, fewer for generation, would help; more eta would "
-        "not."
+        f"[bold]Training limits this run:[/] engines are idle {_percent(idle)} of the time. More "
+        "GPUs for training and fewer for generation would help; a larger eta would not."
     )
 
 
@@ -138,12 +137,12 @@ def _updates_limit(engines: Mapping[str, float], trainer: Mapping[str, float]) -
     standing = sum(engines.get(name, 0.0) for name in (*MOVING_WEIGHTS, PAUSED, WAIT_WEIGHTS))
     help_ = "A faster weights.backend"
     if engines.get(PAUSED, 0.0) >= WAITING:
-        help_ += ", or schedule.interruptible,"
+        help_ += " or schedule.interruptible"
     taken, works = updating(trainer), working(trainer)
-    also = f", and so would more GPUs for training, which takes {_percent(works)}"
+    also = f"; so would more GPUs for training, which takes {_percent(works)}"
     return (
-        f"[bold]Weight updates limit this run:[/] they take the trainer {_percent(taken)} of the "
-        f"time, engines {_percent(standing)}. {help_} would help"
+        f"[bold]Weight updates limit this run:[/] they take {_percent(taken)} of the trainer's "
+        f"time and {_percent(standing)} of the engines'. {help_} would help"
         f"{also if works > taken else '; more GPUs would not'}."
     )
 
@@ -151,11 +150,11 @@ def _updates_limit(engines: Mapping[str, float], trainer: Mapping[str, float]) -
 def _rewards_limit(engines: Mapping[str, float], reward_workers: int) -> str:
     rewards, tools = engines.get(WAIT_REWARDS, 0.0), engines.get(ON_ITS_WAY, 0.0)
     if tools > rewards:
-        what, help_ = "Tools limit", "Faster tools, or more eta,"
+        what, help_ = "Tools limit", "Faster tools or a larger eta"
     elif reward_workers:
         what, help_ = "Rewards limit", "More workload.reward_workers"
     else:
-        what, help_ = "Rewards limit", "Faster rewards, or more eta,"
+        what, help_ = "Rewards limit", "Faster rewards or a larger eta"
     return (
         f"[bold]{what} this run:[/] engines wait for them {_percent(max(rewards, tools))} of the "
         f"time. {help_} would help; more GPUs would not."
@@ -167,17 +166,17 @@ def _percent(share: float) -> str:
 
 
 def lag_note(told: Mapping[str, Any]) -> str:
-    """Why lags may exceed eta, where they do."""
+    """Why lags exceed eta; empty if they do not."""
     schedule = told["config"]["schedule"]
     eta = ScheduleConfig(name=schedule["name"], eta=float(schedule["eta"])).versions_ahead
     if mean_of(told["lag"]["head"]["max"]) <= eta:
         return ""
     return (
-        f"More than eta ({eta:g}): it bounds how many prompts are started, not the age of each. "
-        "schedule.batch_order=strict_start_order or bounded_lag bounds that."
+        f"Lags exceed eta ({eta:g}), which bounds the number of started prompts, not the lag of "
+        "each one. schedule.batch_order=strict_start_order or bounded_lag bounds every lag."
     )
 
 
 def mean_of(value: Mapping[str, Any]) -> float:
-    """Of a number with its interval."""
+    """Mean of a number with its interval."""
     return float(value["mean"])

@@ -1,10 +1,10 @@
-"""Pictures of simulations: where GPU time goes, how old tokens were, step after step.
+"""Pictures of simulations: GPU time by state, token lags, and steps.
 
-    utilization.png   a bar per pool, of what was done and of what was waited for
+    utilization.png   a bar per pool, by activity and by cause of idleness
     lags.png          shares of trained tokens and samples by lag
-    steps.png         seconds and throughput of every step, all seeds; warm-up is grey
+    steps.png         seconds and throughput of every step, for all seeds; warm-up is grey
 
-Each draws one simulation, or several beside one another. Colors are those of
+Each shows one simulation, or several side by side. Colors are those of
 `areal_lab.plots.timeline`.
 """
 
@@ -55,14 +55,14 @@ _BUSY_COLORS: Final[Mapping[str, str]] = {
 }
 _OTHER_COLORS: Final = ("#999933", "#882255", "#117733", "#AA4499", "#661100", "#332288")
 _LEAST_SHARE: Final = 0.001
-"""Of a pool's time: what took less is not drawn."""
+"""Smallest share of a pool's time that is drawn."""
 _LEGEND_COLUMNS: Final = 3
 _LETTERS: Final = "ABCDEF"
 _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def write_plots(runs: Sequence[Replicated], folder: Path) -> list[Path]:
-    """Draw all pictures of up to six simulations into a folder, which is made."""
+    """Draw all pictures of up to six simulations into a folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[], Figure]] = {
         "utilization.png": lambda: draw_utilization(runs),
@@ -73,7 +73,7 @@ def write_plots(runs: Sequence[Replicated], folder: Path) -> list[Path]:
 
 
 def draw_utilization(runs: Sequence[Replicated]) -> Figure:
-    """A bar for each pool: what its GPUs did, then what they waited for; mean over the seeds."""
+    """A bar for each pool: activities, then causes of idleness; mean over the seeds."""
     bars = [
         (run, pool, mark)
         for run, mark in zip(runs, _marks(runs), strict=True)
@@ -102,7 +102,7 @@ def draw_utilization(runs: Sequence[Replicated]) -> Figure:
 
 
 def draw_lags(runs: Sequence[Replicated]) -> Figure:
-    """Shares by lag of trained tokens, and of samples by their first and their last token."""
+    """Shares of trained tokens by lag, and of samples by the lag of their first and last token."""
     figure = new_figure(11, 3.6)
     panels = figure.subplots(1, 3, sharey=True)
     kinds = (
@@ -165,7 +165,7 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
     warmup = max(run.results[0].warmup_steps for run in runs)
     for axes, name in zip(panels, ("seconds per step", "trained tokens per second"), strict=True):
         if warmup:
-            axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, left out")
+            axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, excluded")
         entries = len(axes.get_legend_handles_labels()[1])
         rows = -(-entries // _LEGEND_COLUMNS)
         axes.set_ylim(0, (1.13 + 0.12 * rows) * axes.get_ylim()[1])
@@ -179,10 +179,10 @@ def draw_steps(runs: Sequence[Replicated]) -> Figure:
 
 
 class _Looks:
-    """A color for everything done, a pattern for every cause of idleness, largest first."""
+    """A color for every activity, a pattern for every cause of idleness, largest first."""
 
     def __init__(self, shares: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        """Take busy and idle shares by name, each with its kind."""
+        """Choose them for busy and idle shares by name, given with their kind."""
         self._largest: dict[tuple[str, str], float] = {}
         for kind, one in shares:
             for name, share in one.items():
@@ -242,7 +242,7 @@ def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool
 
 
 def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:
-    """Shares by lag, mean over the seeds, and how far the intervals reach below and above."""
+    """Shares by lag, mean over the seeds, and the lower and upper errors."""
     found = run.lag_shares(kind)
     shares = {lag: one.mean for lag, one in found.items()} or {0: 0.0}
     if len(run.results) == 1:

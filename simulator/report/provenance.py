@@ -1,4 +1,4 @@
-"""Where the numbers behind a simulation come from, how far they are off, and what to beware of."""
+"""Provenance of a simulation's inputs, with their errors, and warnings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import TraceLengths, lengths_from
 
 UNCERTAIN: Final = 0.15
-"""Mean relative error from which a part is warned of."""
+"""Mean relative error from which a part gets a warning."""
 _UNVERIFIED: Final = "unverified"
 
 
@@ -31,11 +31,11 @@ class Part(NamedTuple):
     name: str
     source: str
     error: float | None
-    """Mean absolute relative error on what it was fitted to; 0 is measured, None is not known."""
+    """Mean absolute relative error of its fit; 0 if measured or given, None if unknown."""
 
 
 def cost_parts(config: SimulationConfig) -> list[Part]:
-    """What a configuration's times rest on; the configuration must have passed its check."""
+    """Sources and errors of a config's times; the config must be valid."""
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     rollout_gpu = find_gpu(config.cluster.generating_gpu)
     return [
@@ -47,12 +47,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
 
 
 def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
-    """What a reader has to know: uncertain parts, unverified numbers, no price, no effect.
-
-    Args:
-        config: what is simulated.
-        prices: also of prices.
-    """
+    """Warnings: uncertain parts, unverified numbers, missing prices, settings without effect."""
     found = [
         *ignored_settings(config),
         *(
@@ -65,16 +60,16 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
-        found.extend(_number_warnings(gpu))
+        found.extend(_unverified_numbers(gpu))
         if prices and config.cluster.price_per_gpu_h is None:
-            found.extend(_price_warnings(gpu))
+            found.extend(price_warnings(gpu, "set cluster.price_per_gpu_h"))
     if config.trainer.step_s is not None and (line := _memory_warning(config)):
         found.append(line)
     if config.seeds < 3:
         found.append(
             f"{config.seeds} seed{'s' * (config.seeds > 1)}: "
-            + ("no intervals" if config.seeds == 1 else "wide intervals")
-            + "; 3 or more tell how far results scatter"
+            + ("no confidence intervals" if config.seeds == 1 else "wide confidence intervals")
+            + "; use 3 or more"
         )
     return found
 
@@ -88,17 +83,18 @@ def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:
     return tuple(name for name in (config.cluster.gpu, config.cluster.rollout_gpu) if name)
 
 
-def _number_warnings(gpu: GPU) -> Iterator[str]:
+def _unverified_numbers(gpu: GPU) -> Iterator[str]:
     names = [name for name, source in gpu.sources.items() if source.lower().startswith(_UNVERIFIED)]
     if names:
         yield f"{gpu.name}: not checked in a primary source: {', '.join(names)}"
 
 
-def _price_warnings(gpu: GPU) -> Iterator[str]:
+def price_warnings(gpu: GPU, fix: str) -> Iterator[str]:
+    """A line if the price of a GPU is missing or unverified; `fix` says how to set it."""
     if gpu.price.typical is None:
-        yield f"{gpu.name}: nobody publishes a price; cluster.price_per_gpu_h takes one"
+        yield f"{gpu.name}: no published price; {fix}"
     elif gpu.price.source.lower().startswith(_UNVERIFIED):
-        yield f"{gpu.name}: its price is {gpu.price.source}; cluster.price_per_gpu_h replaces it"
+        yield f"{gpu.name}: its price is {gpu.price.source}; {fix} to replace it"
 
 
 def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
@@ -110,25 +106,25 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
             source = (
-                f"{1e3 * decode.overhead_s:.1f} ms a decode step: what published speeds of one "
-                "sequence have over the kernels"
+                f"{1e3 * decode.overhead_s:.1f} ms per decode step: difference between published "
+                "speeds of one sequence and kernel times"
             )
             yield Part("engine CPU", source, None)
         else:
-            yield Part("engine CPU", "rollout.engine_overhead_s, given", 0.0)
+            yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
 
 
 def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
     if config.trainer.step_s is not None:
         return _measured_training(config)
     if config.trainer.mfu is not None:
-        return Part("training", f"a utilization of {config.trainer.mfu:g}, given", None)
+        return Part("training", f"a utilization of {config.trainer.mfu:g}, {GIVEN}", None)
     error = speed_error(gpu).error
     if gpu.name in FITTED_ON:
         return Part("training", AREAL.provenance, error)
     source = (
-        f"not measured on {gpu.name}, some ±{error:.0%}; trainer.mfu or trainer.step_s replace it: "
-        f"{AREAL.provenance}"
+        f"not measured on {gpu.name}, about ±{error:.0%}; set trainer.mfu or trainer.step_s to "
+        f"replace it: {AREAL.provenance}"
     )
     return Part("training", source, error)
 
@@ -136,9 +132,9 @@ def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
 def _measured_training(config: SimulationConfig) -> Part:
     trainer, calibration = config.trainer, config.calibration
     if not trainer.token_s:
-        return Part("training", f"a step of {trainer.step_s:g} s, given", 0.0)
+        return Part("training", f"a step of {trainer.step_s:g} s, {GIVEN}", 0.0)
     source = (
-        f"measured: {trainer.step_s:.3g} s a step, {1e3 * trainer.token_s:.3g} ms for each token; "
+        f"measured: {trainer.step_s:.3g} s per step, {1e3 * trainer.token_s:.3g} ms per token; "
         f"{calibration.source or GIVEN}"
     )
     return Part("training", source, calibration.training_error)
@@ -162,7 +158,7 @@ def _lengths_part(config: SimulationConfig) -> Part:
         f"{answers.max_tokens:,}"
     )
     if answers.kind == "recorded":
-        return Part("lengths", f"those of {answers.trace}, prompt by prompt: {text}", 0.0)
+        return Part("lengths", f"from {answers.trace}, prompt by prompt: {text}", 0.0)
     if isinstance(lengths, TraceLengths):
         scaled = "" if math.isclose(lengths.scale, 1) else f" times {lengths.scale:.3g}"
         return Part("lengths", f"{answers.trace}{scaled}: {text}", None)

@@ -1,4 +1,4 @@
-"""What a simulation says, as tables for a terminal, made from `simulator.report.to_json`'s object.
+"""Tables of a simulation for a terminal, made from the object of `simulator.report.to_json`.
 
 `±` is half of the 95 % interval over the seeds.
 """
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LEAST_SHARE: Final = 0.0005
-"""Of a pool's time: what would be listed with 0.0 % is left out."""
+"""Share of a pool's time below which a row is left out, because it would show 0.0 %."""
 _MOST_LAGS: Final = 9
-"""Rows of the table of lags; what is above is added up in one more, without an interval."""
+"""Rows of the table of lags; one more row sums larger lags, without an interval."""
 _WAITS_OF_A_STEP: Final = (BUBBLE, SLOWEST_RANK)
-"""GPUs wait in these, but a training step is counted as a whole."""
+"""Waits inside a training step, which counts as busy throughout."""
 _LONGEST_BAR: Final = 12
 _SHORTEST_BAR: Final = 4
 _WITHOUT_BARS: Final = 76
-"""Width of the table of two pools without its bars."""
+"""Width of the table of two pools without bars."""
 
 
 def show_report(console: Console, told: Mapping[str, Any]) -> None:
-    """Print what `report` made."""
+    """Print the object that `report` returns."""
     console.print(f"[bold]{escaped(told['name'])}[/]")
     for line in setting_lines(told):
         console.print(line, highlight=False)
@@ -47,7 +47,7 @@ def show_report(console: Console, told: Mapping[str, Any]) -> None:
 
 
 def show_warnings(console: Console, lines: Iterable[str]) -> None:
-    """One line each, marked."""
+    """Print one marked line per warning."""
     for line in lines:
         console.print(f"[yellow]warning:[/] {escaped(line)}", highlight=False)
 
@@ -56,12 +56,12 @@ def show_warnings(console: Console, lines: Iterable[str]) -> None:
 
 
 def _step_table(told: Mapping[str, Any]) -> Table:
-    table = empty_table("a training step", "", "")
+    table = empty_table("training step", "", "")
     parts, steps = told["parts"], told["steps"]
     table.add_row("step time", quantity(told["step_s"], "s"))
     for name, title in (
         ("train_s", "training"),
-        ("export_s", "exporting weights, switching over"),
+        ("export_s", "exporting weights, switching"),
         ("wait_s", "trainer waits"),
     ):
         if mean_of(parts[name]) > _LEAST_SHARE * mean_of(told["step_s"]):
@@ -72,45 +72,45 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens only",
     )
     if mean_of(parts["update_s"]) > 0:
-        note = "until all engines have them"
+        note = "until all engines have the weights"
         table.add_row("weight update", quantity(parts["update_s"], "s"), note)
     table.add_row(
         f"{steps} steps",
         duration(mean_of(told["step_s"]) * steps),
-        "if all are as the averaged ones",
+        "if all take the average",
     )
     gpu_h = told["cost"]["gpu_hours_per_step"]
-    table.add_row("GPU-hours", quantity(gpu_h), f"{number(mean_of(gpu_h) * steps)} in all steps")
+    table.add_row("GPU-hours", quantity(gpu_h), f"{number(mean_of(gpu_h) * steps)} for all steps")
     table.add_row(*_dollars_row(told["cost"]["dollars_per_step"], steps))
     energy = told["energy"]["kwh_per_step"]
     table.add_row(
         "energy",
         quantity(energy, "kWh"),
-        f"{number(mean_of(energy) * steps)} kWh in all steps; GPUs alone",
+        f"{number(mean_of(energy) * steps)} kWh for all steps; GPUs only",
     )
     return table
 
 
 def _dollars_row(dollars: Mapping[str, Any] | None, steps: int) -> tuple[str, str, str]:
     if dollars is None:
-        return "cost", "no price known", ""
+        return "cost", "unknown price", ""
     typical, low, high = (dollars[name] for name in ("typical", "low", "high"))
-    note = f"${number(mean_of(typical) * steps)} in all steps"
+    note = f"${number(mean_of(typical) * steps)} for all steps"
     if mean_of(low) < mean_of(high):
-        note += f"; a step ${number(mean_of(low))} to ${number(mean_of(high))}, by price"
+        note += f"; ${number(mean_of(low))} to ${number(mean_of(high))} per step, by price"
     return "cost", f"${quantity(typical)}", note
 
 
 def time_table(reports: Sequence[Mapping[str, Any]], *, width: int = 0) -> Table:
-    """Busy and idle shares of each pool, with bars where there is room; of two simulations, side
-    by side and without."""
+    """Busy and idle shares of each pool, with bars if there is room; two simulations are shown side
+    by side, without bars."""
     bar = -1
     if len(reports) == 1:
         bar = min(max((width - _WITHOUT_BARS) // 2, 0), _LONGEST_BAR)
     columns: list[tuple[str, Mapping[str, Any], str]] = []
     for told, mark in zip(reports, ("A: ", "B: ") if len(reports) > 1 else ("",), strict=True):
         columns += [(f"{mark}{pool}", told, pool) for pool in told["utilisation"]]
-    table = empty_table("where GPU time goes", *(title for title, _, _ in columns), text=True)
+    table = empty_table("GPU time", *(title for title, _, _ in columns), text=True)
     for kind, mark in (("busy", ""), ("idle", "idle: ")):
         shares = [told[kind].get(pool, {}) for _, told, pool in columns]
         largest: dict[str, float] = {}
@@ -137,7 +137,7 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
     lags = [told["lag"][kind] for kind in ("token", "head", "tail")]
     highest = max((int(lag) for kind in lags for lag in kind["histogram"]), default=0)
     table = empty_table(
-        "lag of what was trained on", "tokens", "samples, first token", "samples, last token"
+        "lag of trained data", "tokens", "samples, first token", "samples, last token"
     )
     table.add_row("mean (versions)", *(quantity(kind["mean"]) for kind in lags))
     table.add_row("max (versions)", *(quantity(kind["max"]) for kind in lags))
@@ -148,35 +148,35 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
             table.add_row(f"  {lag}", *cells)
     if highest >= _MOST_LAGS:
         rest = [_share_from(kind["histogram"], _MOST_LAGS) for kind in lags]
-        table.add_row(f"  {_MOST_LAGS} and more", *(_percent(share) for share in rest))
+        table.add_row(f"  {_MOST_LAGS} or more", *(_percent(share) for share in rest))
     return table
 
 
 def _share_from(histogram: Mapping[str, Any], lag: int) -> float:
-    """Of `lag` and everything above; sums of shares have no interval of their own."""
+    """Share of `lag` and larger ones; a sum of shares has no interval."""
     return sum(mean_of(share) for at, share in histogram.items() if int(at) >= lag)
 
 
 def _count_table(told: Mapping[str, Any]) -> Table:
-    table = empty_table("counts", "a run", "")
+    table = empty_table("counts", "per run", "")
     counts = told["counts"]
     after = "after warm-up"
     generated = mean_of(counts["generated_tokens"])
     recomputed = mean_of(counts["recomputed_tokens"])
     table.add_row("tokens generated", _million(generated), after)
     if recomputed:
-        share = f"{100 * recomputed / generated:.1f} % of what was generated" if generated else ""
+        share = f"{100 * recomputed / generated:.1f} % of the generated tokens" if generated else ""
         table.add_row("tokens prefilled again", _million(recomputed), f"{after}; {share}")
     for name, title, note in (
         ("interruptions", "interruptions", f"{after}; each pauses all engines"),
         (
             "preemptions",
             "preemptions",
-            f"{after}; sequences that lost their place for lack of cache",
+            f"{after}; sequences stopped because the cache was full",
         ),
-        ("dropped", "prompts dropped", "too old to train on"),
-        ("engine_losses", "engines lost", "failures of nodes"),
-        ("trainer_restarts", "trainer restarts", "failures of nodes"),
+        ("dropped", "prompts dropped", "too stale for training"),
+        ("engine_losses", "engines lost", "node failures"),
+        ("trainer_restarts", "trainer restarts", "node failures"),
     ):
         if mean_of(counts[name]):
             table.add_row(title, quantity(counts[name]), note)
@@ -184,7 +184,7 @@ def _count_table(told: Mapping[str, Any]) -> Table:
 
 
 def _sources_table(parts: Sequence[Mapping[str, Any]]) -> Table:
-    table = empty_table("where times come from", "error", "", wrap_last=True)
+    table = empty_table("cost model", "error", "source", wrap_last=True)
     by_source: dict[str, list[Mapping[str, Any]]] = {}
     for part in parts:
         by_source.setdefault(part["source"], []).append(part)
@@ -202,14 +202,14 @@ def _error(error: float | None) -> str:
 
 
 def empty_table(*titles: str, text: bool = False, wrap_last: bool = False) -> Table:
-    """An empty table; columns without a title hold notes, with `text` all do."""
+    """An empty table; columns without a title hold notes; with `text` all columns hold text."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
-        left = text or place == 0 or (last and title == "")
+        left = text or place == 0 or (last and (wrap_last or title == ""))
         table.add_column(
             title,
             justify="left" if left else "right",
@@ -220,7 +220,7 @@ def empty_table(*titles: str, text: bool = False, wrap_last: bool = False) -> Ta
 
 
 def _share_cell(value: Mapping[str, Any] | None, *, bar: int) -> str:
-    """A share, with its interval unless `bar` is negative, and a bar if there is room."""
+    """A share, with its interval unless `bar` is negative, and with a bar if there is room."""
     if value is None or value["mean"] < _LEAST_SHARE:
         return ""
     mean, low, high = value["mean"], value["low"], value["high"]
@@ -241,7 +241,7 @@ def _million(count: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text whose brackets are no markup."""
+    """Text with its brackets escaped, so that they are not read as markup."""
     from rich.markup import escape
 
     return escape(text)

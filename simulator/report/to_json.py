@@ -1,10 +1,10 @@
-"""What a simulation says, as one JSON object: results, what they rest on, what to beware of.
+"""Report a simulation as one JSON object: results, provenance and warnings.
 
-    Replicated --report--> JSON object --simulator.tables--> text
-    two of them --comparison--> ratios, seed by seed
+    Replicated --report--> JSON object --report.tables--> text
+    two Replicated --comparison--> ratios, seed by seed
 
 Every number is `{mean, low, high}`; the bounds are those of a 95 % interval over the seeds, and
-null where there is a single seed. Shares are of a pool's time.
+null for a single seed. Shares are of a pool's time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from areal_lab.runlog.records import finite_json
 from simulator.config.schema import SimulationConfig
 from simulator.report.provenance import cost_parts, warnings
-from simulator.report.warmup import filling_warnings
+from simulator.report.warmup import warmup_warnings
 from simulator.run.result import Replicated, SimulationResult
 
 COMPARED: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProxyType(
@@ -27,7 +27,7 @@ COMPARED: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProx
         "tokens_per_s_per_gpu": lambda result: result.tokens_per_s / result.gpus,
     }
 )
-"""What any two simulations are compared by."""
+"""Numbers by which any two simulations are compared."""
 _BY_COST: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProxyType(
     {
         "gpu_hours_per_step": lambda result: result.cost.gpu_hours,
@@ -35,7 +35,7 @@ _BY_COST: Final[Mapping[str, Callable[[SimulationResult], float]]] = MappingProx
         "kwh_per_step": lambda result: result.energy.kwh,
     }
 )
-"""And by these, where they are known."""
+"""Further numbers, compared if known."""
 
 
 def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
@@ -45,13 +45,13 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
         **told,
         "tokens_per_s_per_gpu": _divided(told["tokens_per_s"], told["gpus"]),
         "sources": [part._asdict() for part in cost_parts(config)],
-        "warnings": [*warnings(config), *filling_warnings(config, results.results)],
+        "warnings": [*warnings(config), *warmup_warnings(config, results.results)],
         "config": finite_json(config.model_dump()),
     }
 
 
 def comparison(first: Replicated, second: Replicated) -> dict[str, Any]:
-    """Second over first, seed by seed; null bounds for one seed, null for what is not known."""
+    """Second over first, seed by seed; null bounds for one seed, null if unknown."""
     ratios = {name: second.ratio(first, value) for name, value in COMPARED.items()}
     told: dict[str, Any] = {name: _bounds(ratio.to_json()) for name, ratio in ratios.items()}
     for name, value in _BY_COST.items():
@@ -65,7 +65,7 @@ def _divided(value: Mapping[str, Any], by: float) -> dict[str, Any]:
 
 
 def _known_bounds(value: Any) -> Any:
-    """`value` with null for bounds that a single seed leaves open."""
+    """`value` with null for the infinite bounds of a single seed."""
     if isinstance(value, Mapping):
         if value.keys() == {"mean", "low", "high"}:
             return _bounds(value)

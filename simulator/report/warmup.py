@@ -1,9 +1,9 @@
-"""Whether averages are of a pipeline that has filled, or that still runs ahead further and further.
+"""Check that the warm-up is long enough for the lags to become stationary.
 
-versions ahead      ____________ eta, or as far as the engines can keep ahead
+versions ahead      ____________ eta, or the limit of the engines
                    /
                  /
-warm-up ..... |/....... averages ....... |     too early: lags come out too small
+warm-up ..... |/....... averages ....... |     too early: averages underestimate lags
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from simulator.config.schema import SimulationConfig
 from simulator.run.result import SimulationResult
 
 _CLEARLY: Final = 3.0
-"""Standard errors by which the second half of the measured steps must be older than the first."""
+"""Standard errors by which the lag of the second half of the steps must exceed the first's."""
 _WORTH: Final = 0.1
-"""Growth of the lag, relative, from which it is worth a word."""
+"""Relative growth of the lag from which there is a warning."""
 _LEAST_STEPS: Final = 4
-"""Measured steps from which two halves can be compared."""
+"""Fewest steps of which two halves can be compared."""
 
 
-def filling_warnings(
-    config: SimulationConfig, results: Sequence[SimulationResult]
-) -> Iterator[str]:
-    """A line if the steps of warm-up are too few.
+def warmup_warnings(config: SimulationConfig, results: Sequence[SimulationResult]) -> Iterator[str]:
+    """One line if the warm-up has too few steps.
 
-    None for runs that are simulated whole, and none without a bound: such a pipeline never fills.
+    No warning for whole runs, nor without a staleness bound, where lags never become stationary.
     """
     workload, eta = config.workload, config.schedule.versions_ahead
     if workload.whole_run or math.isinf(eta):
@@ -40,20 +38,20 @@ def filling_warnings(
             first, second = growth
             yield (
                 f"lags still grow after the {workload.warmup_steps} steps of warm-up (first token: "
-                f"{first:.2f} versions in the first half of the measured steps, {second:.2f} in "
-                "the second), so that averages are of a pipeline that fills; raise "
-                "workload.warmup_steps and workload.steps"
+                f"{first:.2f} versions in the first half of the averaged steps, {second:.2f} in "
+                "the second), so averages are too small; raise workload.warmup_steps and "
+                "workload.steps"
             )
     elif workload.warmup_steps < eta + 1:
         yield (
-            f"workload.warmup_steps is {workload.warmup_steps}, but a pipeline that may run "
-            f"{eta:g} versions ahead needs {math.ceil(eta) + 1} steps or more to do so, and lags "
-            f"may come out too small; raise warmup_steps and steps"
+            f"workload.warmup_steps is {workload.warmup_steps}, but should be >= "
+            f"{math.ceil(eta) + 1}, because it takes that many steps to run {eta:g} versions "
+            f"ahead; otherwise lags may be too small; raise warmup_steps and steps"
         )
 
 
 def _growth(results: Sequence[SimulationResult]) -> tuple[float, float] | None:
-    """Lag of first tokens in either half of the measured steps, if the second is clearly older."""
+    """Lag of first tokens in each half of the averaged steps, if the second is clearly larger."""
     lags = np.mean([one.columns["head_lag"][one.warmup_steps :] for one in results], axis=0)
     if len(lags) < _LEAST_STEPS:
         return None

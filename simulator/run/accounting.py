@@ -1,6 +1,6 @@
-"""The account of a run: where time went, how old tokens were, what was lost; without a log.
+"""Statistics of a simulated run (time by state, token lag, losses), kept without an event log.
 
-Groups are forgotten once they are trained on: what stays is a row per step and counters.
+Groups are forgotten once they are trained on; a row per step and a few counters stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
 from areal_lab.runlog.activity import (
@@ -24,21 +23,20 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
 )
 from simulator.engine.clock import UNCOUNTED, Clock
+from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
+from simulator.run.flights import Slot
 from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
 from simulator.run.system import System, Timing
-
-if TYPE_CHECKING:
-    from simulator.run.drive import Slot
 
 COLUMNS = {
     "end_s": "end of the training step, seconds since the start of the run",
     "step_s": "since the end of the step before",
     "train_s": "of these, the trainer worked on the batch",
-    "export_s": "of these, the trainer exported weights or switched the GPUs over",
+    "export_s": "of these, the trainer exported weights or switched the GPUs",
     "wait_s": "of these, the trainer waited",
     "update_s": "of these, new weights were on their way to the engines",
-    "generate_s": "of these, engines generated (mean over engines)",
+    "generate_s": "of these, an engine generated, on average",
     "tokens": "generated tokens that were trained on",
     "sequences": "samples that were trained on",
     "token_lag": "mean lag of the trained tokens, in versions",
@@ -49,21 +47,18 @@ COLUMNS = {
     "micro_batches": "micro-batches of the step, over all ranks; nan if not modeled",
     "train_flops": "useful floating point operations of the step; nan if not modeled",
 }
-"""What is kept of every step, by name."""
-
-NOT_WORK = frozenset({"idle", "paused"})
-"""What an engine counts that is no work; why it was idle follows from what the run was doing."""
+"""The columns of the table of steps, with what they mean."""
 
 
 @dataclass(slots=True)
 class Moment:
-    """Everything counted from the start of the run until one time."""
+    """All counters at one time, counted from the start of the run."""
 
     at_s: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)
     """Seconds by state, over all engines."""
     work: dict[str, float] = field(default_factory=dict)
-    """Seconds of decode, prefill and recomputation by the engines' own account."""
+    """Seconds of decode, prefill and recomputation, as engines count them."""
     trainer: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
     recomputed_tokens: int = 0
@@ -71,7 +66,7 @@ class Moment:
     interruptions: int = 0
 
     def since(self, before: Moment) -> Moment:
-        """What came after `before`."""
+        """The difference to an earlier moment."""
         return Moment(
             self.at_s - before.at_s,
             _difference(self.engines, before.engines),
@@ -84,16 +79,16 @@ class Moment:
         )
 
 
-class Book:
-    """Told by the shell of everything that changes; knows what every process is doing."""
+class Accounting:
+    """Follows what every process is doing; the event loop reports every change."""
 
     def __init__(self, system: System, slots: Sequence[Slot]) -> None:
         self._system = system
         self._slots = slots
         self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
-        self._judging = [0] * len(slots)
+        self._scoring = [0] * len(slots)
         self.trainer_clock = Clock(WAIT_BATCH)
-        # The state of the run, as `areal_lab.runlog.activity` reads it off a log.
+        # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
         self._behind = self._pushing = self._interrupted = self._loading = False
         self._all_started = self._all_trained = self._training = False
         self._push_began_s = 0.0
@@ -117,7 +112,7 @@ class Book:
     # --- what every process is doing -------------------------------------------------------------
 
     def event(self, now_s: float, event: Event) -> None:
-        """Before the coordinator handles it."""
+        """Count an event, before the coordinator handles it."""
         match event:
             case TrainStepDone(version):
                 self._behind = True
@@ -125,52 +120,52 @@ class Book:
                 self._all_trained = version == self._system.limits.train_steps
                 self._training = False
                 self._trainer_waits(now_s)
-                self._look_at_all(now_s)
+                self._update_all(now_s)
             case WeightsPushed():
                 self._update_s += now_s - self._push_began_s
                 self._behind = self._pushing = self._loading = False
                 self._trainer_waits(now_s)
-                self._look_at_all(now_s)
+                self._update_all(now_s)
             case _:
                 pass
 
     def push_began(self, now_s: float) -> None:
-        """New weights are on their way."""
+        """A transfer of new weights has started."""
         self._pushing, self._push_began_s = True, now_s
         self._trainer_waits(now_s)
 
     def interrupted(self, now_s: float) -> None:
         """The coordinator wants engines to pause."""
         self._interrupted = True
-        self._look_at_all(now_s)
+        self._update_all(now_s)
 
     def paused(self, now_s: float) -> None:
-        """They do."""
-        self._look_at_all(now_s)
+        """Engines have paused."""
+        self._update_all(now_s)
 
     def loading(self, now_s: float) -> None:
         """All engines load new weights."""
         self._loading = True
-        self._look_at_all(now_s)
+        self._update_all(now_s)
 
     def resumed(self, now_s: float) -> None:
-        """Engines go on."""
+        """Engines continue."""
         self._interrupted = False
-        self._look_at_all(now_s)
+        self._update_all(now_s)
 
     def nothing_left(self, now_s: float) -> None:
         """The last group of the run was started."""
         if not self._all_started:
             self._all_started = True
-            self._look_at_all(now_s)
+            self._update_all(now_s)
 
-    def judging(self, now_s: float, slot: Slot, change: int) -> None:
-        """One more or one less of the engine's groups is being judged."""
-        self._judging[slot.number] += change
+    def scoring(self, now_s: float, slot: Slot, change: int) -> None:
+        """One more (+1) or one less (-1) of the engine's groups is being scored."""
+        self._scoring[slot.number] += change
         self.engine_changed(now_s, slot)
 
     def engine_changed(self, now_s: float, slot: Slot) -> None:
-        """The engine has its first group, or no group any more, or failed, or is back."""
+        """The engine got its first group, finished its last one, failed, or came back."""
         self._clocks[slot.number].set(now_s, self._state(slot))
 
     def _trainer_waits(self, now_s: float) -> None:
@@ -178,7 +173,7 @@ class Book:
             cause = WAIT_WEIGHTS if self._pushing else WAIT_BATCH
             self.trainer_clock.set(now_s, NOTHING_LEFT if self._all_trained else cause)
 
-    def _look_at_all(self, now_s: float) -> None:
+    def _update_all(self, now_s: float) -> None:
         for slot, clock in zip(self._slots, self._clocks, strict=True):
             clock.set(now_s, self._state(slot))
 
@@ -191,7 +186,7 @@ class Book:
             return GENERATE
         if self._interrupted:
             return PAUSED if self._behind else PAUSED_FOR_TRAINING
-        if self._judging[slot.number]:
+        if self._scoring[slot.number]:
             return WAIT_REWARDS
         if self._all_started:
             return NOTHING_LEFT
@@ -199,11 +194,11 @@ class Book:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def batch(self, now_s: float, version: Version, answers: Iterable[Decoded]) -> None:
-        """The trainer of `version` begins with these answers; their tokens have their lags now."""
+    def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
+        """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens."""
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
-        heads, tails, tokens, several = tally(answers)
+        heads, tails, tokens, several = tally(responses)
         samples = sum(heads.values())
         head_lags, tail_lags, token_lags = (
             {version - of: count for of, count in counts.items()}
@@ -253,7 +248,7 @@ class Book:
         for clock, slot in zip(self._clocks, self._slots, strict=True):
             engine = slot.engine
             if engine.next_s() > now_s:
-                engine.advance(now_s)  # so that its account is of now
+                engine.advance(now_s)  # so that its counters are up to date
             add_up(engines, clock.read(now_s))
             add_up(work, {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK})
             generated += engine.generated_tokens

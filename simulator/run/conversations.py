@@ -1,10 +1,10 @@
-"""Samples of several turns: between two turns a tool answers, and the sample holds no slot.
+"""Multi-turn samples: between two turns a tool runs, and the sample holds no slot of the engine.
 
     submit --> turn 1 --> tool --> turn 2 --> ... --> last turn of the last sample --> advance
 
-An engine around an engine. Each turn is submitted anew, with the prompt and everything generated so
-far as its prompt: the cache of a sample that waits is given away, as servers under load do. A
-sample's tokens are shared out evenly over its turns.
+An engine that wraps another one. Each turn is a new submission whose prompt is the original prompt
+plus everything generated so far: a sample that waits for a tool loses its cache, as on servers
+under load. A sample's tokens are divided evenly among its turns.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Ended(NamedTuple):
 
     @property
     def decoded(self) -> list[Decoded]:
-        """Each sample alone."""
+        """Each sample on its own."""
         return decoded_alone(self.segments)
 
 
 class _Sample:
-    """One sample on its way through its turns."""
+    """One sample and its remaining turns."""
 
     __slots__ = ("context_tokens", "group", "place", "segments", "tools_s", "turns")
 
@@ -46,18 +46,18 @@ class _Sample:
         self.group = group
         self.place = place
         self.context_tokens = context_tokens
-        self.turns = turns  # tokens of the turns that are left, the next one last
+        self.turns = turns  # tokens of the remaining turns, the next one last
         self.tools_s = tools_s
         self.segments: list[tuple[Version, int]] = []
 
 
 class Conversations:
-    """Runs the turns of every sample on `engine`; see the module's text.
+    """Runs the turns of every sample on `engine`; see the module docstring.
 
     Args:
-        turns: calls of the model per sample; a sample of fewer tokens has fewer.
-        tools_s: for each sample of a group, the time of the tool after each turn but the last; None
-            is no time.
+        turns: model calls per sample; a sample of fewer tokens has fewer turns.
+        tools_s: for each sample of a group, the tool's time after each turn but the last; None
+            means no time.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class Conversations:
         self._running: dict[int, _Sample] = {}
         self._ended: dict[GroupId, list[_Sample]] = {}
         self._samples: dict[GroupId, int] = {}
-        self._answers: list[tuple[float, int, _Sample]] = []  # heap: when the tool has answered
+        self._tools: list[tuple[float, int, _Sample]] = []  # heap, by the time the tool is done
 
     @property
     def activity_s(self) -> Mapping[str, float]:
-        """The engine's."""
+        """Of the wrapped engine."""
         return self._engine.activity_s
 
     @property
     def generated_tokens(self) -> int:
-        """The engine's."""
+        """Of the wrapped engine."""
         return self._engine.generated_tokens
 
     @property
     def recomputed_tokens(self) -> int:
-        """The engine's."""
+        """Of the wrapped engine."""
         return self._engine.recomputed_tokens
 
     @property
     def preemptions(self) -> int:
-        """The engine's."""
+        """Of the wrapped engine."""
         return self._engine.preemptions
 
     def submit(
@@ -105,7 +105,7 @@ class Conversations:
         version: Version,
         /,
     ) -> None:
-        """Begin the first turn of every sample."""
+        """Start the first turn of every sample."""
         self._version = max(self._version, version)
         tools_s = self._tools_s(group) or [[0.0] * (self._turns - 1)] * len(lengths)
         self._ended[group], self._samples[group] = [], len(lengths)
@@ -116,16 +116,16 @@ class Conversations:
             self._begin_turn(now_s, sample)
 
     def next_s(self) -> float:
-        """The engine's next change, or the next answer of a tool."""
-        answer_s = self._answers[0][0] if self._answers else math.inf
-        return min(self._engine.next_s(), answer_s)
+        """The engine's next change, or the next tool that is done."""
+        tool_s = self._tools[0][0] if self._tools else math.inf
+        return min(self._engine.next_s(), tool_s)
 
     def advance(self, now_s: float, /) -> list[_Ended]:
-        """In order of time: turns that end, and tools that answer."""
+        """Handle ends of turns and of tools, in order of time."""
         groups: list[_Ended] = []
         while (moment_s := self.next_s()) <= now_s:
-            while self._answers and self._answers[0][0] <= moment_s:
-                _, _, sample = heappop(self._answers)
+            while self._tools and self._tools[0][0] <= moment_s:
+                _, _, sample = heappop(self._tools)
                 if sample.group in self._samples:
                     self._begin_turn(moment_s, sample)
             for done in self._engine.advance(moment_s):
@@ -135,16 +135,16 @@ class Conversations:
         return groups
 
     def pause(self, now_s: float, /) -> None:
-        """Tools go on; their answers wait for the engine."""
+        """Pause the engine; tools continue, and their samples wait for the engine."""
         self._engine.pause(now_s)
 
     def resume(self, now_s: float, version: Version, /) -> None:
-        """Go on under `version`."""
+        """Continue under `version`."""
         self._version = max(self._version, version)
         self._engine.resume(now_s, version)
 
     def drop(self, now_s: float, group: GroupId, /) -> int:
-        """Give up the group's samples, those that wait for a tool too."""
+        """Drop the group's samples, including those that wait for a tool."""
         lost = [turn for turn, sample in self._running.items() if sample.group == group]
         for turn in lost:
             del self._running[turn]
@@ -152,13 +152,13 @@ class Conversations:
         return sum(self._engine.drop(now_s, turn) for turn in lost)
 
     def fail(self, now_s: float, /) -> list[GroupId]:
-        """Lose every group; tools answer to nobody."""
+        """Lose every group; results of running tools are discarded."""
         self._engine.fail(now_s)
         groups = list(self._samples)
         self._running.clear()
         self._samples.clear()
         self._ended.clear()
-        self._answers.clear()
+        self._tools.clear()
         return groups
 
     def _begin_turn(self, now_s: float, sample: _Sample) -> None:
@@ -169,7 +169,7 @@ class Conversations:
         sample.context_tokens += tokens
 
     def _turn_ended(self, now_s: float, turn: int, segments: Segments) -> GroupId:
-        """The sample goes to its tool, or ended; returns its group."""
+        """Send the sample to its tool, or collect it after its last turn; returns its group."""
         sample = self._running.pop(turn)
         for version, tokens in segments:
             if sample.segments and sample.segments[-1][0] == version:
@@ -179,7 +179,7 @@ class Conversations:
         if sample.turns:
             # Counted from the end, as `turns` is.
             wait_s = sample.tools_s[-len(sample.turns)]
-            heappush(self._answers, (now_s + wait_s, turn, sample))
+            heappush(self._tools, (now_s + wait_s, turn, sample))
         else:
             self._ended[sample.group].append(sample)
         return sample.group
@@ -191,7 +191,7 @@ class Conversations:
 
 
 def _even_turns(tokens: int, turns: int) -> list[int]:
-    """So many tokens in at most so many turns of at least one token, the next one last."""
+    """Divide `tokens` among at most `turns` turns of at least one token, the next one last."""
     turns = min(turns, tokens)
     whole, left = divmod(tokens, turns)
     return [whole] * (turns - left) + [whole + 1] * left

@@ -1,51 +1,40 @@
-"""Random draws that do not depend on what is compared: common random numbers.
+"""Common random numbers: draws that are the same for every system that is compared.
 
-Group n of a seed has the same answer lengths and latencies whatever the schedule, the cluster and
-the order in which things happen: each stream is cut into blocks of groups with a generator each.
+Under one seed, group n has the same response lengths and latencies for every schedule, cluster and
+order of events: each stream is cut into blocks of groups, and each block has its own generator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.events import GroupId
 from simulator.run.system import System
-
-LENGTHS: Final = 1
-REWARDS: Final = 2
-TOOLS: Final = 3
-ENGINE_FAILURES: Final = 4
-TRAINER_FAILURES: Final = 5
-STRAGGLERS: Final = 6
-
-
-def stream(seed: int, purpose: int, number: int) -> np.random.Generator:
-    """The generator of one block of one stream of a seed."""
-    return np.random.default_rng([seed, purpose, number])
+from simulator.workload.streams import LENGTHS, REWARDS, TOOLS, stream
 
 
 class GroupDraws(NamedTuple):
-    """What is random about one group."""
+    """The random numbers of one group."""
 
     lengths: list[int]
-    """Answer tokens, one per sample."""
+    """Response tokens, one per sample."""
     tokens: NDArray[np.int64]
-    """The same; a batch joins arrays in much less time than lists."""
+    """The same as an array: a batch joins arrays much faster than lists."""
     rewards_s: list[float] | None
-    """Time to judge each sample; None is no time."""
+    """Time to score each sample; None means no time."""
     tools_s: list[list[float]] | None
-    """For each sample, the time of the tool after each turn but the last."""
+    """For each sample, the tool's time after each turn but the last."""
 
 
 class Draws:
-    """The draws of groups, asked for in ascending order, a training batch's worth at a time.
+    """The draws of groups, made one training batch at a time; groups are asked for in order.
 
-    A block is one batch, so that the drift of the lengths goes by training steps.
+    A block is one batch, so that lengths drift by training step.
     """
 
     def __init__(self, system: System, seed: int) -> None:
@@ -56,7 +45,7 @@ class Draws:
         self._drawn: list[GroupDraws] = []
 
     def of(self, group: GroupId) -> GroupDraws:
-        """The draws of `group`; those of an earlier block are drawn again."""
+        """The draws of `group`; an earlier block is computed again."""
         number, row = divmod(group, self._size)
         if number != self._number:
             self._number, self._drawn = number, self._draw(number)

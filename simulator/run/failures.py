@@ -1,26 +1,52 @@
-"""Nodes of engines that fail: what they lose, when the run knows, and how they come back.
+"""Node failures: what engines lose, when the run notices, and how they come back.
 
     works --uptime--> dead --detection--> EngineLost --restart--> EngineJoined --> works
 
-Work that is sent to a dead engine before the failure is known waits for nobody: it begins again
-elsewhere. A run without any engine ends; the last one is restarted by its supervisor in place, and
-the groups on it begin again.
+Groups sent to a dead engine before the failure is detected start over on another engine. A run
+without engines would end, so the last engine is restarted in place and its groups start over on it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from areal_lab.control.events import EngineJoined, EngineLost
-from simulator.run.draws import ENGINE_FAILURES, stream
+import simpy
+
+from areal_lab.control.events import EngineJoined, EngineLost, Event
+from simulator.run.flights import Slot
 from simulator.run.system import Failures, Process
-
-if TYPE_CHECKING:
-    from simulator.run.drive import Drive, Slot
+from simulator.workload.streams import ENGINE_FAILURES, stream
 
 
-def node_of_engines(run: Drive, failures: Failures, node: int, slots: list[Slot]) -> Process:
+class Run(Protocol):
+    """The part of the event loop that a node uses."""
+
+    env: simpy.Environment
+    seed: int
+
+    def tell(self, event: Event) -> None:
+        """Let the coordinator handle an event."""
+        ...
+
+    def fail(self, slot: Slot) -> None:
+        """Let an engine lose everything, before the coordinator knows."""
+        ...
+
+    def may_lose(self, slot: Slot) -> bool:
+        """Count an engine as lost, unless it is the last one."""
+        ...
+
+    def until_loaded(self) -> Process:
+        """Wait until all engines hold the newest weights."""
+        ...
+
+    def restart(self, slot: Slot) -> None:
+        """Let an engine work again."""
+        ...
+
+
+def node_of_engines(run: Run, failures: Failures, node: int, slots: list[Slot]) -> Process:
     """The life of one node."""
     generator = stream(run.seed, ENGINE_FAILURES, node)
     while not math.isinf(uptime_s := failures.uptime_s(generator)):
@@ -30,16 +56,13 @@ def node_of_engines(run: Drive, failures: Failures, node: int, slots: list[Slot]
         yield run.env.timeout(failures.detection_s)
         in_place: list[Slot] = []
         for slot in slots:
-            if len(run.coordinator.engine_loads) == 1:
+            if run.may_lose(slot):
+                run.tell(EngineLost(slot.number))
+            else:
                 in_place.append(slot)
-                continue
-            slot.flights.clear()
-            run.book.engine_losses += 1
-            run.tell(EngineLost(slot.number))
         yield run.env.timeout(failures.restart_s)
-        while run.loaded is not None:
-            yield run.loaded
+        yield from run.until_loaded()
         for slot in slots:
-            run.mend(slot)
+            run.restart(slot)
             if slot not in in_place:
                 run.tell(EngineJoined(slot.number))

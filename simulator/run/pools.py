@@ -1,7 +1,7 @@
-"""Where the GPUs' time went: the sum over the processes of a pool.
+"""GPU time by state: the sum over the processes of a pool.
 
-What a process did and the causes of idleness have the names of `areal_lab.runlog.activity`, which
-finds the same from the log of a run; here they are counted without one.
+Activities and causes of idleness have the names of `areal_lab.runlog.activity`, which computes the
+same from the log of a run; here they are counted without a log.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ LOAD = "load weights"
 EXPORT = "export weights"
 TO_TRAINING = "switch to training"
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, TO_TRAINING})
-"""Busy, but neither generating nor training."""
+"""States that are busy, but neither generate nor train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolShares:
-    """Where the time of a pool of GPUs went, in shares; busy and idle sum to 1."""
+    """Shares of the time of a pool of GPUs; busy and idle sum to 1."""
 
     gpus: int
     seconds: float
     """Of each GPU."""
     busy: Mapping[str, float] = field(default_factory=dict)
-    """Shares by what was done, largest first."""
+    """Shares by activity, largest first."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Shares by cause, largest first."""
 
@@ -35,8 +35,8 @@ class PoolShares:
     def utilization(self) -> float:
         """Share spent generating or training; moving weights is neither.
 
-        A training step counts as a whole, with its pipeline bubbles and the wait for its slowest
-        rank: `busy` has their shares.
+        A training step counts as busy throughout, including its pipeline bubbles and the wait for
+        the slowest rank; `busy` lists their shares.
         """
         return sum(share for name, share in self.busy.items() if name not in MOVING_WEIGHTS)
 
@@ -49,11 +49,11 @@ class PoolShares:
 def pool_shares(
     gpus: int, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
 ) -> PoolShares:
-    """A pool's shares from the seconds of its processes, added up.
+    """A pool's shares, from the summed seconds of its processes.
 
     Args:
         seconds: of one process.
-        by_state: of all processes; they are all alike in GPUs.
+        by_state: of all processes; each has the same number of GPUs.
     """
     total = sum(by_state.values())
     causes = frozenset(idle_causes)
@@ -71,7 +71,7 @@ def pool_shares(
 
 
 def split(seconds: float, by: Mapping[str, float]) -> dict[str, float]:
-    """`seconds` in the proportions of `by`; under `GENERATE` if there are none."""
+    """Split `seconds` in the proportions of `by`; all `GENERATE` if `by` is empty."""
     total = sum(by.values())
     if total <= 0:
         return {GENERATE: seconds}
@@ -81,17 +81,17 @@ def split(seconds: float, by: Mapping[str, float]) -> dict[str, float]:
 def shared_gpus(
     engines: Mapping[str, float], trainer: Mapping[str, float], idle_causes: Iterable[str]
 ) -> dict[str, float]:
-    """Shares of GPUs that generate and train in turn, from the shares of either.
+    """Shares of GPUs that alternate between generation and training, from both sides' shares.
 
-    While the trainer works, or is lost, engines count as idle: that is taken from the causes that
-    stand for it.
+    Engines count as idle while the trainer works or is lost; that time is subtracted from the idle
+    causes that it appears under.
     """
     causes = frozenset(idle_causes) - {LOST}
     working = {name: share for name, share in trainer.items() if name not in causes}
     both = dict(engines)
     left = sum(working.values())
-    stand_for_it = (PAUSED_FOR_TRAINING, NOTHING_ADMITTED, WAIT_REWARDS)
-    for cause in (*stand_for_it, *(name for name in engines if name in causes)):
+    causes_while_training = (PAUSED_FOR_TRAINING, NOTHING_ADMITTED, WAIT_REWARDS)
+    for cause in (*causes_while_training, *(name for name in engines if name in causes)):
         taken = min(left, both.get(cause, 0.0))
         if taken > 0:
             both[cause] -= taken

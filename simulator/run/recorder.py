@@ -1,6 +1,6 @@
-"""What a simulated run tells its log: the records of `areal_lab.runlog.records`, as a real run.
+"""Write the event log of a simulated run, in the same records as a real run.
 
-Answers have lengths here and no content, so that every reward in the log is 0.
+Simulated responses have a length but no content, so every reward in the log is 0.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from areal_lab.runlog.records import (
 )
 from areal_lab.runlog.replay import limits_to_fields
 from simulator.engine.clock import RecordSpan
-from simulator.run.accounting import NOT_WORK
+from simulator.engine.replica import NOT_WORK
 from simulator.run.system import System
 
 Write: TypeAlias = Callable[[Record], None]
 
 
 class Recorder:
-    """Makes the records of one run and hands them to `write`."""
+    """Makes the records of one run and passes them to `write`."""
 
     def __init__(self, system: System, write: Write) -> None:
-        """Begin with the header."""
+        """Write the header."""
         self.write = write
         self.end_s: float | None = None
-        """Of the run, once it has ended: steps that go on are cut off there."""
+        """End of the run, once it has ended; later spans are cut off there."""
         self._cut_tokens = system.max_tokens
         write(
             RunHeader(
@@ -46,14 +46,14 @@ class Recorder:
         )
 
     def span(self, process: str, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        """Note what a process did, or waited for."""
+        """Record what a process did or waited for."""
         if end_s > begin_s:
             self.write(
                 SpanRecord(process=process, name=name, t_s=begin_s, end_s=end_s, cause=cause)
             )
 
     def of_engine(self, number: EngineId) -> RecordSpan:
-        """Takes what one engine does; why it waits follows from the events."""
+        """A callback that records the work of one engine; why it waits follows from the events."""
         process = engine_process(number)
 
         def record(name: str, start_s: float, end_s: float) -> None:
@@ -71,22 +71,22 @@ class Recorder:
         segments: tuple[Segments, ...],
         lengths: Sequence[int],
     ) -> None:
-        """Note a group that ended.
+        """Record a group that is scored.
 
         Args:
             group: its number.
             engine: that generated it.
-            times_s: start, end of generation, end of judging.
+            times_s: start, end of generation, end of scoring.
             segments: one per sample.
             lengths: tokens, one per sample.
         """
         cut = self._cut_tokens
-        begun_s, generated_s, end_s = times_s
+        start_s, generated_s, end_s = times_s
         self.write(
             GroupRecord(
                 group=group,
                 engine=engine,
-                t_s=begun_s,
+                t_s=start_s,
                 generated_s=generated_s,
                 end_s=end_s,
                 rewards=(0.0,) * len(lengths),

@@ -1,9 +1,9 @@
-"""What a simulation says: a row per step, where the time went, how old tokens were, what it cost.
+"""The result of a simulation: a row per step, shares of time, token lags, cost and energy.
 
-    drive --> SimulationResult (one seed) --> Replicated (all seeds, with 95 % intervals) --> JSON
+    one_seed --> SimulationResult --> Replicated (all seeds, with 95 % intervals) --> JSON
 
-Averages are over the steps after warm-up. Throughput counts tokens that were trained on, nothing
-else. Utilization and idleness are shares of a pool's time, with the names of
+Averages are over the steps after warm-up. Throughput counts only tokens that were trained on.
+Utilization and idleness are shares of a pool's time, with the names of
 `areal_lab.runlog.activity`.
 """
 
@@ -33,39 +33,39 @@ Show: TypeAlias = Callable[[Estimate], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How often what happened; after warm-up where it says so."""
+    """Counters of a run; some count only what happened after warm-up."""
 
     started: int
-    """Groups whose number was handed out, over the whole run."""
+    """Groups that were started, over the whole run."""
     trained: int
     """Groups given to the trainer."""
     unfinished: int
-    """Groups that ran, or waited to be trained on, when the simulated steps were over."""
+    """Groups that still ran or waited for training at the end of the simulated steps."""
     dropped: int
-    """Groups that the batch order gave up."""
+    """Groups that the batch order dropped."""
     generated_tokens: int
     """After warm-up."""
     recomputed_tokens: int
-    """Tokens whose cache was built again, after an interruption or a preemption; after warm-up."""
+    """Tokens prefilled again after an interruption or a preemption; after warm-up."""
     preemptions: int
-    """Sequences that lost their place for lack of cache; after warm-up."""
+    """Sequences sent back to the queue because the cache was full; after warm-up."""
     interruptions: int
-    """Times that all engines were paused; after warm-up."""
+    """How often all engines were paused; after warm-up."""
     engine_losses: int
     trainer_restarts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """One simulated run of one seed."""
+    """One simulated run with one seed."""
 
     name: str
     seed: int
     columns: Mapping[str, NDArray[np.float64]]
-    """By name, one value per step; `simulator.run.accounting.COLUMNS` says what they are."""
+    """By name, one value per step; `simulator.run.accounting.COLUMNS` describes them."""
     warmup_steps: int
     pools: Mapping[str, PoolShares]
-    """`rollout` and `training`, or `all` where the same GPUs do both; after warm-up."""
+    """`rollout` and `training`, or `all` if the same GPUs do both; after warm-up."""
     token_lags: Mapping[int, int]
     """Trained tokens by lag in versions, ascending; after warm-up."""
     head_lags: Mapping[int, int]
@@ -75,9 +75,9 @@ class SimulationResult:
     counts: Counts
     gpus: int
     cost: Cost
-    """Of one training step, in the mean over the steps after warm-up."""
+    """Of one training step, averaged over the steps after warm-up."""
     energy: Energy
-    """Of one training step; nan for systems without GPUs of a catalogue."""
+    """Of one training step; nan for systems without GPUs of the catalogue."""
 
     @property
     def makespan_s(self) -> float:
@@ -101,7 +101,7 @@ class SimulationResult:
 
     @property
     def cost_per_million_tokens(self) -> Cost:
-        """Of a million tokens that were trained on."""
+        """Cost of a million trained tokens."""
         return self.cost.per_million_tokens(self.mean("tokens"))
 
     def lags(self, name: str) -> Mapping[int, int]:
@@ -122,7 +122,7 @@ class SimulationResult:
         return pd.DataFrame(dict(self.columns), index=pd.RangeIndex(1, steps + 1, name="step"))
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's names, with plain numbers: one seed has no intervals."""
+        """As `areal-lab simulate --json`, with plain numbers: one seed has no intervals."""
         return Replicated(results=(self,)).to_json(_only_mean)
 
 
@@ -133,11 +133,11 @@ class Replicated:
     results: tuple[SimulationResult, ...]
 
     def estimate(self, value: Callable[[SimulationResult], float]) -> Estimate:
-        """Mean and interval of any number of a result."""
+        """Mean and interval of a number computed from each result."""
         return estimate([value(result) for result in self.results])
 
     def ratio(self, other: Replicated, value: Callable[[SimulationResult], float]) -> Estimate:
-        """This over `other`, seed by seed: common random numbers cancel in each quotient.
+        """This divided by `other`, seed by seed: common random numbers cancel in each quotient.
 
         Raises:
             ValueError: if the seeds are not the same.
@@ -159,11 +159,11 @@ class Replicated:
         return self.estimate(lambda result: result.tokens_per_s)
 
     def utilization(self, pool: str) -> Estimate:
-        """Share of a pool's time spent generating or training, as `PoolShares` has it."""
+        """Share of a pool's time spent generating or training; see `PoolShares`."""
         return self.estimate(lambda result: result.pools[pool].utilization)
 
     def to_json(self, show: Show = Estimate.to_json) -> dict[str, Any]:
-        """The output contract of `areal-lab simulate --json`: everything with its interval."""
+        """The output of `areal-lab simulate --json`: every number with its interval."""
         first = self.results[0]
         columns = ("train_s", "export_s", "wait_s", "update_s", "generate_s")
         told = {
@@ -224,7 +224,7 @@ class Replicated:
 
 
 def _dollars(show: Show, costs: Sequence[Cost]) -> dict[str, Any] | None:
-    """Low, typical and high; None where no price is known."""
+    """Low, typical and high; None if no price is known."""
     if any(cost.dollars is None for cost in costs):
         return None
     return {
@@ -251,7 +251,7 @@ def ascending(counts: Mapping[int, int]) -> dict[int, int]:
 
 
 def columns_of(columns: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.float64]]:
-    """Columns as arrays that cannot be written to."""
+    """Columns as read-only arrays."""
     arrays = {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
     for array in arrays.values():
         array.flags.writeable = False

@@ -1,4 +1,4 @@
-"""The reward service: samples wait in one line for the next free worker."""
+"""The reward service: samples wait in one queue for the next free worker."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 
 
-class Judges:
-    """First come, first served, by `workers` workers; 0 has one for everybody."""
+class RewardQueue:
+    """First come, first served by `workers` workers; 0 means a worker for every sample."""
 
     def __init__(self, workers: int) -> None:
         self._free_s = [0.0] * workers
         heapify(self._free_s)
 
-    def judged_s(self, now_s: float, latencies_s: Iterable[float]) -> float:
-        """When the last of the samples that arrive now is judged.
+    def scored_s(self, now_s: float, latencies_s: Iterable[float]) -> float:
+        """When the last of the samples that arrive now is scored.
 
-        Calls must come in order of time: a sample's place in the line is known when it joins it.
+        Calls must come in order of time: the end of a sample is known when it joins the queue.
         """
         free_s = self._free_s
         if not free_s:

@@ -1,8 +1,8 @@
-"""A system to simulate: limits for the coordinator, and what everything costs. Seconds and tokens.
+"""A system to simulate: limits for the coordinator, and a cost for each part. Seconds and tokens.
 
-    SimulationConfig --simulation.build--> System --drive.run--> SimulationResult
+    SimulationConfig --simulate.build--> System --one_seed.run_system--> SimulationResult
 
-Tests and planners make a `System` by hand: its parts are protocols, and a constant is a part.
+Tests make a `System` by hand: its parts are protocols, and constants are valid parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simulator.engine.versions import Decoded
 
 
 class Done(Protocol):
-    """A group whose samples all ended on the engine."""
+    """A group whose samples have all ended on the engine."""
 
     @property
     def group(self) -> GroupId:
@@ -40,16 +40,16 @@ class Done(Protocol):
 
     @property
     def decoded(self) -> Sequence[Decoded]:
-        """The same, of all samples that decoded together at once."""
+        """The same, with samples that decoded together in one entry."""
         ...
 
 
 class Engine(Protocol):
-    """One generation engine in simulated time; `simulator.engine.replica` has the real one."""
+    """One generation engine in simulated time, such as `simulator.engine.replica.Replica`."""
 
     @property
     def activity_s(self) -> Mapping[str, float]:
-        """Seconds by what was done: decode, prefill, recompute, paused, idle."""
+        """Seconds by activity: decode, prefill, recompute, paused, idle."""
         ...
 
     @property
@@ -59,12 +59,12 @@ class Engine(Protocol):
 
     @property
     def recomputed_tokens(self) -> int:
-        """Read again after an interruption or a preemption."""
+        """Tokens prefilled again after an interruption or a preemption."""
         ...
 
     @property
     def preemptions(self) -> int:
-        """Sequences that lost their place for lack of cache."""
+        """Sequences sent back to the queue because the cache was full."""
         ...
 
     def submit(
@@ -76,11 +76,11 @@ class Engine(Protocol):
         version: Version,
         /,
     ) -> None:
-        """Take a group; also while paused."""
+        """Accept a group; also while paused."""
         ...
 
     def next_s(self) -> float:
-        """When `advance` has something to do next; infinite if nothing is going on."""
+        """When `advance` has something to do next; infinite if the engine has no work."""
         ...
 
     def advance(self, now_s: float, /) -> Sequence[Done]:
@@ -88,65 +88,65 @@ class Engine(Protocol):
         ...
 
     def pause(self, now_s: float, /) -> None:
-        """Stop, and keep what is unfinished."""
+        """Stop, and keep unfinished groups."""
         ...
 
     def resume(self, now_s: float, version: Version, /) -> None:
-        """Go on, under the weights of `version`."""
+        """Continue under the weights of `version`."""
         ...
 
     def drop(self, now_s: float, group: GroupId, /) -> int:
-        """Give up a group; returns the tokens lost."""
+        """Drop a group; returns the tokens lost."""
         ...
 
     def fail(self, now_s: float, /) -> Sequence[GroupId]:
-        """Lose everything, as the node failed; returns the groups that were lost."""
+        """Lose everything because the node failed; returns the lost groups."""
         ...
 
 
 class Timing(Protocol):
-    """What one training step took."""
+    """Duration of one training step."""
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The whole step."""
         ...
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Seconds by what was done, in order; they sum to `seconds`."""
+        """Seconds by activity, in order; they sum to `seconds`."""
         ...
 
 
 class Training(Protocol):
-    """What a training step costs; `simulator.costs.training.TrainingCost` is the real one."""
+    """Cost of training steps, such as `simulator.costs.training.TrainingCost`."""
 
     def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
-        """Train on sequences of so many tokens (prompt and answer), in batch order."""
+        """Train on sequences of `lengths` tokens (prompt and response), in batch order."""
         ...
 
 
 class Weights(Protocol):
-    """What it takes to bring new weights to the engines."""
+    """Cost of bringing new weights to the engines."""
 
     @property
     def export_s(self) -> float:
-        """The trainer is busy with it, after its step."""
+        """The trainer's time for it, after its step."""
         ...
 
     @property
     def delay_s(self) -> float:
-        """Until the engines notice; generation goes on meanwhile."""
+        """Time until the engines notice; they generate meanwhile."""
         ...
 
     @property
     def load_s(self) -> float:
-        """Engines are paused."""
+        """Time to load, while engines are paused."""
         ...
 
 
 class Switch(Protocol):
-    """Colocated: what it takes to give the GPUs from one side to the other."""
+    """Cost of switching colocated GPUs between generation and training."""
 
     @property
     def to_training_s(self) -> float:
@@ -155,12 +155,12 @@ class Switch(Protocol):
 
     @property
     def to_generation_s(self) -> float:
-        """After new weights are ready, while engines are paused."""
+        """After new weights are ready, while the engines are paused."""
         ...
 
 
 class Lengths(Protocol):
-    """How many tokens the answers have."""
+    """Distribution of response lengths."""
 
     def draw(
         self, generator: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
@@ -170,51 +170,51 @@ class Lengths(Protocol):
 
 
 class Latency(Protocol):
-    """How long something outside the GPUs takes."""
+    """Distribution of the time that something outside the GPUs takes."""
 
     def draw(self, generator: np.random.Generator, size: Any, /) -> NDArray[np.float64]:
-        """Seconds, of that shape."""
+        """Seconds, in an array of that shape."""
         ...
 
 
 class Failures(Protocol):
-    """When nodes fail, and how long it takes to go on."""
+    """When nodes fail, and how long they are down."""
 
     @property
     def detection_s(self) -> float:
-        """From the failure until the run knows."""
+        """From the failure until the run notices."""
         ...
 
     @property
     def restart_s(self) -> float:
-        """From there until the node works again."""
+        """From then until the node works again."""
         ...
 
     def uptime_s(self, generator: np.random.Generator, /) -> float:
-        """Seconds of work of one node until it fails; may be infinite."""
+        """Seconds that one node works until it fails; may be infinite."""
         ...
 
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
-"""What simpy runs: yields what it waits for."""
+"""A simpy process: a generator of the events it waits for."""
 
 MakeEngine: TypeAlias = Callable[[EngineId, int, RecordSpan | None], Engine]
-"""From the engine's number, the run's seed and where its spans go (None: nowhere)."""
+"""Makes an engine from its number, the run's seed and a callback for its spans (or None)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """A training step that takes the same time whatever it is given."""
+    """A training step that takes the same time for every batch."""
 
     seconds: float
     name: str = "train"
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """All in one."""
+        """One part."""
         return {self.name: self.seconds}
 
-    # Part of the protocol; given seconds do not depend on it.
+    # Part of the protocol; constant seconds do not depend on it.
     def step(self, lengths: Sizes, *, minibatches: int) -> Seconds:  # noqa: ARG002
         """Itself."""
         return self
@@ -222,7 +222,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSeconds:
-    """An update of the weights in constant times; see `Weights`."""
+    """A weight update of constant duration; see `Weights`."""
 
     export_s: float = 0.0
     delay_s: float = 0.0
@@ -231,50 +231,50 @@ class UpdateSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Everything that a simulation needs to know."""
+    """Everything that a simulation needs."""
 
     limits: Limits
-    """For the coordinator. With `train_steps` the run ends by itself when they are done; with None
-    it is stopped after `steps`, so that the last ones do not see generation run dry."""
+    """For the coordinator. With `train_steps` the run ends by itself after them; with None it is
+    stopped after `steps`, so that generation does not run dry during the last ones."""
     steps: int
     """Training steps to simulate."""
     warmup_steps: int = 0
-    """First steps that the averages leave out."""
+    """First steps, which averages exclude."""
     samples: int
     """Per group."""
     prompt_tokens: int
     lengths: Lengths
     max_tokens: int | None = None
-    """Where answers are cut, for the log's finish reasons."""
+    """Longest response, for the log's finish reasons."""
     engines: int
     make_engine: MakeEngine
     gpus_per_engine: int = 1
     training: Training
     training_gpus: int = 1
-    """Not looked at when colocated."""
+    """Ignored when colocated."""
     minibatches: int = 1
     weights: Weights = field(default_factory=UpdateSeconds)
     push_holds_trainer: bool = False
-    """The trainer takes part in the transfer, and trains on only when all engines have loaded."""
+    """The trainer takes part in the transfer and continues only when all engines have loaded."""
     switch: Switch | None = None
-    """Colocated: the engines' GPUs train, too."""
+    """Cost of switching if the engines' GPUs also train (colocated); None if they do not."""
     reward: Latency | None = None
-    """Time to judge one sample; None is no time."""
+    """Time to score one sample; None means no time."""
     reward_workers: int = 0
-    """Samples judged at a time; 0 has no limit."""
+    """Samples scored at the same time; 0 means no limit."""
     turns: int = 1
     tool: Latency | None = None
-    """Between two turns of a sample; None is no time."""
+    """Time between two turns of a sample; None means no time."""
     failures: Failures | None = None
     engines_per_node: int = 8
     training_nodes: int = 1
     rollout_gpu: GPU | None = None
-    """For money and energy; None has neither."""
+    """For cost and energy; None computes neither."""
     training_gpu: GPU | None = None
     price_per_gpu_h: float | None = None
-    """Replaces the catalogue's prices."""
+    """Replaces the prices of the catalogue."""
     overhead: float = 0.0
-    """Share added to the price."""
+    """Fraction added to the price."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -302,8 +302,8 @@ class System:
                 raise ValueError(f"weights.{name} is {value}, but must be finite and >= 0")
         if self.switch is not None and not generates_or_trains(self.limits):
             raise ValueError(
-                f"schedule {self.limits.schedule.name!r} generates while it trains, which GPUs "
-                "that do one or the other cannot; use synchronous, or partial_rollout"
+                f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
+                "GPUs do one at a time; use synchronous or partial_rollout"
             )
 
     @property
@@ -313,7 +313,7 @@ class System:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """GPUs in total."""
         rollout = self.engines * self.gpus_per_engine
         return rollout if self.colocated else rollout + self.training_gpus
 

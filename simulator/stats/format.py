@@ -1,4 +1,4 @@
-"""Numbers as people read them: as many digits as an interval leaves meaning to."""
+"""Format numbers for people, with only significant digits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 _NAMES: Final = {"generate": "decode and prefill"}
 _LEAST_HALF: Final = 1e-6
-"""Of the mean: intervals below are rounding errors of numbers that do not scatter."""
+"""Relative half-width below which an interval is a rounding error of a constant number."""
 
 
 def quantity(value: Mapping[str, Any], unit: str = "") -> str:
-    """A mean with its interval, as in `213.1 ± 1.2 s`."""
+    """A mean with its interval, such as `213.1 ± 1.2 s`."""
     mean, low, high = value["mean"], value["low"], value["high"]
     half = 0.0 if low is None else (high - low) / 2
     if half <= _LEAST_HALF * abs(mean):
@@ -24,7 +24,7 @@ def quantity(value: Mapping[str, Any], unit: str = "") -> str:
 
 
 def number(value: float, half: float = 0.0) -> str:
-    """Four digits, or as many as an interval leaves meaning to."""
+    """Four digits, or those that are significant for the half-width of an interval."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     places = 3 - math.floor(math.log10(abs(value)))
@@ -39,7 +39,7 @@ def number(value: float, half: float = 0.0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that one would say it in."""
+    """A duration in a readable unit."""
     for unit, length, most in (("s", 1.0, 180.0), ("min", 60.0, 180.0), ("h", 3600.0, 96.0)):
         if seconds < most * length:
             return f"{number(seconds / length)} {unit}"
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Three digits, in s, ms, us or ns: the largest unit of which it is at least one."""
+    """Three digits in s, ms, us or ns: the largest unit that gives at least 1."""
     for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= length or seconds == 0:
             return f"{_digits(seconds / length)} {unit}"
@@ -55,10 +55,10 @@ def short_time(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three of them, and no power of ten where the number is large."""
+    """Three digits, without a power of ten for large numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def shown_name(activity: str) -> str:
-    """What an activity of the cost model is called in tables and pictures."""
+    """The name of an activity in tables and pictures."""
     return _NAMES.get(activity, activity)

@@ -1,7 +1,7 @@
-"""Which of several points are best in something: time, money and number of GPUs, all to be least.
+"""Pareto front of points with time, money and number of GPUs, which are all minimized.
 
-Money is dollars. Where no price is known it is GPU-hours of the type, which compare with nothing
-but GPU-hours of the same type.
+Money is dollars, or GPU-hours of a GPU type if no price is known, which only compare with GPU-hours
+of the same type.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ DOLLARS = "dollars"
 
 
 class Point(NamedTuple):
-    """What a candidate needs."""
+    """Time, money and GPUs of a candidate."""
 
     hours: float
     money: float
     gpus: int
     unit: str = DOLLARS
-    """Of the money: `dollars`, or the type whose GPU-hours they are."""
+    """Unit of money: `dollars`, or the type of GPU whose hours they are."""
 
 
 Named = TypeVar("Named")
 
 
 def dominates(one: Point, other: Point, *, slack: float = 0.0) -> bool:
-    """Whether one is nowhere worse than the other and somewhere better.
+    """Whether one is at least as good as the other in everything, and better in something.
 
     Args:
-        slack: by how much the other must be worse in both time and money, as a share; with slack,
-            being better in one of them is not asked for.
+        slack: fraction by which the other must be worse in both time and money; with slack, it is
+            enough to be equal after that.
     """
     if one.unit != other.unit or one.gpus > other.gpus:
         return False
@@ -41,9 +41,9 @@ def dominates(one: Point, other: Point, *, slack: float = 0.0) -> bool:
 
 
 def front(points: Sequence[tuple[Named, Point]], *, slack: float = 0.0) -> list[Named]:
-    """What no other point dominates, in the order given; with slack also what is near to that.
+    """Points that no other one dominates, in the given order; with slack also points near them.
 
-    Of points that are equal all stay.
+    Equal points all stay.
     """
     return [
         name
@@ -53,7 +53,7 @@ def front(points: Sequence[tuple[Named, Point]], *, slack: float = 0.0) -> list[
 
 
 def most_promising_first(points: Sequence[tuple[Named, Point]]) -> list[Named]:
-    """All of them, by how many others dominate each: the front comes first."""
+    """All points, ordered by how many others dominate each: the front comes first."""
     ranks = [sum(dominates(other, point) for _, other in points) for _, point in points]
     order = sorted(range(len(points)), key=lambda place: ranks[place])
     return [points[place][0] for place in order]

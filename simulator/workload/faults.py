@@ -1,4 +1,4 @@
-"""What breaks and what is slow: failures of nodes, and engines that are stragglers. Seconds."""
+"""Faults: failures of nodes, and engines that are stragglers. Seconds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class NodeFailures:
     mtbf_s: float
     """Mean time between failures of one node; infinity never fails."""
     detection_s: float
-    """From the failure until the run knows."""
+    """From the failure until the run notices."""
     restart_s: float
-    """From there until the node works again."""
+    """From then until the node works again."""
 
     @property
     def availability(self) -> float:
-        """Share of the time that a node works, in the long run."""
+        """Long-run share of time that a node works."""
         if math.isinf(self.mtbf_s):
             return 1.0
         return self.mtbf_s / (self.mtbf_s + self.detection_s + self.restart_s)
 
     def uptime_s(self, generator: np.random.Generator, /) -> float:
-        """Seconds of work of one node until it fails; infinite if it never does."""
+        """Seconds that one node works until it fails; infinite if it never does."""
         drawn = float(generator.standard_exponential())
         return math.inf if math.isinf(self.mtbf_s) else self.mtbf_s * drawn
 
@@ -48,10 +48,10 @@ def failures_from(config: FaultsConfig) -> NodeFailures | None:
 def engine_slowdowns(
     config: FaultsConfig, engines: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """How many times longer each engine's steps take; 1 for most.
+    """Factor by which each engine's steps take longer; 1 for most.
 
-    The number of stragglers is the share's, up to chance for the part of one engine that is left;
-    which engines they are is chance.
+    The share times the number of engines is rounded up or down at random, so that its mean is
+    exact; which engines are stragglers is random.
     """
     slowdowns = np.ones(engines)
     order = generator.permutation(engines)

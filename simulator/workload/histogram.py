@@ -1,10 +1,10 @@
-"""Histograms of answer lengths: those that are shipped, and CSV files of one's own. Tokens.
+"""Histograms of response lengths, shipped with the package or from your own CSV file. Tokens.
 
-    name, or FILE.csv --load_histogram--> Histogram --compact--> few rows, the same mean
+    name or FILE.csv --load_histogram--> Histogram --compact--> fewer rows, the same mean
 
-Files of one's own have one length a row, in the first column or in one that is named as below, and
-optionally a column `weight`. The shipped ones (`simulator/workload/data`) have a row for each bin,
-and say above it where they come from and under which license.
+Your own file has one length per row, in the first column or in a column named as below, and
+optionally a column `weight`. The shipped ones (`simulator/workload/data`) have one row per bin, and
+a header with their source and license.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _LENGTH: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Histogram:
-    """Weights of bins of lengths, in ascending order; a bin of one length is that length.
+    """Bins of lengths with weights, in ascending order; a bin may hold a single length.
 
-    Lengths are spread over the middle of a bin as widely as its mean allows, so that both the
-    bounds and the mean of each bin are right.
+    Lengths are spread evenly around the mean of their bin, as widely as its bounds allow, so that
+    both the bounds and the mean of each bin are right.
     """
 
     from_tokens: NDArray[np.float64]
     to_tokens: NDArray[np.float64]
     """Inclusive."""
     mean_tokens: NDArray[np.float64]
-    """Of the lengths in the bin."""
+    """Mean of the lengths in the bin."""
     weight: NDArray[np.float64]
-    """Any positive unit: numbers of requests, shares."""
+    """In any unit: numbers of requests, or shares."""
     source: str = ""
-    """What the file says about itself."""
+    """The comments of the file: where its lengths come from."""
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in _BIN]
         if len({len(column) for column in columns}) != 1:
             raise ValueError(f"columns of different lengths: {[len(one) for one in columns]}")
         if not len(self.weight):
-            raise ValueError("no lengths at all")
+            raise ValueError("there are no lengths")
         for name, column in zip(_BIN, columns, strict=True):
             if not np.isfinite(column).all():
                 bad = column[~np.isfinite(column)][0]
@@ -75,12 +75,12 @@ class Histogram:
 
     @property
     def half_width_tokens(self) -> NDArray[np.float64]:
-        """How far lengths spread to either side of the mean of their bin."""
+        """Spread of lengths to either side of the mean of their bin."""
         return np.minimum(self.mean_tokens - self.from_tokens, self.to_tokens - self.mean_tokens)
 
 
 def shipped_histograms() -> list[str]:
-    """Names that `load_histogram` knows."""
+    """Names that `load_histogram` accepts."""
     return sorted(
         path.stem
         for path in _DATA.glob("*.csv")
@@ -89,35 +89,35 @@ def shipped_histograms() -> list[str]:
 
 
 def load_histogram(name: str) -> Histogram:
-    """A shipped histogram, or one of the user's own.
+    """A shipped histogram, or one from the user's CSV file.
 
     Args:
-        name: as `shipped_histograms` lists it, whatever the case and punctuation, or a CSV file.
+        name: a name of `shipped_histograms`, in any case and punctuation, or a CSV file.
 
     Raises:
-        ValueError: in one line: no such name (with the nearest), or a broken file, with its line.
+        ValueError: one line: no such name (with the nearest one), or a broken file, with its line.
     """
     if not name:
-        raise ValueError(f"no trace is named; known are {', '.join(shipped_histograms())}")
+        raise ValueError(f"no trace is given; known names are {', '.join(shipped_histograms())}")
     if name.lower().endswith(".csv"):
         return read_histogram(Path(name))
     known = {plain(one): one for one in shipped_histograms()}
     if plain(name) not in known:
         raise ValueError(
             f"unknown trace {name!r}; {did_you_mean(name, known.values())} "
-            "(a CSV file of one's own works too)"
+            "(the path of your own CSV file also works)"
         )
     return read_histogram(_DATA / f"{known[plain(name)]}.csv")
 
 
 def read_histogram(path: Path) -> Histogram:
-    """The histogram in a CSV file; the module's text says how it looks."""
+    """The histogram in a CSV file; see the module docstring for its format."""
     if not path.is_file():
         raise ValueError(f"trace {path} does not exist (looked in {Path.cwd()})")
     rows = _rows(path)
     first = next(rows, None)
     if first is None:
-        raise ValueError(f"trace {path} is empty; give one length a row")
+        raise ValueError(f"trace {path} is empty; it needs one length per row")
     header = [cell.strip() for cell in first[0]]
     if header == list(_BIN):
         columns = np.array([_numbers(path, line, row, range(4)) for row, line in rows])
@@ -129,7 +129,7 @@ def read_histogram(path: Path) -> Histogram:
         if columns.size:
             columns = _gather(columns[:, 0], None if weight is None else columns[:, 1])
     if not columns.size:
-        raise ValueError(f"trace {path} has a header and no lengths; give one length a row")
+        raise ValueError(f"trace {path} has a header but no lengths; it needs one length per row")
     source = " ".join(_comments(path))
     try:
         return Histogram(**dict(zip(_BIN, columns.T, strict=True)), source=source)
@@ -138,18 +138,18 @@ def read_histogram(path: Path) -> Histogram:
 
 
 def compact(histogram: Histogram, rows: int = 400) -> Histogram:
-    """At most so many bins, of about equal ratio, each with the weight and mean of its lengths."""
+    """At most `rows` bins of about equal ratio, each with the weight and mean of its lengths."""
     if rows < 2:
         raise ValueError(f"rows is {rows}, but must be >= 2")
     if len(histogram.weight) <= rows:
         return histogram
     low, high = histogram.from_tokens[0], histogram.to_tokens[-1]
-    # Short lengths fill fewer bins than there are: more edges are tried until the rows are used up.
+    # Short lengths fill fewer bins than there are: try more edges until all rows are used.
     edges = rows
     while len(np.unique(_edges(low, high, edges))) < rows - 1 and edges < 100 * rows:
         edges += 1
     cuts = np.unique(_edges(low, high, edges))[: rows - 1]
-    # The longest is a bin of its own: where answers are cut off, there is a spike.
+    # The longest length is a separate bin: responses that are cut off make a spike there.
     starts = np.unique(np.searchsorted(histogram.from_tokens, [*cuts, high]))
     starts = starts[starts < len(histogram.weight)]
     weight = np.add.reduceat(histogram.weight, starts)
@@ -160,7 +160,7 @@ def compact(histogram: Histogram, rows: int = 400) -> Histogram:
     return Histogram(
         from_tokens=first,
         to_tokens=last,
-        # Without the cut, a bin of one length may miss it by a rounding error.
+        # Without clipping, the mean of a bin of one length may miss it by a rounding error.
         mean_tokens=np.clip(tokens[kept] / weight[kept], first, last),
         weight=weight[kept],
         source=histogram.source,
@@ -168,7 +168,7 @@ def compact(histogram: Histogram, rows: int = 400) -> Histogram:
 
 
 def write_histogram(histogram: Histogram, path: Path, comments: Sequence[str]) -> None:
-    """Write it as the shipped ones are, with lines above it that say where it comes from."""
+    """Write it in the format of the shipped ones, below comment lines that give its source."""
     columns = (getattr(histogram, name) for name in _BIN)
     with path.open("w", newline="") as file:
         file.writelines(f"# {comment}\n" for comment in comments)
@@ -206,7 +206,7 @@ def _again(
 
 
 def _columns(path: Path, header: list[str]) -> tuple[int, int | None, bool]:
-    """Where the lengths and the weights are, and whether the row is a header at all."""
+    """Columns of the lengths and the weights, and whether the row is a header."""
     try:
         [float(cell) for cell in header]
     except ValueError:
@@ -232,7 +232,10 @@ def _numbers(path: Path, line: int, row: Sequence[str], places: Sequence[int]) -
     try:
         numbers = [float(row[place]) for place in places]
     except (ValueError, IndexError) as error:
-        raise ValueError(f"trace {path}, line {line}: {','.join(row)!r} is no number") from error
+        wanted = f"{len(places)} number{'s' * (len(places) > 1)}"
+        raise ValueError(
+            f"trace {path}, line {line}: expected {wanted}, got {','.join(row)!r}"
+        ) from error
     if not all(map(math.isfinite, numbers)) or numbers[-1] < 0 or numbers[0] < 1:
         raise ValueError(
             f"trace {path}, line {line}: {','.join(row)!r}, but lengths must be >= 1 and weights "

@@ -1,4 +1,4 @@
-"""How long something outside the GPUs takes: judging a sample, calling a tool. Seconds."""
+"""Latencies outside the GPUs: scoring a sample, calling a tool. Seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Latency:
     def draw(
         self, generator: np.random.Generator, size: int | tuple[int, ...], /
     ) -> NDArray[np.float64]:
-        """Seconds, of that shape."""
+        """Seconds, in an array of that shape."""
         if self.mean_s == 0 or self.kind == "constant":
             return np.full(size, self.mean_s, dtype=np.float64)
         if self.kind == "exponential":

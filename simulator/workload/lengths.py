@@ -1,10 +1,10 @@
-"""How many tokens answers have: log-normal with a spike at the cap, a trace, or a constant.
+"""Response lengths: log-normal with a spike at the cap, a trace, or a constant.
 
     LengthConfig --lengths_from--> Lengths --draw--> [groups, samples] tokens, 1 .. max_tokens
 
-The mean that is asked for is the mean after the cap. Real-valued lengths are rounded at random to
-one of the two whole numbers beside them, which keeps it. Answers of one group are correlated by a
-factor that they share; drift multiplies what the model would write without a cap.
+The mean in the settings is the mean after the cap. Real-valued lengths are rounded at random to one
+of the two neighboring whole numbers, which keeps the mean. Responses of one group are correlated
+through a shared factor; drift multiplies the lengths before the cap.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NORMAL: Final = NormalDist()
 
 
 class Lengths(Protocol):
-    """How many tokens the answers have."""
+    """A distribution of response lengths."""
 
     def draw(
         self, generator: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
     ) -> NDArray[np.int64]:
-        """[groups, samples] tokens, each at least 1, as they are at a training step."""
+        """[groups, samples] tokens, each at least 1, at a training step."""
         ...
 
     def mean_tokens(self, step: float = 0.0) -> float:
@@ -40,7 +40,7 @@ class Lengths(Protocol):
         ...
 
     def capped_share(self, step: float = 0.0) -> float:
-        """Share of the answers that the cap cuts off."""
+        """Share of the responses that the cap cuts off."""
         ...
 
 
@@ -48,7 +48,7 @@ def lengths_from(config: LengthConfig) -> Lengths:
     """The lengths that a configuration asks for.
 
     Raises:
-        ValueError: in one line: what is impossible, with the bound.
+        ValueError: one line: the impossible value, with its bound.
     """
     if config.kind == "lognormal":
         return LogNormalLengths(
@@ -70,7 +70,7 @@ def lengths_from(config: LengthConfig) -> Lengths:
 
 
 class LogNormalLengths:
-    r"""min(X, cap) with ln X normal: what passes the cap is in a spike there.
+    r"""min(X, cap) with ln X normal: longer lengths form a spike at the cap.
 
     $$ E = \Phi(a) + e^{\mu + \sigma^2/2} [\Phi(b - \sigma) - \Phi(a - \sigma)] + c (1 - \Phi(b)),
     \quad a = -\mu / \sigma, \quad b = (\ln c - \mu) / \sigma $$
@@ -114,7 +114,7 @@ class LogNormalLengths:
         return _clipped_mean(self._mu_at(step), self.sigma, self.max_tokens)
 
     def capped_share(self, step: float = 0.0) -> float:
-        """Share of the answers that the cap cuts off."""
+        """Share of the responses that the cap cuts off."""
         return _below((self._mu_at(step) - math.log(self.max_tokens)) / self.sigma)
 
     def _mu_at(self, step: float) -> float:
@@ -124,7 +124,7 @@ class LogNormalLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantLengths:
-    """All answers of one training step have the same length."""
+    """All responses of one training step have the same length."""
 
     tokens: float
     max_tokens: int
@@ -140,13 +140,13 @@ class ConstantLengths:
 
     def draw(
         self,
-        generator: np.random.Generator,  # noqa: ARG002 - not asked: the others draw from it
+        generator: np.random.Generator,  # noqa: ARG002 - unused: nothing is random
         groups: int,
         samples: int,
         *,
         step: float = 0.0,
     ) -> NDArray[np.int64]:
-        """[groups, samples] tokens; `generator` is not asked."""
+        """[groups, samples] tokens; `generator` is unused."""
         return np.full((groups, samples), int(self.mean_tokens(step)), dtype=np.int64)
 
     def mean_tokens(self, step: float = 0.0) -> float:
@@ -154,20 +154,20 @@ class ConstantLengths:
         return float(round(min(max(self._wanted(step), 1.0), self.max_tokens)))
 
     def capped_share(self, step: float = 0.0) -> float:
-        """All or none."""
+        """1 or 0: all responses or none."""
         return float(self._wanted(step) > self.max_tokens)
 
     def _wanted(self, step: float) -> float:
-        # In logarithms, as many steps would overflow.
+        # In logarithms, because many steps would overflow.
         ln_tokens = math.log(self.tokens) + step * math.log1p(self.drift_per_step)
         return self.tokens if step == 0 else math.exp(min(ln_tokens, 700.0))
 
 
 class TraceLengths:
-    """Lengths as they were observed, all multiplied by one factor for the mean that is asked for.
+    """Observed lengths, all multiplied by one factor to reach the wanted mean.
 
-    The correlation inside a group is that of ranks (a Gaussian copula), so that the distribution of
-    the trace stays as it is.
+    Lengths inside a group are correlated by rank (a Gaussian copula), which leaves the distribution
+    of the trace unchanged.
     """
 
     def __init__(
@@ -179,21 +179,21 @@ class TraceLengths:
         group_correlation: float = 0.0,
         drift_per_step: float = 0.0,
     ) -> None:
-        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths as they are."""
+        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths unchanged."""
         self.max_tokens = max_tokens
         self._weights = histogram.weight / histogram.weight.sum()
         self._means = histogram.mean_tokens
         self._half_widths = histogram.half_width_tokens
         self._correlation = group_correlation
         self._drift = math.log1p(drift_per_step)
-        # Scores that part one bin from the next: draws of scores need no distribution function.
+        # Scores at the edges between bins: drawing scores then needs no distribution function.
         shares = np.cumsum(self._weights)[:-1]
         self._edges = np.array([_normal_quantile(share) for share in shares])
         # Beyond these, every length is 1, or the cap.
         self._lowest_scale = 0.5 / histogram.to_tokens[-1]
         self._highest_scale = 2 * max_tokens / histogram.from_tokens[0]
         self.scale = 1.0
-        """What lengths of the trace are multiplied by."""
+        """Factor on the lengths of the trace."""
         if wanted_mean_tokens != 0:
             _check_mean(wanted_mean_tokens, max_tokens)
             self.scale = _increasing_root(
@@ -218,7 +218,7 @@ class TraceLengths:
         return self._scaled_mean(self._scale_at(step))
 
     def capped_share(self, step: float = 0.0) -> float:
-        """Share of the answers that the cap cuts off."""
+        """Share of the responses that the cap cuts off."""
         scale = self._scale_at(step)
         low, high = self._bounds(scale)
         above = np.where(
@@ -235,7 +235,7 @@ class TraceLengths:
         return scale * (self._means - spread), scale * (self._means + spread)
 
     def _scaled_mean(self, scale: float) -> float:
-        """Mean of the bins, each uniform, cut off at 1 and at the cap."""
+        """Mean of the bins, each uniform, clipped to 1 and to the cap."""
         low, high = self._bounds(scale)
         middle, width, cap = (low + high) / 2, _width(low, high), float(self.max_tokens)
         over = np.where(low >= cap, middle - cap, np.maximum(high - cap, 0.0) ** 2 / (2 * width))
@@ -244,7 +244,7 @@ class TraceLengths:
 
 
 def _width(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of a bin; 1 for a bin of one length, where it only keeps a division from failing."""
+    """Width of a bin; 1 for a bin of one length, which only avoids a division by 0."""
     return np.where(high > low, high - low, 1.0)
 
 
@@ -261,9 +261,10 @@ def _trace_from(config: LengthConfig) -> TraceLengths:
 def _scores(
     generator: np.random.Generator, groups: int, samples: int, correlation: float
 ) -> NDArray[np.float64]:
-    """Standard normal numbers, those of one group (row) correlated."""
+    """Standard normal numbers, correlated within one group (row)."""
     scores = generator.standard_normal((groups, samples))
-    common = generator.standard_normal((groups, 1))  # always: the numbers drawn later stay the same
+    # Always drawn, so that later numbers stay the same.
+    common = generator.standard_normal((groups, 1))
     scores *= math.sqrt(1 - correlation)
     common *= math.sqrt(correlation)
     scores += common
@@ -273,7 +274,7 @@ def _scores(
 def _rounded(
     tokens: NDArray[np.float64], generator: np.random.Generator, max_tokens: int
 ) -> NDArray[np.int64]:
-    """To a neighboring whole number by chance, so that the mean stays."""
+    """Round to a neighboring whole number at random, which keeps the mean."""
     tokens += generator.random(tokens.shape)
     whole = tokens.astype(np.int64)
     # exp(ln(cap)) may lie a bit above the cap.
@@ -281,14 +282,14 @@ def _rounded(
 
 
 def _clipped_mean(mu: float, sigma: float, cap: float) -> float:
-    """Mean of a log-normal cut off at 1 and at the cap."""
+    """Mean of a log-normal clipped to 1 and to the cap."""
     low, high = -mu / sigma, (math.log(cap) - mu) / sigma
     inside = math.exp(mu + sigma**2 / 2) * (_below(high - sigma) - _below(low - sigma))
     return _below(low) + inside + cap * _below(-high)
 
 
 def _sensible_mu(sigma: float, cap: float) -> tuple[float, float]:
-    """Beyond these, practically every length is 1 (but one in 1e30), or the cap."""
+    """Bounds beyond which all lengths (but one in 1e30) are 1, or the cap."""
     return -12 * sigma, math.log(cap) + 12 * sigma
 
 
@@ -321,6 +322,6 @@ def _check_mean(mean_tokens: float, max_tokens: int) -> None:
     if not 1 < mean_tokens < max_tokens:
         raise refusal(
             "workload.answers.mean_tokens",
-            f"workload.answers.mean_tokens is {mean_tokens}, but can only be between 1 and "
-            f"max_tokens ({max_tokens}), as it is the mean after the cap; change one of them",
+            f"workload.answers.mean_tokens is {mean_tokens}, but must be between 1 and "
+            f"max_tokens ({max_tokens}), because it is the mean after the cap; change one of them",
         )

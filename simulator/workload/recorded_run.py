@@ -1,7 +1,7 @@
-"""What the log of a recorded run says of its work: answers, training steps, updates.
+"""Work of a recorded run, measured in its log: responses, training steps, updates.
 
-Records of the coordinator and of groups suffice, spans say more. Seconds are since the start of the
-run.
+Records of the coordinator and of groups suffice, spans add detail. Seconds are since the start of
+the run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ EXPORT: Final = "export weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """One training step: what it was given, and what it took without the export of weights."""
+    """One training step: its batch, and its duration without the export of weights."""
 
     step: int
     """From 1."""
     tokens: int
-    """Of the answers."""
+    """Of the responses."""
     samples: int
     seconds: float
     export_s: float
-    """Seconds of the export; 0 where the log has no span of it."""
+    """Seconds of the export; 0 if the log has no span of it."""
 
 
-def answer_tokens(log: Log) -> dict[GroupId, list[int]]:
-    """Tokens of each answer, by group; groups that were given up are left out."""
+def response_tokens(log: Log) -> dict[GroupId, list[int]]:
+    """Tokens of each response, by group; aborted groups are left out."""
     return {
         record.group: [max(1, sum(tokens for _, tokens in sample)) for sample in record.segments]
         for record in log.groups
@@ -42,10 +42,10 @@ def answer_tokens(log: Log) -> dict[GroupId, list[int]]:
 
 
 def training_points(run: RecordedRun) -> list[TrainingPoint]:
-    """What each training step took.
+    """Batch and duration of each training step.
 
-    From the moment that the trainer was told until it said it was done, less the export of the
-    weights and the wait for engines that had not yet loaded those before.
+    The duration is from the trainer's start to its end, minus the export of the weights and the
+    wait for engines that had not yet loaded the previous ones.
     """
     spans = [span for span in run.log.spans if span.process == TRAINER]
     return [
@@ -55,7 +55,7 @@ def training_points(run: RecordedRun) -> list[TrainingPoint]:
 
 
 def update_seconds(log: Log) -> list[float]:
-    """Of each update, from its announcement until all engines had the weights."""
+    """Seconds of each update, from its start until all engines had the weights."""
     begun_s, found = None, []
     for record in log.records:
         match record:
@@ -69,13 +69,13 @@ def update_seconds(log: Log) -> list[float]:
     return found
 
 
-def judging_seconds(log: Log) -> list[float]:
-    """Of each group, from the end of its last answer until all were judged."""
+def scoring_seconds(log: Log) -> list[float]:
+    """Seconds of each group from the end of its last response until all were scored."""
     return [record.end_s - record.generated_s for record in log.groups]
 
 
 def updates(log: Log) -> Iterator[tuple[float, float]]:
-    """When generation was disturbed: from interruption or push until the weights were there."""
+    """Start and end of each weight update: from interruption or push until it was loaded."""
     since_s = None
     for record in log.records:
         match record:

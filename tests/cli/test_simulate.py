@@ -234,7 +234,9 @@ def test_a_plan_without_a_possible_candidate_ends_with_2_and_says_which_bound_it
     assert result.exit_code == 2
     assert "over the limits, 0 impossible, 0 possible" in result.stdout
     error = result.stderr.splitlines()[-1]
-    assert error.startswith("error: no candidate is possible: 576 by limits.gpus = 4 (as: 32 GPUs)")
+    assert error.startswith(
+        "error: no candidate is possible: 576 by limits.gpus = 4 (e.g. 32 GPUs)"
+    )
 
 
 def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:

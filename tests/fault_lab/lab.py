@@ -81,8 +81,8 @@ QUICK = LabTimings(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.
 """For an engine that replies immediately."""
 AS_SHIPPED = LabTimings(
     health=HealthLimits(
-        interval_s=RolloutConfig.health_interval_s,
-        timeout_s=RolloutConfig.health_timeout_s,
+        interval_s=RolloutConfig().health_interval_s,
+        timeout_s=RolloutConfig().health_timeout_s,
         stall_s=20.0,
     ),
     hangs_s=30.0,

@@ -1,4 +1,4 @@
-"""A rollout server one decode step at a time: the slow twin of `simulator.engine.replica`.
+"""An inference server one decode step at a time: the slow twin of `simulator.engine.replica`.
 
 One record per sequence, one version per token, one turn of the loop per step of the engine.
 """
@@ -21,7 +21,7 @@ class Costs(Protocol):
 
 
 class Command(NamedTuple):
-    """What the owner wants at a time: submit, pause, resume, drop or fail, and its arguments."""
+    """A command of the owner: submit, pause, resume, drop or fail, with its arguments."""
 
     time_s: float
     name: str
@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 
 @dataclass(eq=False)
-class Answer:
+class Response:
     group: int
     serial: int
     place: int
@@ -61,9 +61,9 @@ class Oracle:
         self.reserve_running = reserve_running_tokens
         self.reserve_new = reserve_new_tokens
         self.time_s = self.asked_s = 0.0
-        self.running: list[Answer] = []
-        self.waiting: list[Answer] = []
-        self.groups: dict[int, list[Answer]] = {}
+        self.running: list[Response] = []
+        self.waiting: list[Response] = []
+        self.groups: dict[int, list[Response]] = {}
         self.serial = 0
         self.version = -1
         self.paused = False
@@ -75,7 +75,7 @@ class Oracle:
         self.recomputed_tokens = 0
         self.preemptions = 0
         self.ended: dict[int, tuple[float, tuple[tuple[tuple[int, int], ...], ...]]] = {}
-        self.answers: list[Any] = []  # of drop and fail
+        self.results: list[Any] = []  # of drop and fail
 
     def run(self, commands: Sequence[Command], until_s: float) -> None:
         """Obey the commands, which come in order of time, and go on until `until_s` at least."""
@@ -191,7 +191,7 @@ class Oracle:
             assert not self.groups
             self.version = version
         members = [
-            Answer(group, self.serial, place, prompt, length)
+            Response(group, self.serial, place, prompt, length)
             for place, length in enumerate(lengths)
         ]
         self.serial += 1
@@ -229,20 +229,20 @@ class Oracle:
     def _drop(self, group: int) -> None:
         if group in self.ended and self.ended[group][0] > self.asked_s:
             _, segments = self.ended.pop(group)
-            self.answers.append(sum(tokens for answer in segments for _, tokens in answer))
+            self.results.append(sum(tokens for response in segments for _, tokens in response))
             return
         members = self.groups.pop(group, [])
         self.running = [one for one in self.running if one.group != group]
         self.waiting = [one for one in self.waiting if one.group != group]
         if members and self.waiting:
             self.due = True
-        self.answers.append(sum(one.done for one in members))
+        self.results.append(sum(one.done for one in members))
 
     def _fail(self) -> None:
         unseen = [group for group, (time_s, _) in self.ended.items() if time_s > self.asked_s]
         for group in unseen:
             del self.ended[group]
-        self.answers.append(sorted([*unseen, *self.groups]))
+        self.results.append(sorted([*unseen, *self.groups]))
         self.groups.clear()
         self.running.clear()
         self.waiting.clear()

@@ -2,8 +2,8 @@
 
     Parquet tables --sum a model's layers--> points (data/*.csv) --fit--> kernel_coefficients.csv
 
-With AIConfigurator's folder `systems/data` both steps are done (needs pandas and pyarrow), without
-it only the second, on the points that come with the simulator.
+With AIConfigurator's folder `systems/data` it does both steps (needs pandas and pyarrow), without
+it only the second, on the points that are shipped with the simulator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODELS = (
     *(("Qwen2.5-1.5B", 1, 0), ("Qwen2.5-7B", 1, 0), ("Qwen2.5-14B", 1, 0), ("Qwen2.5-32B", 4, 0)),
     *(("Qwen2.5-3B", 1, 1), ("Llama-3.1-8B", 1, 1), ("Qwen2.5-72B", 4, 1), ("Llama-3.1-70B", 8, 1)),
 )
-"""Name, tensor parallelism, and 1 for what the fit does not see."""
+"""Name, tensor parallelism, and 1 if held out of the fit."""
 
 TOKENS = (1, 4, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 SEQUENCES = (1, 4, 16, 64, 128, 256, 512)
@@ -48,9 +48,9 @@ CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768)
 PREFILL_SEQUENCES = (1, 4, 16, 64)
 LENGTHS = (64, 256, 1024, 2048, 4096, 8192, 16384)
 MOST_TOKENS = 32768
-"""Of a prefill: the widest product that was measured."""
+"""Largest prefill: the largest measured matrix product."""
 MEMORY_UTILIZATION = 0.9
-"""Steps that need more memory than that do not happen."""
+"""Steps that need more memory than this are left out."""
 
 _ABOUT = """{what}
 Summed from kernel times measured by NVIDIA: AIConfigurator 0.12.0 (ai-dynamo/aiconfigurator,
@@ -60,13 +60,13 @@ and H200 SXM, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m tools.kernels
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read tables if a folder is given, fit, write, and print how well it went."""
+    """Read the tables if a folder is given, fit, write the coefficients, and print their errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
         "folder",
         nargs="?",
         type=Path,
-        help="AIConfigurator's systems/data; without it the shipped points are fitted again",
+        help="AIConfigurator's systems/data; without it, fit the shipped points again",
     )
     parser.add_argument("--into", type=Path, default=DATA, help="folder to write into")
     options = parser.parse_args(arguments)
@@ -167,7 +167,7 @@ def _prefill_points(tables: KernelTables) -> Iterator[PrefillPoint]:
 
 
 def _message_points(tables: KernelTables) -> Iterator[MessagePoint]:
-    """Every second or third size: they grow by factors of two."""
+    """Every second or third message size; sizes are powers of two."""
     name = tables.gpu.name
     for gpus, curve in tables.all_reduce.items():
         for size, seconds in curve.points()[::2]:

@@ -1,11 +1,11 @@
-"""Fit the coefficients of one GPU to its points, in four stages, each with what is known before.
+"""Fit the coefficients of one GPU to its points, in four stages that build on each other.
 
     1  matrix products of 1 to 8,192 rows  ->  efficiency at the peak, sharpness of the knee
     2  messages                            ->  latencies and rates of the links
     3  decode steps                        ->  e_w, e_kv, e_L, e_B
     4  prefills                            ->  attention's efficiency, activations, e_L
 
-Predictions are those of the product's own records: what is fitted is what is used.
+Predictions come from the simulator's cost functions, so the fit optimizes what the simulator uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLLECTIVES: Mapping[str, Callable[..., float]] = {
     "all_gather": all_gather_s,
     "reduce_scatter": reduce_scatter_s,
 }
-"""Operation of a point to what predicts it."""
+"""The function that predicts a point, by its operation."""
 
 _START = KernelCoefficients(
     weight_reading=1.2,
@@ -88,8 +88,8 @@ def fit_gpu(name: str, folder: Path | None = None) -> KernelCoefficients:
     """Coefficients of one GPU.
 
     Args:
-        name: as the points spell it.
-        folder: of the points; None takes those that come with the simulator.
+        name: name of the GPU in the points.
+        folder: folder of the points; None uses the shipped ones.
     """
     efficiency, knee = fit_products([p for p in read_points(LinearPoint, folder) if p.gpu == name])
     known = dataclasses.replace(
@@ -150,7 +150,7 @@ def fit_links(points: Sequence[MessagePoint]) -> LinkCoefficients:
 
 
 def predict_steps(points: Iterable[DecodePoint], known: KernelCoefficients) -> list[float]:
-    """What the cost model says of decode steps: the GPU's part."""
+    """GPU seconds of decode steps, by the cost model."""
     return [
         decode_cost(
             find_model(point.model), find_gpu(point.gpu), point.tensor_parallel, coefficients=known
@@ -160,7 +160,7 @@ def predict_steps(points: Iterable[DecodePoint], known: KernelCoefficients) -> l
 
 
 def predict_prefills(points: Iterable[PrefillPoint], known: KernelCoefficients) -> list[float]:
-    """What the cost model says of prefills, in one pass each."""
+    """Seconds of prefills by the cost model, each in one pass."""
     predicted = []
     for point in points:
         tokens = point.sequences * point.length_tokens

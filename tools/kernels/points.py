@@ -1,6 +1,6 @@
-"""The summed kernel times that the coefficients are fitted to: rows of `data/*.csv`.
+"""Points of the fit: summed kernel times, as rows of `data/*.csv`.
 
-Small enough to come along, so that a test can fit again and measure the error it states.
+They are small enough to be shipped, so a test can repeat the fit and measure its error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DecodePoint(NamedTuple):
     """Of each sequence."""
     seconds: float
     held_out: int
-    """1 if the fit has not seen it: another model."""
+    """1 if held out of the fit, as a different model."""
 
 
 class PrefillPoint(NamedTuple):
@@ -61,7 +61,7 @@ class MessagePoint(NamedTuple):
 
 
 class SpeedPoint(NamedTuple):
-    """A published speed of one sequence that decodes alone."""
+    """A published decode speed of a single sequence."""
 
     model: str
     gpu: str
@@ -81,7 +81,7 @@ TABLES: dict[type, str] = {
     MessagePoint: "messages.csv",
     SpeedPoint: "published_speeds.csv",
 }
-"""Kind of point to its file in `data`."""
+"""File in `data`, by kind of point."""
 
 
 def read_points(kind: type[Point], folder: Path | None = None) -> list[Point]:
@@ -89,7 +89,7 @@ def read_points(kind: type[Point], folder: Path | None = None) -> list[Point]:
 
     Args:
         kind: the record of a row.
-        folder: of the tables; None takes those that come with the simulator.
+        folder: folder of the tables; None uses the shipped ones.
     """
     types = get_type_hints(kind)
     return [
@@ -99,7 +99,7 @@ def read_points(kind: type[Point], folder: Path | None = None) -> list[Point]:
 
 
 def write_points(kind: type[Point], points: Iterable[Point], folder: Path, about: str) -> None:
-    """Write the points of one kind, below lines that say where they come from."""
+    """Write the points of one kind, below comment lines with their source."""
     with (folder / TABLES[kind]).open("w", encoding="utf-8", newline="") as file:
         file.writelines(f"# {line}\n" for line in about.splitlines())
         writer = csv.writer(file, lineterminator="\n")

@@ -1,8 +1,8 @@
-"""Kernel times that NVIDIA measured, and a model's decode step or prefill summed from them.
+"""Kernel times measured by NVIDIA, and decode steps and prefills of a model summed from them.
 
 Reads the Parquet tables of AIConfigurator (`systems/data/<gpu>/`, Apache-2.0): matrix products,
-attention, all-reduce; bf16, heads of 128. Between measured shapes times are interpolated, straight
-in logarithms; outside of them there is None, never a guess. Needs pandas and pyarrow.
+attention, all-reduce; bf16, heads of 128. Between measured shapes, times are interpolated linearly
+in logarithms; outside of them the result is None. Needs pandas and pyarrow.
 
     step = layers * (4 products + attention + 3 elementwise) + head + (2 * layers + 1) all-reduces
 """
@@ -23,30 +23,30 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
 SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm"}
-"""GPU to its folder."""
+"""Folder, by GPU."""
 
 ELEMENTWISE_EFFICIENCY = 0.8
 ELEMENTWISE_LATENCY_S = 3e-6
-"""What AIConfigurator assumes of norms and activations, which it has no tables of (its
+"""AIConfigurator's assumptions for norms and activations, which it has no tables of (in its
 `system_spec.yaml`: "nonofficial correction based on observations")."""
 
 
 class Curve(NamedTuple):
-    """Measured seconds by one size, both as logarithms and in order of the size."""
+    """Measured seconds by size, both as logarithms, in order of the size."""
 
     log_sizes: NDArray[np.float64]
     log_seconds: NDArray[np.float64]
 
     def at(self, size: float) -> float:
-        """Seconds of a size within the table."""
+        """Seconds for a size within the table."""
         return math.exp(np.interp(math.log(size), self.log_sizes, self.log_seconds))
 
     def covers(self, size: float) -> bool:
-        """Whether the table goes that far."""
+        """Whether a size is within the table."""
         return bool(self.log_sizes[0] <= math.log(size) <= self.log_sizes[-1])
 
     def points(self) -> list[tuple[float, float]]:
-        """Sizes and seconds as measured."""
+        """Measured sizes and seconds."""
         return [
             (float(size), float(seconds))
             for size, seconds in zip(np.exp(self.log_sizes), np.exp(self.log_seconds), strict=True)
@@ -59,17 +59,17 @@ class KernelTables:
 
     gpu: GPU
     products: Mapping[tuple[int, int], Curve]
-    """(columns, inner width) to seconds by rows."""
+    """Seconds by rows, by (columns, inner width)."""
     widths: Sequence[int]
-    """Columns, and likewise inner widths, that were measured."""
+    """Measured numbers of columns, which are also those of inner widths."""
     decode_attention: Mapping[tuple[int, int], Mapping[int, Curve]]
-    """(heads, key-value heads) to sequences to seconds by context."""
+    """Seconds by context, by (heads, key-value heads) and sequences."""
     prefill_attention: Mapping[tuple[int, int], Mapping[int, Curve]]
-    """(heads, key-value heads) to sequences to seconds by length."""
+    """Seconds by length, by (heads, key-value heads) and sequences."""
     all_reduce: Mapping[int, Curve]
-    """GPUs to seconds by bytes, in a CUDA graph."""
+    """Seconds by bytes in a CUDA graph, by number of GPUs."""
     collectives: Mapping[tuple[str, int], Curve]
-    """(NCCL operation, GPUs) to seconds by bytes."""
+    """Seconds by bytes, by (NCCL operation, number of GPUs)."""
 
 
 def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
@@ -80,7 +80,7 @@ def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
         gpu: one of `SYSTEMS`.
 
     Raises:
-        ValueError: the folder has no table of it, in one line.
+        ValueError: one line: the folder has no table of it.
     """
     system = folder / SYSTEMS[gpu.name]
     products = _read(system, "*gemm_perf.parquet", gemm_dtype="bfloat16")
@@ -91,9 +91,9 @@ def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
     nccl = _read(system, "*nccl*_perf.parquet", nccl_dtype="half")
     shapes = ["num_heads", "num_key_value_heads"]
     decode["context"] = decode["step"] + 1
-    # Sizes of messages are numbers of 2 bytes.
+    # Message sizes count numbers of 2 bytes.
     custom["bytes"], nccl["bytes"] = custom["message_size"] * 2, nccl["message_size"] * 2
-    # A message measured while something else ran on the machine took ten times its neighbors.
+    # Messages that were disturbed by something else on the machine took ten times as long.
     custom = custom[custom["latency"] < 8 * custom.groupby("bytes")["latency"].transform("min")]
     return KernelTables(
         gpu=gpu,
@@ -122,7 +122,7 @@ def decode_step_s(
     sequences: int,
     context_tokens: int,
 ) -> float | None:
-    """Kernels of one decode step of so many sequences with so long a context each."""
+    """Kernel seconds of one decode step, with `context_tokens` tokens of context per sequence."""
     attention = _attention_s(
         tables.decode_attention, model, tensor_parallel, sequences, context_tokens
     )
@@ -136,7 +136,7 @@ def decode_step_s(
 def prefill_s(
     tables: KernelTables, model: ModelShape, tensor_parallel: int, sequences: int, length: int
 ) -> float | None:
-    """Kernels of a prefill of so many sequences of a length; only the last token has a head."""
+    """Kernel seconds of a prefill; only the last token of each sequence passes the head."""
     attention = _attention_s(tables.prefill_attention, model, tensor_parallel, sequences, length)
     if attention is None:
         return None
@@ -148,7 +148,7 @@ def prefill_s(
 def linear_layers_s(
     tables: KernelTables, model: ModelShape, tensor_parallel: int, rows: int, head_rows: int
 ) -> float:
-    """All matrix products of a forward pass over `rows` tokens, `head_rows` of them to the end."""
+    """Matrix products of a forward pass of `rows` tokens; `head_rows` of them pass the head."""
     split = tensor_parallel
     heads = model.heads * model.head_dim // split
     cached = 2 * max(1, model.kv_heads // split) * model.head_dim
@@ -181,9 +181,9 @@ def _elementwise_s(gpu: GPU, numbers: int) -> float:
 
 
 def _product_s(tables: KernelTables, rows: int, columns: int, inner: int) -> float:
-    """[rows, inner] x [inner, columns], between the four nearest measured shapes."""
+    """[rows, inner] x [inner, columns], interpolated between the four nearest measured shapes."""
     widths = tables.widths
-    # The head is wider than any measured product, which by then grow in proportion.
+    # The head is wider than any measured product; times of wide products are proportional to width.
     factor = max(1.0, columns / widths[-1])
     logs = 0.0
     for width, width_share in _neighbors(widths, min(columns, widths[-1])):
@@ -200,7 +200,7 @@ def _attention_s(
     sequences: int,
     tokens: int,
 ) -> float | None:
-    """One layer's attention; for a number of heads that was not measured between its neighbors."""
+    """Attention of one layer, interpolated for numbers of heads that were not measured."""
     heads, kv_heads = model.heads // split, max(1, model.kv_heads // split)
     known = sorted(
         one
@@ -208,7 +208,7 @@ def _attention_s(
         if cached == kv_heads
         and sequences in tables[one, cached]
         and tables[one, cached][sequences].covers(tokens)
-        # With as many heads for keys as for queries another kernel runs.
+        # With equal numbers of key and query heads, a different kernel runs.
         and (one > cached or heads == kv_heads)
     )
     if not known or not known[0] <= heads <= known[-1]:
@@ -220,7 +220,7 @@ def _attention_s(
 
 
 def _neighbors(known: Sequence[int], wanted: int) -> list[tuple[int, float]]:
-    """The known numbers around one, with shares that interpolate its logarithm."""
+    """The known numbers around `wanted`, with weights that interpolate its logarithm."""
     place = bisect.bisect_left(known, wanted)
     if known[place] == wanted:
         return [(wanted, 1.0)]
@@ -235,14 +235,14 @@ def _curve(rows: Any, by: str) -> Curve:
 
 
 def _read(system: Path, pattern: str, **wanted: object) -> Any:
-    """The newest table of one kind, its rows that are wanted."""
+    """The newest table of one kind, with only the wanted rows."""
     import pandas
 
     paths = sorted(system.rglob(pattern))
     if not paths:
         raise ValueError(
-            f"{system} has no {pattern}; give AIConfigurator's folder systems/data, with "
-            f"{', '.join(SYSTEMS.values())} inside"
+            f"{system} has no {pattern}; use AIConfigurator's folder systems/data, which contains "
+            f"{', '.join(SYSTEMS.values())}"
         )
     rows = pandas.read_parquet(paths[-1])
     for column, value in wanted.items():

@@ -1,4 +1,4 @@
-"""The documentation page of the catalogues: `python -m tools.pages.hardware > docs/...`."""
+"""The documentation page about GPUs and models: `python -m tools.pages.hardware > docs/...`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _TEXT = """\
 
 ## GPUs
 
-FLOP/s are those of bf16 matrix products, **dense**: data sheets print twice as much, "with
-sparsity". Links count one direction; data sheets add both up. 0 GB/s of link is no NVLink: there
-GPUs talk over PCIe. Vendors' GB of memory are GiB. `-` is a number that nobody publishes.
+FLOP/s are for **dense** bf16 matrix products; data sheets print twice as much, "with sparsity".
+Link rates are for one direction; data sheets add both. A link of 0 GB/s means no NVLink: such GPUs
+use PCIe. Vendors' GB of memory are GiB. `-` means that no number is published.
 
 {gpus}
-What begins with *unverified* was not checked in the primary source. Prices move within months:
-`cluster.price_per_gpu_h` replaces the typical one, `cluster.overhead` adds a share for storage,
-network and operation (0.3 to 0.5 is usual).
+Sources that begin with *unverified* were not checked in the primary source. Prices change within
+months: `cluster.price_per_gpu_h` replaces the typical one, `cluster.overhead` adds a fraction for
+storage, network and operation (0.3 to 0.5 is usual).
 
-### A GPU of your own
+### Custom GPUs
 
-`cluster.gpu` may name a YAML file instead of a GPU of the table. It starts from one of them,
+`cluster.gpu` may be the path of a YAML file instead of a name. The file changes a GPU of the table,
 
 ```yaml
 # h100_nvl.yaml; then: areal-lab simulate my.yaml cluster.gpu=h100_nvl.yaml
@@ -37,39 +37,38 @@ power_w: 400
 price: {{low: 2.2, typical: 2.5, high: 3.0, source: my contract, date: 2026-05}}
 ```
 
-or gives everything:
+or describes a GPU completely:
 
 ```yaml
 name: my accelerator
 flops_per_s: 500e12          # dense, bf16
 memory_bytes: 96e9
 memory_bytes_per_s: 3e12
-nvlink_bytes_per_s: 200e9    # one direction; 0 has none
+nvlink_bytes_per_s: 200e9    # one direction; 0 means no NVLink
 network_bytes_per_s: 25e9    # one direction, per GPU
 power_w: 500
 price: 1.8                   # dollars per GPU-hour
-node_gpus: 8                 # this and the rest have defaults
+node_gpus: 8                 # this and the following have defaults
 pcie_bytes_per_s: 64e9
 idle_power_w: 90             # {idle:.0%} of power_w
 ```
 
-In Python: `gpu_from_fields({{...}})` of `simulator.catalogue.find_gpu`, or
-`dataclasses.replace` of one that `find_gpu` returns.
+In Python: `gpu_from_fields({{...}})` of `simulator.catalogue.find_gpu`, or `dataclasses.replace`
+on a GPU that `find_gpu` returns.
 
 ## Models
 
-`model` is a name of the table (organization and tuning are not looked at:
-`Qwen/Qwen2.5-7B-Instruct`), or a Hugging Face folder or `config.json`, dense or mixture of experts.
-Parameters are those of the matrices; *active* ones are what one token passes. GFLOPs are of one
-token in one forward pass: in matrix products, and in attention for every 1,000 tokens of context
-that it looks back at; forward and backward together take three times as much, without what is
-recomputed. What a decode step reads is all but the input embedding; of a mixture of experts it is
-all experts, which large batches come near to.
+`model` is a name of the table (organization and tuning are ignored: `Qwen/Qwen2.5-7B-Instruct`), or
+a Hugging Face folder or `config.json`, dense or mixture of experts. Parameters are those of the
+matrices; *active* ones are used by one token. GFLOPs are for one token in one forward pass: in
+matrix products, and in attention per 1,000 tokens of context; forward and backward together take
+three times as much, without recomputation. A decode step reads all weights but the input embedding;
+for a mixture of experts the table counts all experts, which is close to what large batches read.
 
 {models}
-From a `config.json` the simulator reads widths and counts only. Layers that look at a part of the
-context (sliding windows) are counted as if they looked at all of it, and the result says so; models
-with layers of other kinds (Mamba, linear attention) are refused.
+The simulator only reads widths and counts from a `config.json`. Layers that attend to a part of the
+context (sliding windows) are counted as if they attended to all of it, with a warning; models with
+other kinds of layers (Mamba, linear attention) are refused.
 """
 
 

@@ -1,4 +1,4 @@
-"""The documentation page of the engines' cost model: `python -m tools.pages.kernels`."""
+"""The documentation page about the engines' cost model: `python -m tools.pages.kernels`."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from tools.kernels.fit import held_out_errors
 from tools.kernels.points import DecodePoint, PrefillPoint, read_points
 from tools.kernels.tables import SYSTEMS
 
-_INTRODUCTION = """# What an engine's time is made of
+_INTRODUCTION = """# Cost model of inference engines
 
 <!-- Written by `python -m tools.pages.kernels > docs/simulator_kernels.md`; a test compares. -->
 
-One decode step of B sequences with C tokens of context in all, on tp GPUs with a bandwidth W and a
-peak of F FLOP/s, for a model of P parameters and L layers:
+One decode step of B sequences with C tokens of context in total, on tp GPUs with a bandwidth W and
+a peak of F FLOP/s, for a model of P parameters and L layers:
 
 ```
 gpu  = ((e_w weights / (tp W))^p + (2 P B / (tp F e_c))^p)^(1/p)    reading weights, or computing
      + e_kv cache C / (tp W)                                        reading keys and values
-     + e_L L + e_B B + (2 L + 1) all-reduces                        what waits for nothing
-step = max(gpu, engine)      the engine's CPU works ahead; or the sum, where it does not
+     + e_L L + e_B B + (2 L + 1) all-reduces                        constant times
+step = max(gpu, engine)      if the engine's CPU works ahead; otherwise their sum
 ```
 
-A prefill has the same knee over its tokens, the pairs of its attention at `e_a` of the peak, and
-`e_x` passes over its activations. Of a mixture of experts those are read that B tokens are expected
-to take.
+A prefill has the same knee over its tokens, computes attention pairs at `e_a` of the peak, and
+makes `e_x` passes over its activations. For a mixture of experts, a step reads the experts that B
+tokens are expected to use.
 """
 
 _AFTER = """
-Errors are mean absolute relative ones, of the GPU's part. *Other models* are Qwen2.5-3B and -72B
-and Llama-3.1-8B and -70B, which the fit has not seen (the fit: Qwen2.5-1.5B, 7B, 14B on one GPU,
-32B on four). A bare roofline misses the same decode steps by 31 to 47 %.
+Errors are mean absolute relative errors of the GPU's part. *Other models* are Qwen2.5-3B and -72B
+and Llama-3.1-8B and -70B, which are held out of the fit (fitted: Qwen2.5-1.5B, 7B, 14B on one GPU,
+32B on four). A plain roofline model has errors of 31 to 47 % on the same decode steps.
 
-## What is not in them
+## Limitations
 
-- **The engine's CPU**: {engine:.1f} ms per step by default (`rollout.engine_overhead_s`). It is
-  what published speeds of one sequence have over the kernels of small models, and it is the input
-  that differs most between engines and hosts: measure it. The step waits for it while the GPU's
-  part is shorter, which happens to models of a few billion parameters with few sequences.
+- **The engine's CPU**: {engine:.1f} ms per step by default (`rollout.engine_overhead_s`), the
+  difference between published speeds of one sequence and the kernel times of small models. It
+  differs more than any other input between engines and hosts: measure it. The step waits for it if
+  the GPU's part is shorter, as for models of a few billion parameters with few sequences.
 - **Kernels without a table**: mixtures of experts and latent attention are predicted from the same
-  coefficients, and say +-30 %.
+  coefficients, with an error of +-30 %.
 - **Batches beyond CUDA graphs**, sampling over many candidates, structured output, speculative
   decoding.
-- **H800**: nobody measured it for us. It is the same chip as the H100, with the H100's coefficients
-  and less than half of its NVLink.
+- **H800**: not measured. It is the same chip as the H100 with less than half of its NVLink
+  bandwidth, and has the H100's coefficients.
 
-## Fit it again
+## Repeat the fit
 
 `python -m tools.kernels FOLDER` sums the points from AIConfigurator's `systems/data` (needs
-pandas and pyarrow), fits, and writes `simulator/costs/data/`; without a folder it fits the points
-that come with the simulator. For an engine of your own, `areal-lab calibrate` fits a recorded run.
+pandas and pyarrow), fits, and writes `simulator/costs/data/`; without a folder it fits the shipped
+points. For your own engine, `areal-lab calibrate` fits a recorded run.
 """
 
 
@@ -76,7 +76,7 @@ def kernel_page() -> str:
         said = kernel_coefficients(gpu).provenance
         by_source.setdefault(said.replace(f"of the {gpu.name} ", ""), []).append(gpu.name)
     lines += [f"- **{', '.join(names)}**: {source}." for source, names in by_source.items()]
-    lines += ["", "## How well they do", "", *map(_row, _errors())]
+    lines += ["", "## Errors", "", *map(_row, _errors())]
     return "\n".join(lines) + "\n" + _AFTER.format(engine=ENGINE_S * 1e3)
 
 

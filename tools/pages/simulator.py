@@ -1,7 +1,7 @@
-"""What is made by machine in `docs/simulator.md`: `python -m tools.pages.simulator` rewrites it.
+"""The generated parts of `docs/simulator.md`; `python -m tools.pages.simulator` rewrites them.
 
-Tables of settings from the records and docstrings of `simulator.config`, the list of presets, and
-the output of the two examples, of which one is a YAML file in the page itself. A test compares.
+They are tables of settings (from the records and docstrings of `simulator.config`), the list of
+presets, and the output of two examples, one of which is a YAML file in the page. A test compares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PICTURE: Final = PAGE.parent / "images" / "simulator_small.png"
 
 
 def presets_table() -> str:
-    """Names and titles, as Markdown."""
+    """Names and titles of presets, as Markdown."""
     rows = [f"| `{name}` | {title} |" for name, title in presets().items()]
     return "\n".join(["| preset | |", "|---|---|", *rows])
 
@@ -37,7 +37,7 @@ def own_file(page: str) -> str:
 
 
 def example_output(source: str | Path) -> str:
-    """What `areal-lab simulate` prints, as Markdown."""
+    """The output of `areal-lab simulate`, as Markdown."""
     from rich.console import Console
 
     config = load_simulation(source)
@@ -49,10 +49,10 @@ def example_output(source: str | Path) -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with everything that is made by machine made anew.
+    """The page with all generated parts regenerated.
 
     Raises:
-        ValueError: if a mark is missing.
+        ValueError: a marker is missing.
     """
     with TemporaryDirectory() as folder:
         own = Path(folder) / "my_cluster.yaml"
@@ -70,12 +70,12 @@ def rewritten(page: str) -> str:
 
 
 def draw_picture() -> None:
-    """The gantt of the first example."""
+    """Draw the timeline of the first example."""
     run_command(Wanted(sources=("small",), gantt=PICTURE, as_json=True))
 
 
 def _around(page: str, section: str) -> tuple[str, str, str]:
-    """What is before, between and after the marks of a section."""
+    """The text before, between and after the markers of a section."""
     begin, end = (f"<!-- {word} {section} -->" for word in ("begin", "end"))
     before, found, rest = page.partition(begin)
     inside, found_end, after = rest.partition(end)

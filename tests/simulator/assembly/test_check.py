@@ -1,4 +1,4 @@
-"""What cannot be is said in one line each, with the bound and the mend."""
+"""Every problem of a config is one line, with the bound and a fix."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_defaults_can_be_simulated() -> None:
             "minibatches is 100, but a batch has only 32 sequences",
             "",
         ),
-        # --- what would overflow, or take for ever
+        # --- overflow, or endless runs
         ({"trainer__step_s": 1e308}, "step_s is 1e+308", "> 0 and <= 31,536,000, in seconds"),
         ({"trainer__step_s": math.inf}, "step_s is inf", "> 0 and <= 31,536,000"),
         ({"weights__poll_s": math.inf}, "poll_s is inf", "from 0 to 31,536,000"),
@@ -106,7 +106,7 @@ def test_the_defaults_can_be_simulated() -> None:
             "a response of 27,648 tokens in 2,765 s on 1 node then has 76.8 failures",
             "raise it to at least 0.154",
         ),
-        # --- what is not used
+        # --- unused settings
         ({"trainer__mfu": math.nan, "trainer__step_s": 2.0}, "trainer.mfu is nan", "> 0 and <= 1"),
         ({"trainer__mfu": 0.0, "trainer__step_s": 2.0}, "trainer.mfu is 0.0", "> 0 and <= 1"),
         ({"workload__reward__sigma": math.nan}, "reward.sigma is nan", "from 0 to 10"),
@@ -180,13 +180,13 @@ def test_the_defaults_can_be_simulated() -> None:
         ),
         (
             {"rollout__memory_utilization": 0.045},
-            "not one sequence of 27904 tokens fits",
+            "a sequence of 27904 tokens does not fit",
             "tensor_parallel=2",
         ),
         ({"rollout__memory_utilization": 1.5}, "memory_utilization is 1.5", "> 0 and <= 1"),
         (
             {"trainer__micro_batch_tokens": 8192},
-            "micro_batch_tokens is 8192, but a prompt and response may have 27904 tokens",
+            "micro_batch_tokens is 8192, but prompt and response may have 27904 tokens",
             "raise it to at least that",
         ),
         # --- trainer
@@ -200,7 +200,7 @@ def test_the_defaults_can_be_simulated() -> None:
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_one_line_with_bound_and_mend(
+def test_every_problem_is_one_line_with_its_bound_and_a_fix(
     values: dict[str, Any], bound: str, mend: str
 ) -> None:
     found = refused(**values)
@@ -210,19 +210,19 @@ def test_what_cannot_be_is_one_line_with_bound_and_mend(
     assert mend in found[0]
 
 
-def test_a_model_that_fits_nowhere_is_told_for_both_sides() -> None:
+def test_a_model_that_fits_nowhere_is_a_problem_of_both_sides() -> None:
     found = problems(config(model="Qwen2.5-72B"))
     assert [line.split(":")[0] for line in found] == ["rollout", "trainer"]
     assert all("tensor_parallel" in line and "\n" not in line for line in found)
 
 
-def test_a_measured_step_has_no_budget_that_an_answer_could_exceed() -> None:
+def test_a_measured_step_has_no_token_budget() -> None:
     settings = {"trainer__micro_batch_tokens": 8192, "trainer__dynamic_batching": True}
     assert problems(config(**settings, trainer__step_s=150.0)) == []
     assert len(problems(config(**settings))) == 1
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_listed_at_once() -> None:
     wrong = refused(workload__steps=0, seeds=-1, schedule__eta=-2.0, workload__turns=2.5)
     assert len(wrong) == 4
     broken = config(cluster__gpu="H10", workload__steps=1, model="Q", trainer__token_s=1.0)
@@ -247,7 +247,7 @@ def test_every_problem_is_told_at_once() -> None:
             "schedule__drop_late": True,
         },
         {"cluster__rollout_gpu": "H20"},
-        # 72 GPUs reach each other, though not those that train.
+        # 72 GPUs are connected, though not to those that train.
         {
             **{"cluster__rollout_gpu": "GB200", "rollout__tensor_parallel": 16},
             **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
@@ -257,5 +257,5 @@ def test_every_problem_is_told_at_once() -> None:
     ],
     ids=str,
 )
-def test_what_can_be_is_not_refused(values: dict[str, Any]) -> None:
+def test_possible_configs_are_not_refused(values: dict[str, Any]) -> None:
     assert problems(config(**values)) == []

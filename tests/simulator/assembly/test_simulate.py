@@ -1,4 +1,4 @@
-"""From a configuration to numbers: the real costs, small clusters, and what an override does."""
+"""Simulations of configs: real costs, small clusters, and the effect of settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.config.schema import SimulationConfig
 
 
 def small(**values: Any) -> SimulationConfig:
-    """8 GPUs, 16 x 4 answers of 500 tokens; `small(schedule__eta=2)` sets `schedule.eta`."""
+    """8 GPUs, 16 x 4 responses of 500 tokens; `small(schedule__eta=2)` sets `schedule.eta`."""
     made = SimulationConfig(model="Qwen2.5-1.5B", seeds=2)
     made.cluster.gpu, made.cluster.gpus, made.cluster.rollout_gpus = "H100", 8, 6
     made.workload.prompts_per_batch, made.workload.samples_per_prompt = 16, 4
@@ -31,7 +31,7 @@ def small(**values: Any) -> SimulationConfig:
 
 
 def measured(**values: Any) -> SimulationConfig:
-    """Everything is given: 100 tokens of 10 ms, 0.5 s of training, no prompt to speak of."""
+    """All times are given: 100 tokens of 10 ms, 0.5 s of training, almost no prompt."""
     return small(
         **{
             "workload__answers__kind": "constant",
@@ -45,12 +45,12 @@ def measured(**values: Any) -> SimulationConfig:
     )
 
 
-def test_a_synchronous_step_of_measured_parts_is_their_sum() -> None:
+def test_a_synchronous_step_is_the_sum_of_its_measured_parts() -> None:
     result = simulate(measured(schedule__name="synchronous"))
     assert result.columns["step_s"][1:] == pytest.approx(1.0 + 0.5 + 0.25, rel=1e-9)
 
 
-def test_one_step_overlap_of_measured_parts_is_the_longer_one_and_the_broadcast() -> None:
+def test_a_step_of_one_step_overlap_is_the_longer_side_plus_the_broadcast() -> None:
     for train_s in (0.3, 3.0):
         config = measured(
             schedule__name="one_step_overlap", weights__backend="nccl", trainer__step_s=train_s
@@ -58,7 +58,7 @@ def test_one_step_overlap_of_measured_parts_is_the_longer_one_and_the_broadcast(
         assert simulate(config).step_s == pytest.approx(max(1.0, train_s) + 0.25, rel=1e-9)
 
 
-def test_a_colocated_step_of_measured_parts_is_their_sum() -> None:
+def test_a_colocated_step_is_the_sum_of_its_measured_parts() -> None:
     config = measured(
         schedule__name="synchronous", cluster__placement="colocated", weights__switch_s=0.7
     )
@@ -72,7 +72,7 @@ def test_an_asynchronous_run_bound_by_training_takes_the_time_of_training() -> N
     assert simulate(config).step_s == pytest.approx(9.0, rel=1e-9)
 
 
-def test_tokens_that_are_counted_are_those_that_were_trained_on() -> None:
+def test_only_trained_tokens_count() -> None:
     result = simulate(measured(schedule__name="synchronous"))
     assert (result.columns["tokens"] == 16 * 4 * 100).all()
     assert result.tokens_per_s == pytest.approx(6400 / 1.75, rel=1e-9)
@@ -80,7 +80,7 @@ def test_tokens_that_are_counted_are_those_that_were_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["synchronous", "one_step_overlap", "asynchronous"])
-def test_a_log_of_real_costs_reads_like_that_of_a_run(name: str, tmp_path: Path) -> None:
+def test_a_simulated_log_with_real_costs_reads_like_a_runs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     result = simulate(small(schedule__name=name), log=path)
     with path.open() as file:
@@ -94,7 +94,7 @@ def test_a_log_of_real_costs_reads_like_that_of_a_run(name: str, tmp_path: Path)
     assert "forward/backward" in use["trainer"].busy_s
 
 
-def test_idle_shares_with_real_engines_are_those_of_the_log() -> None:
+def test_idle_shares_with_real_engines_equal_those_of_the_log() -> None:
     records: list[Record] = []
     config = small(workload__warmup_steps=0, workload__steps=30)
     result = simulate(config, log=records.append)
@@ -103,14 +103,14 @@ def test_idle_shares_with_real_engines_are_those_of_the_log() -> None:
     use = idle_by_cause(Log(header, tuple(records[1:])))
     engines = [use[f"engine {number}"] for number in range(6)]
     idle = sum(one.idle_share for one in engines) / 6
-    # An engine that is told to pause ends its step first: a few milliseconds per update.
+    # A paused engine ends its step first: a few milliseconds per update.
     assert idle == pytest.approx(result.pools["rollout"].idle_share, abs=0.005)
     decode = sum(one.busy_s["decode"] / one.total_s for one in engines) / 6
     assert decode == pytest.approx(result.pools["rollout"].busy["decode"], abs=0.005)
     assert use["trainer"].idle_share == pytest.approx(result.pools["training"].idle_share, abs=1e-9)
 
 
-def test_seeds_in_processes_are_the_seeds_one_by_one() -> None:
+def test_seeds_in_parallel_processes_equal_seeds_one_by_one() -> None:
     config = small(seeds=3, seed=5)
     told: list[int] = []
     many = replicate(config, processes=2, on_result=lambda result: told.append(result.seed))
@@ -120,7 +120,7 @@ def test_seeds_in_processes_are_the_seeds_one_by_one() -> None:
     assert many.step_s.low < many.step_s.mean < many.step_s.high
 
 
-def test_common_random_numbers_make_a_ratio_sharper_than_its_parts() -> None:
+def test_common_random_numbers_make_a_ratio_more_precise_than_its_parts() -> None:
     slow, fast = (
         replicate(small(schedule__name="synchronous", trainer__mfu=mfu, seeds=4), processes=1)
         for mfu in (0.1, 0.4)
@@ -138,7 +138,7 @@ def test_eta_0_is_synchronous_with_real_costs_too() -> None:
     assert zero.columns["end_s"].tolist() == whole.columns["end_s"].tolist()
 
 
-def test_interruptions_are_read_again_and_draining_reads_nothing_again() -> None:
+def test_interrupted_contexts_are_prefilled_again_and_drained_ones_are_not() -> None:
     values = {"trainer__step_s": 1.0, "weights__update_s": 0.2}
     interrupted = simulate(small(**values))
     drained = simulate(small(**values, schedule__interruptible=False))
@@ -164,7 +164,7 @@ def test_stragglers_and_failures_cost_throughput() -> None:
     assert failing.counts.trainer_restarts > 0
 
 
-def test_judging_and_tools_take_their_time() -> None:
+def test_scoring_and_tools_take_their_time() -> None:
     plain = simulate(measured(schedule__name="synchronous"))
     judged = simulate(measured(schedule__name="synchronous", workload__reward__mean_s=2.0))
     assert judged.step_s == pytest.approx(plain.step_s + 2.0, rel=1e-9)
@@ -175,7 +175,7 @@ def test_judging_and_tools_take_their_time() -> None:
     assert turns.pools["rollout"].idle["request on its way or at a tool"] > 0.4
 
 
-def test_an_engine_runs_what_its_cache_holds_unless_it_is_told() -> None:
+def test_the_default_number_of_running_sequences_is_what_the_cache_holds() -> None:
     gpu, model = find_gpu("H100"), find_model("Qwen2.5-1.5B")
     assert running_sequences(small(), model, gpu) == 256
     assert running_sequences(small(rollout__max_running=40), model, gpu) == 40
@@ -187,7 +187,7 @@ def test_an_engine_runs_what_its_cache_holds_unless_it_is_told() -> None:
     assert build(small(schedule__max_concurrent_prompts=9)).limits.max_in_flight == 9
 
 
-def test_placements_share_out_the_gpus() -> None:
+def test_placements_divide_the_gpus() -> None:
     system = build(small(rollout__tensor_parallel=2))
     assert (system.engines, system.gpus_per_engine, system.training_gpus) == (3, 2, 2)
     assert system.engines_per_node == 4
@@ -198,7 +198,7 @@ def test_placements_share_out_the_gpus() -> None:
     assert build(small(weights__backend="nccl")).push_holds_trainer is True
 
 
-def test_orders_and_schedules_are_those_of_the_configuration() -> None:
+def test_order_and_schedule_are_those_of_the_config() -> None:
     limits = build(small(schedule__batch_order="bounded_lag")).limits
     assert (limits.order.name, limits.order.max_lag, limits.order.drop_late) == (
         "bounded_lag",
@@ -213,7 +213,7 @@ def test_orders_and_schedules_are_those_of_the_configuration() -> None:
     assert build(small(schedule__interruptible=False)).limits.schedule.on_new_weights == "drain"
 
 
-def test_what_cannot_be_is_refused_before_anything_runs() -> None:
+def test_an_impossible_config_is_refused_before_anything_runs() -> None:
     for call in (simulate, replicate, build):
         with pytest.raises(ValueError, match="rollout_gpus is 8"):
             call(small(cluster__rollout_gpus=8))

@@ -1,4 +1,4 @@
-"""Recorded runs without a run: logs of simulations, with what the embedded engine counts put in."""
+"""Recorded runs made from logs of simulations, with the counts of the embedded engine added."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def record(folder: Path, config: SimulationConfig, *, counted: bool = True) -> P
 
 
 def _spans(group: GroupRecord, prompt_tokens: int) -> Sequence[SpanRecord]:
-    """A prefill at the group's start, then its answers decoding, as if it were alone.
+    """A prefill at the group's start, then decode steps of its responses, as if it were alone.
 
     Every other group is read together with another one, in one pass.
     """

@@ -1,4 +1,4 @@
-"""Calibration of engines whose decode steps are never without prefills, and of prompts alike."""
+"""Calibration of engines that always prefill while they decode, and of prompts with a prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3
 
 
 def mixed(count: int) -> list[EnginePoint]:
-    """Stretches of decode steps, each with prompts read in it."""
+    """Stretches of decode steps, each with prefills."""
     generator = np.random.default_rng(5)
     points = []
     for place in range(1, count + 1):
@@ -50,7 +50,7 @@ def without_prefill(point: EnginePoint) -> EnginePoint:
     return replace(point, seconds=point.seconds - read_s, prompt_tokens=0, prompt_pairs=0)
 
 
-def test_costs_are_found_again_where_hardly_a_stretch_is_without_prefills() -> None:
+def test_costs_are_recovered_if_few_stretches_have_no_prefills() -> None:
     points = mixed(40)
     points[:3] = map(without_prefill, points[:3])
     decode, prefill = fit_engine(points)
@@ -64,10 +64,10 @@ def test_costs_are_found_again_where_hardly_a_stretch_is_without_prefills() -> N
     assert decode.held_out_error < 1e-3
     assert len(decode.places) == 40
     assert len(prefill.places) == 37
-    assert "both were fitted at once" in decode.note
+    assert "fitted together with prefills" in decode.note
 
 
-def test_what_is_held_out_changes_no_coefficient_of_either() -> None:
+def test_held_out_points_change_no_coefficient_of_either_part() -> None:
     points = mixed(40)
     slower = [replace(p, seconds=2 * p.seconds) if is_held_out(p.place) else p for p in points]
     for one, other in zip(fit_engine(points), fit_engine(slower), strict=True):
@@ -77,7 +77,7 @@ def test_what_is_held_out_changes_no_coefficient_of_either() -> None:
         assert other.held_out_error == pytest.approx(0.5, abs=0.01)
 
 
-def test_stretches_without_prefills_are_enough_for_decode_steps_alone() -> None:
+def test_stretches_without_prefills_suffice_for_decode_steps() -> None:
     points = mixed(40)
     points[:20] = map(without_prefill, points[:20])
     decode, prefill = fit_engine(points)
@@ -86,15 +86,15 @@ def test_stretches_without_prefills_are_enough_for_decode_steps_alone() -> None:
     assert decode.settings["rollout.decode_step_s"] == pytest.approx(STEP_S, rel=1e-3)
 
 
-def test_too_few_stretches_are_refused_in_a_line() -> None:
-    with pytest.raises(ValueError, match=r"6 to fit to and 2 to hold out.*record a longer run"):
+def test_too_few_stretches_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"6 to fit and 2 held out.*record a longer run"):
         fit_engine(mixed(8))
 
 
-def test_prompts_that_begin_alike_cost_what_is_left_of_them(tmp_path: Path) -> None:
+def test_prompts_with_a_common_prefix_only_cost_the_rest(tmp_path: Path) -> None:
     run = record(tmp_path / "synchronous", known())
     whole = calibrate_from(run)
-    assert not any("prompts begin alike" in note for note in whole.notes)
+    assert not any("prompts share a prefix" in note for note in whole.notes)
     events = run / "events.jsonl"
     shared = []
     for line in events.read_text().splitlines():
@@ -109,16 +109,16 @@ def test_prompts_that_begin_alike_cost_what_is_left_of_them(tmp_path: Path) -> N
     events.write_text("\n".join(shared) + "\n")
     found = calibrate_from(run)
     assert found.settings["workload.prompt_tokens"] == 20
-    (told_of,) = [note for note in found.notes if "prompts begin alike" in note]
-    assert "of their tokens are read" in told_of
-    # Of 48 groups three more run beside the last one that is read, which its span does not tell.
+    (told_of,) = [note for note in found.notes if "prompts share a prefix" in note]
+    assert "of their tokens are prefilled" in told_of
+    # Of 48 groups, three more run next to the last one prefilled, which its span does not show.
     (prefill,) = [part for part in found.parts if part.name == "prefill"]
     assert found.settings["rollout.prefill_token_s"] == pytest.approx(
         prefill.settings["rollout.prefill_token_s"] / 4 * 48 / 45
     )
 
 
-def test_engines_that_take_new_weights_generate_nothing_on_either_side(tmp_path: Path) -> None:
+def test_engines_that_load_weights_do_not_generate_in_run_or_simulation(tmp_path: Path) -> None:
     config = known("schedule.name=asynchronous", "eta=2")
     run = read_run(record(tmp_path / "run", config, counted=False))
     rows = {row.name.strip(): row for row in replay(known(), run).rows}

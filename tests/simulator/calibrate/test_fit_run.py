@@ -1,4 +1,4 @@
-"""`areal-lab calibrate`: known costs are found again, errors are of what the fit has not seen."""
+"""`areal-lab calibrate`: known costs are recovered, and errors are those of held-out points."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def steps_of(
     ]
 
 
-# --- what is found -------------------------------------------------------------------------------
+# --- fits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("knee", [1.0, 4.0])
-def test_known_decode_costs_are_found_again(knee: float) -> None:
+def test_known_decode_costs_are_recovered(knee: float) -> None:
     fit = fit_decode(steps_of((1, 2, 4, 8, 16), (50, 400, 3000), knee=knee), "steps")
     assert fit.settings["rollout.decode_step_s"] == pytest.approx(0.08, rel=1e-3)
     assert fit.settings["rollout.decode_sequence_s"] == pytest.approx(0.03, rel=1e-3)
@@ -73,7 +73,7 @@ def test_known_decode_costs_are_found_again(knee: float) -> None:
     assert fit.bias == pytest.approx(0, abs=1e-4)
 
 
-def test_the_error_held_out_is_that_of_the_noise() -> None:
+def test_the_held_out_error_is_that_of_the_noise() -> None:
     fit = fit_decode(
         steps_of((1, 2, 3, 4, 6, 8, 12, 16), range(50, 1000, 50), knee=1, noise=0.05), ""
     )
@@ -82,7 +82,7 @@ def test_the_error_held_out_is_that_of_the_noise() -> None:
     assert fit.note == "batches of 1 to 16, contexts of 50 to 950 tokens"
 
 
-def test_what_is_held_out_changes_no_coefficient() -> None:
+def test_held_out_points_change_no_coefficient() -> None:
     points = steps_of((1, 2, 4, 8, 16), (50, 400, 3000), knee=1)
     held_out = [point for point in points if is_held_out(point.place)]
     assert 0.2 < len(held_out) / len(points) < 0.35
@@ -100,7 +100,7 @@ def test_what_is_held_out_changes_no_coefficient() -> None:
     assert fit_decode(slower, "steps").held_out_error == pytest.approx(0.5, abs=1e-3)
 
 
-def test_a_quarter_is_held_out_whatever_the_period() -> None:
+def test_a_quarter_is_held_out_of_any_periodic_pattern() -> None:
     chosen = [place for place in range(1, 401) if is_held_out(place)]
     assert chosen[:5] == [2, 5, 10, 13, 18]
     assert len(chosen) == pytest.approx(100, abs=1)
@@ -110,7 +110,7 @@ def test_a_quarter_is_held_out_whatever_the_period() -> None:
             assert share == pytest.approx(1 / period, rel=0.35)
 
 
-def test_training_steps_are_a_constant_and_their_tokens() -> None:
+def test_training_steps_are_a_constant_plus_a_time_per_token() -> None:
     points = [
         TrainingPoint(
             step=step, tokens=tokens, samples=8, seconds=2 + 0.01 * (tokens + 80), export_s=0
@@ -123,10 +123,10 @@ def test_training_steps_are_a_constant_and_their_tokens() -> None:
         TrainingPoint(step=n, tokens=100, samples=8, seconds=3.0, export_s=0) for n in range(2, 8)
     ]
     assert fit_training(alike, 0.0).settings == {"trainer.step_s": 3.0, "trainer.token_s": 0.0}
-    assert "too much alike" in fit_training(alike, 0.0).note
+    assert "too similar" in fit_training(alike, 0.0).note
 
 
-def test_lengths_are_found_again_with_their_spike_and_correlation() -> None:
+def test_lengths_are_recovered_with_their_spike_and_correlation() -> None:
     model = LogNormalLengths(
         wanted_mean_tokens=90, sigma=0.7, max_tokens=200, group_correlation=0.5
     )
@@ -143,7 +143,7 @@ def test_lengths_are_found_again_with_their_spike_and_correlation() -> None:
     }
 
 
-def test_answers_alike_in_a_group_and_not_between_are_fully_correlated() -> None:
+def test_responses_that_are_equal_only_within_groups_are_fully_correlated() -> None:
     assert group_correlation([[10, 10], [500, 500], [90, 90]]) == 1.0
     assert group_correlation([[10, 500], [500, 10], [10, 500]]) == 0.0
 
@@ -151,7 +151,7 @@ def test_answers_alike_in_a_group_and_not_between_are_fully_correlated() -> None
 # --- from a run ----------------------------------------------------------------------------------
 
 
-def test_a_run_gives_back_the_costs_that_it_was_made_with(synchronous: Path) -> None:
+def test_a_run_yields_the_costs_that_it_was_simulated_with(synchronous: Path) -> None:
     found = calibrate_from(synchronous)
     assert [part.name for part in found.parts] == ["decode", "prefill", "training"]
     settings = found.settings
@@ -167,18 +167,18 @@ def test_a_run_gives_back_the_costs_that_it_was_made_with(synchronous: Path) -> 
     assert all(part.held_out_error < 1e-3 for part in found.parts)
 
 
-def test_prefills_are_what_a_pass_takes_beyond_its_decode_step(synchronous: Path) -> None:
+def test_prefills_are_the_time_of_a_pass_beyond_its_decode_step(synchronous: Path) -> None:
     (prefill,) = [part for part in calibrate_from(synchronous).parts if part.name == "prefill"]
     assert prefill.note == "passes of 20 to 40 new tokens"
     at = prefill.settings
     assert at["rollout.prefill_pass_s"] == pytest.approx(recordings.PASS_S, rel=1e-3)
-    # All prompts are of one length: the pairs of their attention are counted with the tokens.
+    # All prompts have one length: their attention pairs are included in the tokens.
     assert at["rollout.prefill_pair_s"] == 0
     a_token_s = recordings.PROMPT_TOKEN_S + 21 / 2 * recordings.PAIR_S
     assert at["rollout.prefill_token_s"] == pytest.approx(a_token_s, rel=1e-3)
 
 
-def test_prefills_all_alike_are_taken_for_their_tokens() -> None:
+def test_the_time_of_equal_prefills_is_attributed_to_their_tokens() -> None:
     decode = fit_decode(steps_of((1, 2, 4, 8, 16), (50, 400), knee=1), "steps")
     points = [
         EnginePoint(
@@ -196,11 +196,11 @@ def test_prefills_all_alike_are_taken_for_their_tokens() -> None:
     assert prefill is not None
     assert prefill.settings["rollout.prefill_pass_s"] == 0
     assert prefill.settings["rollout.prefill_token_s"] == pytest.approx(0.002, rel=1e-3)
-    assert "too much alike to tell what a pass takes" in prefill.note
+    assert "too similar to separate the time per pass" in prefill.note
     assert fit_prefill(points[:2], decode) is None
 
 
-def test_what_is_written_simulates_as_what_was_found(synchronous: Path, tmp_path: Path) -> None:
+def test_the_written_file_simulates_like_the_calibration(synchronous: Path, tmp_path: Path) -> None:
     found = calibrate_from(synchronous, ["schedule.name=asynchronous", "eta=2", "workload.steps=9"])
     path = tmp_path / "synchronous.yaml"
     path.write_text(to_yaml(found))
@@ -212,7 +212,7 @@ def test_what_is_written_simulates_as_what_was_found(synchronous: Path, tmp_path
     assert simulate(config).step_s == pytest.approx(simulate(direct).step_s, rel=1e-4)
 
 
-def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted(
+def test_prompt_lengths_of_an_asynchronous_run_come_from_before_its_first_interruption(
     tmp_path: Path,
 ) -> None:
     config = known("schedule.name=asynchronous", "schedule.eta=.inf", "workload.prompt_tokens=31")
@@ -223,7 +223,7 @@ def test_an_asynchronous_run_tells_how_long_prompts_are_before_it_is_interrupted
     assert load_simulation(path).schedule.eta == float("inf")
 
 
-def test_client_side_records_suffice_and_say_that_they_are_rougher(tmp_path: Path) -> None:
+def test_client_side_records_suffice_with_a_note_about_their_error(tmp_path: Path) -> None:
     config = known("workload.steps=40", "schedule.max_concurrent_prompts=2")
     folder = record(tmp_path / "client", config, counted=False)
     found = calibrate_from(folder, ["workload.prompt_tokens=20"])
@@ -231,7 +231,7 @@ def test_client_side_records_suffice_and_say_that_they_are_rougher(tmp_path: Pat
     assert any("no counts of the engine's steps" in note for note in found.notes)
     assert found.settings["rollout.prefill_pass_s"] == 0
     assert decode.held_out_error < 0.1
-    # The whole run is predicted, though what a sequence takes is not known from this.
+    # The whole run is predicted, although the time per sequence cannot be separated.
     gaps = {row.name: row.gap for row in replay(configuration(found), found.run).rows}  # type: ignore[arg-type]
     assert abs(gaps["step time"]) < 0.1
 
@@ -257,13 +257,13 @@ def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_
     rows = {row.name: row for row in replay(costs, run).rows}
     assert abs(rows["step time"].gap) < 0.01
     assert abs(rows["trainer idle"].gap) < 0.01
-    # Costs twice as high are not right for it.
+    # Doubled costs do not predict it.
     costs.rollout.decode_step_s = 2 * recordings.STEP_S
     slower = {row.name: row for row in replay(costs, run).rows}
     assert slower["step time"].gap > 0.1
 
 
-def test_a_replay_keeps_the_settings_that_are_asked_for(synchronous: Path) -> None:
+def test_a_replay_keeps_the_given_settings(synchronous: Path) -> None:
     run = read_run(synchronous)
     config = known("workload.steps=5", "workload.warmup_steps=1")
     found = replay(config, run, own=["workload.steps"])
@@ -271,7 +271,7 @@ def test_a_replay_keeps_the_settings_that_are_asked_for(synchronous: Path) -> No
     assert found.config.workload.answers.kind == "recorded"
 
 
-def test_fits_and_replays_are_drawn(synchronous: Path) -> None:
+def test_fits_and_replays_can_be_drawn(synchronous: Path) -> None:
     found = calibrate_from(synchronous)
     assert len(draw_fit(found.parts).axes) == 3
     left, right = draw_replay(replay(configuration(found), read_run(synchronous))).axes
@@ -285,7 +285,7 @@ def test_fits_and_replays_are_drawn(synchronous: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_writes_what_simulate_takes_and_replays(
+def test_the_command_writes_a_file_for_simulate_and_replays(
     synchronous: Path, tmp_path: Path
 ) -> None:
     out, picture = tmp_path / "mine.yaml", tmp_path / "fit.png"
@@ -303,7 +303,7 @@ def test_the_command_writes_what_simulate_takes_and_replays(
     assert len(told["steps"]["measured_s"]) == 12
 
 
-def test_json_names_errors_and_what_was_held_out(synchronous: Path, tmp_path: Path) -> None:
+def test_json_contains_errors_and_held_out_places(synchronous: Path, tmp_path: Path) -> None:
     result = call("calibrate", synchronous, "--json", "--out", tmp_path / "a.yaml", "seeds=3")
     told = json.loads(result.stdout)
     assert told["settings"]["seeds"] == 3
@@ -334,24 +334,22 @@ def test_a_table_of_steps_gives_decode_costs(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "steps.csv is empty; it needs the columns batch, context, ms"),
-        ("batch,context,ms\n", "has a header and no rows"),
+        ("batch,context,ms\n", "has a header but no rows"),
         (
             "n,length,ms\n1,2,3\n",
             "has no column batch and no context; its columns are n, length, ms",
         ),
         (CSV.replace("60\n", "nan\n"), "line 2: '1,100,nan', but batch must be >= 1"),
-        (CSV.replace("60\n", "fast\n"), "line 2: '1,100,fast' is no number"),
-        ("batch,context,ms\n1,2\n", "line 2: '1,2' has 2 cells, but 3 are needed to reach"),
+        (CSV.replace("60\n", "fast\n"), "line 2: '1,100,fast' is not a number"),
+        ("batch,context,ms\n1,2\n", "line 2: '1,2' has 2 cells, but needs 3 to contain"),
         (CSV.replace("1,100", "0,100"), "but batch must be >= 1"),
         (
             "batch,context,ms\n1,1,1\n2,1,1\n3,1,1\n",
-            "2 to fit to and 1 to hold out, but at least 4",
+            "2 to fit and 1 held out, but needs at least 4",
         ),
     ],
 )
-def test_a_table_that_cannot_be_used_is_refused_in_a_line(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_an_unusable_table_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(text)
     result = call("calibrate", path)
@@ -361,7 +359,7 @@ def test_a_table_that_cannot_be_used_is_refused_in_a_line(
     assert not (tmp_path / "steps.yaml").exists()
 
 
-def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_folders_that_are_not_runs_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "nowhere", "nowhere does not exist"),
@@ -375,7 +373,7 @@ def test_folders_that_are_no_runs_are_refused_in_a_line(tmp_path: Path) -> None:
             assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_run_that_is_too_short_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_run_that_is_too_short_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = record(tmp_path / "short", known("workload.steps=4", "workload.warmup_steps=1"))
     result = call("calibrate", folder)
     assert result.exit_code == 2
@@ -383,7 +381,7 @@ def test_a_run_that_is_too_short_is_refused_in_a_line(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_damaged_log_is_refused_in_a_line(synchronous: Path, tmp_path: Path) -> None:
+def test_a_damaged_log_is_refused_in_one_line(synchronous: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     folder.mkdir()
     lines = (synchronous / "events.jsonl").read_text().splitlines()
@@ -393,22 +391,22 @@ def test_a_damaged_log_is_refused_in_a_line(synchronous: Path, tmp_path: Path) -
     assert "line 6 of the log is not JSON" in result.stderr
 
 
-def test_a_model_that_nobody_knows_can_be_named(synchronous: Path, tmp_path: Path) -> None:
+def test_an_unknown_model_can_be_set(synchronous: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "events.jsonl").write_bytes((synchronous / "events.jsonl").read_bytes())
     result = call("calibrate", folder)
-    assert "has no config.yaml that names its model; say which it was: model=NAME" in result.stderr
+    assert "has no config.yaml that names its model; set it: model=NAME" in result.stderr
     assert call("calibrate", folder, "model=Qwen2.5-0.5B").exit_code == 0
 
 
-def test_recorded_lengths_need_as_many_samples_as_the_run_had(synchronous: Path) -> None:
+def test_recorded_lengths_need_the_number_of_samples_of_the_run(synchronous: Path) -> None:
     config = known("workload.answers.kind=recorded", f"workload.answers.trace={synchronous}")
     assert simulate(config).columns["sequences"].tolist() == [12.0] * 12
     config.workload.samples_per_prompt = 5
     assert list(map(str, problems(config))) == [
-        "workload.samples_per_prompt is 5, but the recorded run has 3 responses to each prompt; "
+        "workload.samples_per_prompt is 5, but the recorded run has 3 responses per prompt; "
         "set it to 3"
     ]
     config.workload.answers.trace = ""
-    assert "name a run folder" in str(problems(config)[0])
+    assert "set it to a run folder" in str(problems(config)[0])

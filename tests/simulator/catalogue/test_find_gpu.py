@@ -1,4 +1,4 @@
-"""GPUs of the catalogue and of one's own."""
+"""GPUs of the catalogue and custom GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_number_has_a_source_with_a_year(gpu: GPU) -> None:
         assert price is None or (price.source and dated.search(price.date))
 
 
-# TFLOP/s "with sparsity", as the data sheets print them in front.
+# TFLOP/s "with sparsity", which data sheets print first.
 SPARSE = {
     "A100-40": 624,
     "A100-80": 624,
@@ -82,17 +82,17 @@ def test_an_h800_is_an_h100_with_slower_nvlink() -> None:
     assert h800.network_bytes_per_s == pytest.approx(3.2e12 / 8 / h800.node_gpus)
 
 
-def test_waiting_takes_the_share_of_power_that_was_measured() -> None:
+def test_idle_gpus_draw_the_measured_fraction_of_power() -> None:
     assert pytest.approx(142.5 / 700, rel=0.03) == IDLE_SHARE
     assert all(gpu.idle_power_w == IDLE_SHARE * gpu.power_w for gpu in GPUS.values())
 
 
-def test_without_nvlink_gpus_talk_over_pcie() -> None:
+def test_gpus_without_nvlink_use_pcie() -> None:
     assert GPUS["L40S"].link_bytes_per_s == GPUS["L40S"].pcie_bytes_per_s == 32e9
     assert GPUS["H100"].link_bytes_per_s == GPUS["H100"].nvlink_bytes_per_s
 
 
-def test_what_sources_disagree_on_or_nobody_sells_says_so() -> None:
+def test_disputed_numbers_and_missing_prices_are_marked() -> None:
     ascend = GPUS["Ascend-910B"]
     assert "disagree" in ascend.sources["memory_bytes_per_s"]
     assert "disagree" in ascend.sources["flops_per_s"]
@@ -101,7 +101,7 @@ def test_what_sources_disagree_on_or_nobody_sells_says_so() -> None:
         assert "no list price" in GPUS[name].price.source
 
 
-def test_gpus_travel_between_processes_and_are_keys() -> None:
+def test_gpus_can_be_sent_to_processes_and_are_hashable() -> None:
     for gpu in GPUS.values():
         copy = pickle.loads(pickle.dumps(gpu))
         assert copy == gpu
@@ -109,7 +109,7 @@ def test_gpus_travel_between_processes_and_are_keys() -> None:
         assert {gpu: 1}[copy] == 1
 
 
-def test_a_price_is_edited_by_replacing_it() -> None:
+def test_a_price_can_be_replaced() -> None:
     mine = Price(low=1.0, typical=2.0, high=3.0, source="my contract", date="2026-05")
     gpu = dataclasses.replace(GPUS["H800"], price=mine)
     assert gpu.price.typical == 2.0
@@ -170,10 +170,10 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
         find_gpu("TPU v5")
 
 
-# --- of one's own --------------------------------------------------------------------------------
+# --- custom GPUs ---------------------------------------------------------------------------------
 
 
-def test_a_whole_gpu_of_ones_own() -> None:
+def test_a_custom_gpu_from_all_its_fields() -> None:
     gpu = gpu_from_fields({**OWN, "price": 1.8, "purchase": {"low": 5e3, "high": 7e3}})
     assert (gpu.name, gpu.flops_per_s, gpu.node_gpus) == ("own", 500e12, 8)
     assert gpu.idle_power_w == IDLE_SHARE * 500
@@ -185,11 +185,11 @@ def test_a_whole_gpu_of_ones_own() -> None:
     assert gpu_from_fields(OWN).price.typical is None
 
 
-def test_a_gpu_like_another_differs_in_what_is_given() -> None:
+def test_a_gpu_like_another_differs_only_in_the_given_fields() -> None:
     gpu = gpu_from_fields({"name": "slow", "like": "h100 sxm", "memory_bytes_per_s": 2e12})
     assert gpu == dataclasses.replace(GPUS["H100"], name="slow", memory_bytes_per_s=2e12)
     assert gpu.sources["memory_bytes_per_s"] == "given by the user"
-    assert gpu.sources["flops_per_s"].startswith("as the H100: AIConfigurator")
+    assert gpu.sources["flops_per_s"].startswith("like the H100: AIConfigurator")
     more_power = gpu_from_fields({"name": "hot", "like": "H100", "power_w": 1000})
     assert more_power.idle_power_w == IDLE_SHARE * 1000
 
@@ -207,7 +207,7 @@ def test_a_gpu_like_another_differs_in_what_is_given() -> None:
         ({"memory_bytes_per_s": math.nan}, "memory_bytes_per_s of GPU own is nan"),
         ({"network_bytes_per_s": math.inf}, "network_bytes_per_s of GPU own is inf"),
         ({"pcie_bytes_per_s": 0}, "pcie_bytes_per_s of GPU own is 0"),
-        ({"nvlink_bytes_per_s": -1}, r"nvlink_bytes_per_s of GPU own is -1\.0.*0 has no NVLink"),
+        ({"nvlink_bytes_per_s": -1}, r"nvlink_bytes_per_s of GPU own is -1\.0.*0 means no NVLink"),
         ({"idle_power_w": 501}, r"idle_power_w of GPU own is 501\.0.*from 0 to power_w \(500"),
         ({"flops_per_s": 989}, r"989\.0, but must be from 1e09 to 1e18; did you mean 9\.89e14\?"),
         ({"memory_bytes": 80}, r"is 80\.0, but must be from .*; did you mean 8\.59e10\?"),
@@ -226,20 +226,20 @@ def test_a_gpu_like_another_differs_in_what_is_given() -> None:
         ({"price": {"typicl": 3}}, "unknown field 'typicl' of price; did you mean 'typical'"),
     ],
 )
-def test_a_gpu_that_cannot_be_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+def test_an_impossible_gpu_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         gpu_from_fields({**OWN, **change})
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_field_that_is_missing_is_named(name: str) -> None:
+def test_a_missing_field_is_named(name: str) -> None:
     fields = {key: value for key, value in OWN.items() if key != name}
-    with pytest.raises(ValueError, match=rf"needs {name}; give them, or .*like: H100"):
+    with pytest.raises(ValueError, match=rf"needs {name}; set them, or .*like: H100"):
         gpu_from_fields(fields)
 
 
-def test_a_gpu_comes_from_a_file(tmp_path: Path) -> None:
+def test_a_gpu_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("like: H100\nflops_per_s: 5e14\nprice: {typical: 2, date: 2026-05-20}\n")
     gpu = find_gpu(str(path))
@@ -264,8 +264,8 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     [
         ("a: [1", "line 2 is not YAML"),
         ("- 1\n- 2\n", "holds a list, but must hold fields of a GPU"),
-        ("like: mine.yaml\n", "mine.yaml is like itself: its `like` leads back to it; let it name"),
-        ("like: ./mine.yaml\n", "mine.yaml is like itself"),
+        ("like: mine.yaml\n", "mine.yaml refers to itself through `like`; set like to"),
+        ("like: ./mine.yaml\n", "mine.yaml refers to itself"),
         ("flops: 1\n", "unknown field 'flops' of a GPU; did you mean 'flops_per_s'"),
     ],
 )
@@ -279,12 +279,12 @@ def test_a_broken_file_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_a_missing_file_is_named() -> None:
     with pytest.raises(ValueError, match=r"nowhere\.yaml does not exist \(looked in "):
         find_gpu("nowhere.yaml")
 
 
-def test_a_folder_is_no_file_of_a_gpu(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").mkdir()
     with pytest.raises(ValueError, match=r"mine\.yaml is a folder, but must be a YAML file"):
         find_gpu(str(tmp_path / "mine.yaml"))

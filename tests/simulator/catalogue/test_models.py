@@ -19,7 +19,7 @@ from tools.pages.hardware import catalogue_page
 
 # --- published sizes -----------------------------------------------------------------------------
 
-# Stored numbers, as Hugging Face counts them; 671 B without the second token's predictor.
+# Stored numbers, as Hugging Face counts them; 671 B without the predictor of the second token.
 PARAMETERS = {
     "R1-Distill-Qwen-1.5B": 1_777_088_000,
     "R1-Distill-Qwen-7B": 7_615_616_512,
@@ -55,7 +55,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_the_published_ones(name: str) -> None:
-    # What is missing are norms and biases.
+    # Norms and biases are missing.
     assert 0.9995 * PARAMETERS[name] < MODELS[name].parameters <= PARAMETERS[name]
 
 
@@ -83,7 +83,7 @@ def test_active_parameters_are_the_published_ones(name: str, billions: float) ->
     ],
 )
 @pytest.mark.parametrize("family", ["Qwen2.5", "R1-Distill-Qwen"])
-def test_a_decode_step_reads_what_it_should(
+def test_the_bytes_read_by_a_decode_step_are_the_published_ones(
     family: str, size: str, weights_gb: float, cache_bytes: int
 ) -> None:
     shape = MODELS[f"{family}-{size}"]
@@ -100,7 +100,7 @@ def test_the_cache_of_a_token_is_the_published_one(name: str, kilobytes: float) 
     assert MODELS[name].cache_bytes_per_token() / 1e3 == kilobytes
 
 
-def test_distilled_models_have_a_head_of_their_own() -> None:
+def test_distilled_models_have_an_untied_head() -> None:
     base, distilled = MODELS["Qwen2.5-1.5B"], MODELS["R1-Distill-Qwen-1.5B"]
     assert distilled.parameters - base.parameters == 151936 * 1536
     assert distilled.decode_parameters == base.decode_parameters
@@ -152,7 +152,7 @@ def test_parameters_of_a_small_mixture_add_up_by_hand() -> None:
     assert MIXTURE.parameters == 2 * 800 + 2 * attention + mlp + one_layer
     assert MIXTURE.active_parameters == MIXTURE.parameters - 3 * expert
     assert MIXTURE.decode_weight_bytes() == 2 * (MIXTURE.parameters - 800)
-    # one sequence: its own experts
+    # one sequence reads its own experts
     assert MIXTURE.decode_weight_bytes(sequences=1) == 2 * (MIXTURE.active_parameters - 800)
 
 
@@ -176,7 +176,7 @@ def test_flops_are_two_per_parameter_and_four_per_pair_and_width() -> None:
     assert SMALL.attention_flops(1000) == 4 * 2 * 4 * 3 * 1000
 
 
-def test_the_cache_takes_keys_and_values_of_every_layer() -> None:
+def test_the_cache_holds_keys_and_values_of_every_layer() -> None:
     assert SMALL.cache_bytes_per_token() == 2 * (2 * 2 * 3) * 2
     assert SMALL.cache_bytes_per_token(1) == 2 * (2 * 2 * 3)
 
@@ -223,19 +223,19 @@ def test_more_sequences_never_read_less(few: float, more: float) -> None:
         ),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+def test_an_impossible_shape_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **change)
 
 
-def test_a_latent_width_that_cannot_be_is_refused() -> None:
+def test_an_impossible_latent_width_is_refused() -> None:
     with pytest.raises(ValueError, match="cached_rank of latent attention is 0"):
         LatentAttention(cached_rank=0, rope_head_dim=1, value_head_dim=1)
 
 
 # --- config.json ---------------------------------------------------------------------------------
 
-# As the GGUF of SmolLM2-135M-Instruct is converted: head_dim is spelled out.
+# As converted from the GGUF of SmolLM2-135M-Instruct, with an explicit head_dim.
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
     "head_dim": 64,
@@ -342,14 +342,14 @@ def test_a_config_is_read_from_its_folder_or_file(tmp_path: Path) -> None:
     "missing",
     ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"],
 )
-def test_a_field_that_a_config_lacks_is_named(missing: str) -> None:
+def test_a_missing_field_of_a_config_is_named(missing: str) -> None:
     config = {key: value for key, value in SMOLLM2.items() if key != missing}
     with pytest.raises(ValueError, match=f"config.json of it has no '{missing}'"):
         from_config(config, "it")
 
 
 @pytest.mark.parametrize("missing", ["num_experts_per_tok", "qk_nope_head_dim", "v_head_dim"])
-def test_a_field_that_a_mixture_or_latent_attention_lacks_is_named(missing: str) -> None:
+def test_a_missing_field_of_a_mixture_or_latent_attention_is_named(missing: str) -> None:
     config = {key: value for key, value in DEEPSEEK_V3.items() if key != missing}
     with pytest.raises(ValueError, match=f"config.json of it has no '{missing}'"):
         from_config(config, "it")
@@ -364,11 +364,14 @@ def test_a_field_that_a_mixture_or_latent_attention_lacks_is_named(missing: str)
         ),
         ({"hidden_size": -1}, "'hidden_size' in config.json of it is -1"),
         ({"num_attention_heads": True}, "'num_attention_heads' in config.json of it is True"),
-        ({"num_attention_heads": 0, "head_dim": None}, "multiple of 0 heads"),
+        ({"num_attention_heads": 0, "head_dim": None}, r"multiple of its heads \(0\)"),
         ({"num_hidden_layers": 0}, "layers of it is 0, but must be a whole number >= 1"),
-        ({"head_dim": None, "num_attention_heads": 10}, "no 'head_dim', .* of 576 .* 10 heads"),
+        (
+            {"head_dim": None, "num_attention_heads": 10},
+            r"no 'head_dim', .*\(576\).*\(10\)",
+        ),
         ({"num_key_value_heads": 2}, "9 heads and 2 key-value heads"),
-        ({"is_encoder_decoder": True}, "it is an encoder with a decoder"),
+        ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, r"\(linear_attention\)"),
         ({"layer_types": 5}, "'layer_types' in config.json of it is 5, but must be a list"),
         (
@@ -378,12 +381,10 @@ def test_a_field_that_a_mixture_or_latent_attention_lacks_is_named(missing: str)
             },
             "'mlp_only_layers' in config.json of it is 5, but must be a list",
         ),
-        ({"mamba_d_state": 16}, r"layers of other kinds than attention \(mamba_d_state\)"),
+        ({"mamba_d_state": 16}, r"layers other than attention \(mamba_d_state\)"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_in_one_line(
-    change: dict[str, Any], message: str
-) -> None:
+def test_an_impossible_config_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         from_config({**SMOLLM2, **change}, "it")
     assert "\n" not in str(refused.value)
@@ -399,7 +400,7 @@ def test_a_broken_file_is_refused(tmp_path: Path, text: str, message: str) -> No
         find_model(str(tmp_path))
 
 
-def test_head_width_is_hidden_over_heads_unless_it_is_given() -> None:
+def test_the_default_head_width_is_hidden_over_heads() -> None:
     without = {key: value for key, value in SMOLLM2.items() if key != "head_dim"}
     assert from_config(without, "it").head_dim == 576 // 9
     assert from_config({**without, "head_dim": 128}, "it").head_dim == 128
@@ -411,7 +412,7 @@ def test_without_key_value_heads_every_head_has_its_own() -> None:
     assert from_config({**without, "multi_query": True}, "it").kv_heads == 1
 
 
-def test_gpt2_spells_it_differently() -> None:
+def test_gpt2_names_of_fields_are_read() -> None:
     config = {
         "model_type": "gpt2",
         "n_layer": 12,
@@ -426,7 +427,7 @@ def test_gpt2_spells_it_differently() -> None:
     assert shape.parameters / 1e6 == pytest.approx(124.4 - 0.8, abs=0.2)
 
 
-def test_the_head_is_tied_as_the_family_has_it_unless_it_says_otherwise() -> None:
+def test_whether_the_head_is_tied_defaults_to_the_family() -> None:
     plain = {key: value for key, value in SMOLLM2.items() if key != "tie_word_embeddings"}
     assert not from_config(plain, "it").tied_embeddings
     assert from_config({**plain, "model_type": "gemma2"}, "it").tied_embeddings
@@ -434,7 +435,7 @@ def test_the_head_is_tied_as_the_family_has_it_unless_it_says_otherwise() -> Non
     assert not from_config(untied, "it").tied_embeddings
 
 
-def test_the_language_model_of_several_modalities_is_read() -> None:
+def test_the_language_model_of_a_multimodal_model_is_read() -> None:
     vision = {"hidden_size": 1024, "num_hidden_layers": 24}
     config = {"model_type": "qwen3_vl", "vision_config": vision, "text_config": SMOLLM2}
     shape = from_config(config, "SmolLM2-135M")
@@ -466,7 +467,7 @@ def test_dense_layers_of_a_mixture_are_counted(change: dict[str, Any], dense: in
     assert shape.moe_layers == (48 - dense if shape.experts else 0)
 
 
-def test_experts_that_all_tokens_share_are_counted_by_width_or_number() -> None:
+def test_shared_experts_are_counted_by_width_or_number() -> None:
     by_width = from_config({**QWEN3_30B_A3B, "shared_expert_intermediate_size": 512}, "it")
     by_number = from_config({**QWEN3_30B_A3B, "n_shared_experts": 2}, "it")
     assert (by_width.shared_intermediate, by_number.shared_intermediate) == (512, 2 * 768)
@@ -475,17 +476,17 @@ def test_experts_that_all_tokens_share_are_counted_by_width_or_number() -> None:
 @pytest.mark.parametrize(
     ("change", "caveat"),
     [
-        ({"model_type": "llamas"}, "family 'llamas' is not known"),
-        ({"sliding_window": 4096}, "30 of its 30 layers look at a part of the context"),
+        ({"model_type": "llamas"}, "family 'llamas' is unknown"),
+        ({"sliding_window": 4096}, "30 of its 30 layers attend to only a part of the context"),
         ({"sliding_window": 512, "sliding_window_pattern": 6}, "25 of its 30 layers"),
         (
             {"layer_types": ["sliding_attention", "full_attention"] * 15},
-            "15 of its 30 layers look at a part",
+            "15 of its 30 layers attend to only a part",
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, "stored quantized"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "are quantized"),
     ],
 )
-def test_what_the_sizes_do_not_say_is_said(change: dict[str, Any], caveat: str) -> None:
+def test_caveats_name_what_the_sizes_do_not_cover(change: dict[str, Any], caveat: str) -> None:
     (said,) = from_config({**SMOLLM2, **change}, "it").caveats
     assert caveat in said
 
@@ -499,7 +500,7 @@ def test_what_the_sizes_do_not_say_is_said(change: dict[str, Any], caveat: str) 
         {"sliding_window": 4096, "use_sliding_window": False},
     ],
 )
-def test_windows_that_are_off_or_never_left_need_no_words(change: dict[str, Any]) -> None:
+def test_windows_that_are_off_or_never_exceeded_have_no_caveat(change: dict[str, Any]) -> None:
     assert from_config({**SMOLLM2, **change}, "it").caveats == ()
 
 
@@ -512,7 +513,7 @@ def test_windows_that_are_off_or_never_left_need_no_words(change: dict[str, Any]
     ],
 )
 def test_transformers_counts_the_same_parameters(family: str) -> None:
-    """Its own models, made of shapes without numbers, in the defaults of each family."""
+    """Compared with transformers' models without weights, in the defaults of each family."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     changes = {"num_key_value_heads": 8} if family == "nemotron" else {}

@@ -1,4 +1,4 @@
-"""Coefficients of GPUs, the fit that found them, and the tables that it was fitted to."""
+"""Coefficients of GPUs, their fit, and the tables used for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tools.pages.kernels import kernel_page
 # --- shipped numbers -----------------------------------------------------------------------------
 
 
-def test_the_shipped_coefficients_are_the_fit_to_the_shipped_points() -> None:
+def test_the_shipped_coefficients_are_a_fit_to_the_shipped_points() -> None:
     found, shipped = fit_gpu("H100"), fitted_coefficients()["H100"]
     for one in dataclasses.fields(KernelCoefficients):
         if one.type == "float":
@@ -61,7 +61,7 @@ def test_the_shipped_coefficients_are_the_fit_to_the_shipped_points() -> None:
         ), one.name
 
 
-def test_shipped_coefficients_are_what_kernels_can_do() -> None:
+def test_shipped_coefficients_are_plausible_for_kernels() -> None:
     assert list(fitted_coefficients()) == list(SYSTEMS)
     for known in fitted_coefficients().values():
         assert 1 < known.weight_reading < 1.4
@@ -74,7 +74,7 @@ def test_shipped_coefficients_are_what_kernels_can_do() -> None:
         assert "AIConfigurator" in known.provenance
 
 
-def test_every_gpu_of_the_catalogue_has_coefficients_between_those_that_were_measured() -> None:
+def test_coefficients_of_every_gpu_are_between_measured_ones() -> None:
     measured = fitted_coefficients().values()
     for gpu in GPUS.values():
         known = kernel_coefficients(gpu)
@@ -86,7 +86,7 @@ def test_every_gpu_of_the_catalogue_has_coefficients_between_those_that_were_mea
             assert min(values) <= getattr(known, name) <= max(values), (gpu.name, name)
 
 
-def test_every_shipped_table_says_where_it_comes_from() -> None:
+def test_every_shipped_table_names_its_source() -> None:
     for name in (*TABLES.values(), "kernel_coefficients.csv"):
         text = (DATA / name).read_text(encoding="utf-8")
         first = [line for line in text.splitlines() if line.startswith("#")]
@@ -98,7 +98,7 @@ def test_every_shipped_table_says_where_it_comes_from() -> None:
         assert math.isfinite(float(row["value"]))
 
 
-def test_the_table_of_coefficients_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_table_of_coefficients_survives_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "some.csv"
     path.write_text(coefficients_table(fitted_coefficients()), encoding="utf-8")
     assert fitted_coefficients(path) == fitted_coefficients()
@@ -121,12 +121,12 @@ def test_a_table_that_lacks_a_coefficient_is_refused() -> None:
         ("knee", 0.5, "knee is 0.5, but must be >= 1"),
     ],
 )
-def test_coefficients_that_cannot_be_are_refused(name: str, value: float, message: str) -> None:
+def test_impossible_coefficients_are_refused(name: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(fitted_coefficients()["H100"], **{name: value})
 
 
-def test_points_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_points_survive_writing_and_reading(tmp_path: Path) -> None:
     points = [DecodePoint("H100", "Qwen2.5-7B", 1, 16, 1024, 0.006217, 0)]
     write_points(DecodePoint, points, tmp_path, "one line\nand another")
     assert read_points(DecodePoint, tmp_path) == points
@@ -147,7 +147,7 @@ def write_tables(
     prefill_ms: Callable[[int, int, int, int], float],
     message_ms: Callable[[int, int], float],
 ) -> Path:
-    """AIConfigurator's files with times of one's own, for every GPU that it has."""
+    """AIConfigurator's files with chosen times, for every GPU that it has."""
     rows = (1, 32, 128, 256, 512, 1024, 32768)
     products = [
         {"gemm_dtype": kind, "m": m, "n": n, "k": k, "latency": product_ms(m, n, k) * factor}
@@ -214,7 +214,7 @@ def test_a_step_is_the_sum_of_its_layers_kernels(tmp_path: Path) -> None:
     gpu = find_gpu("H100")
     tables = read_kernel_tables(folder, gpu)
     model = find_model("Qwen2.5-7B")
-    # Two norms of 4 widths and a gate of 3 inner widths, at 80 % of the bandwidth, and 3 us each.
+    # Two norms of 4 widths and a gate of 3 inner widths, at 80 % of the bandwidth, plus 3 us each.
     moved = 16 * 2 * (2 * 4 * 3584 + 3 * 18944) / (0.8 * gpu.memory_bytes_per_s)
     layer_s = 4 * 0.1e-3 + 0.02e-3 + 3 * 3e-6 + moved
     head_s = 0.1e-3 * 152064 / 65536  # wider than any measured product
@@ -228,7 +228,7 @@ def test_a_step_is_the_sum_of_its_layers_kernels(tmp_path: Path) -> None:
     assert decode_step_s(tables, model, 4, 16, 1024) == pytest.approx(split_s, rel=1e-9)
 
 
-def test_between_measured_shapes_power_laws_are_met_exactly(tmp_path: Path) -> None:
+def test_interpolation_between_measured_shapes_is_exact_for_power_laws(tmp_path: Path) -> None:
     """Straight lines in logarithms; heads of 28 lie between 24 and 32."""
     folder = write_tables(
         tmp_path,
@@ -263,7 +263,7 @@ def test_between_measured_shapes_power_laws_are_met_exactly(tmp_path: Path) -> N
     assert reads[1] - reads[0] == pytest.approx(head[1] - head[0] + pairs[1] - pairs[0], rel=1e-6)
 
 
-def test_outside_of_the_tables_there_is_no_guess(tmp_path: Path) -> None:
+def test_nothing_is_extrapolated_beyond_the_tables(tmp_path: Path) -> None:
     folder = write_tables(tmp_path, constant(0.1), constant(0.02), constant(0.5), constant(0.003))
     tables = read_kernel_tables(folder, find_gpu("H100"))
     model = find_model("Qwen2.5-7B")
@@ -273,7 +273,7 @@ def test_outside_of_the_tables_there_is_no_guess(tmp_path: Path) -> None:
     assert prefill_s(tables, model, 1, 1, 32) is None
 
 
-def test_a_message_that_something_disturbed_does_not_count(tmp_path: Path) -> None:
+def test_a_disturbed_measurement_of_a_message_is_ignored(tmp_path: Path) -> None:
     folder = write_tables(
         tmp_path,
         constant(0.1),
@@ -285,8 +285,8 @@ def test_a_message_that_something_disturbed_does_not_count(tmp_path: Path) -> No
     assert [len(curves[gpus].points()) for gpus in (2, 4, 8)] == [22, 22, 21]
 
 
-def test_kernels_of_a_known_law_are_fitted_with_their_own_coefficients(tmp_path: Path) -> None:
-    """Times by the very formulas: what is put in comes out."""
+def test_the_fit_recovers_the_coefficients_that_made_the_kernel_times(tmp_path: Path) -> None:
+    """Kernel times computed from the formulas."""
     gpu = find_gpu("H100")
     flops, bandwidth, link = gpu.flops_per_s, gpu.memory_bytes_per_s, gpu.nvlink_bytes_per_s
 
@@ -318,33 +318,33 @@ def test_kernels_of_a_known_law_are_fitted_with_their_own_coefficients(tmp_path:
     assert {point.model for point in linear} == {f"Qwen2.5-{n}B" for n in ("1.5", "7", "14", "32")}
 
 
-def test_a_folder_without_tables_is_told_in_one_line(
+def test_a_folder_without_tables_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path), "--into", str(tmp_path)])
     assert stop.value.code == 2
-    assert "has no *gemm_perf.parquet; give AIConfigurator's folder" in capsys.readouterr().err
+    assert "has no *gemm_perf.parquet; use AIConfigurator's folder" in capsys.readouterr().err
 
 
 # --- least squares, and the knee -----------------------------------------------------------------
 
 
-def test_a_line_through_exact_points_is_found() -> None:
+def test_least_squares_finds_a_line_through_exact_points() -> None:
     places = np.array([1.0, 2.0, 5.0, 10.0])
     found = fit_positive(lambda v: v[0] + v[1] * places, (1.0, 1.0), 3.0 + 0.01 * places)
     assert found.values == pytest.approx((3.0, 0.01), rel=1e-4)
     assert found.error < 1e-6
 
 
-def test_the_error_that_is_least_is_relative() -> None:
-    """A mean of 1 and 100: of least squares 50.5, of least relative squares about 1."""
+def test_least_squares_minimizes_the_relative_error() -> None:
+    """The constant closest to 1 and 100 is 50.5 by absolute, about 1 by relative squares."""
     found = fit_positive(lambda v: [v[0], v[0]], (5.0,), [1.0, 100.0])
     assert found.values[0] == pytest.approx((1 + 1 / 100) / (1 + 1 / 100**2), rel=1e-4)
     assert found.relative_error == pytest.approx([0.00990, -0.98990], abs=1e-4)
 
 
-def test_what_the_points_would_have_negative_goes_to_nothing() -> None:
+def test_a_coefficient_that_would_be_negative_becomes_zero() -> None:
     places = np.array([1.0, 2.0, 3.0, 4.0])
     found = fit_positive(lambda v: v[0] * places + v[1], (1.0, 1.0), 2 * places - 0.5)
     assert found.values[1] < 1e-3
@@ -360,14 +360,14 @@ def test_what_the_points_would_have_negative_goes_to_nothing() -> None:
         ((-1.0,), [1.0], "start holds -1.0"),
     ],
 )
-def test_points_that_determine_nothing_are_refused(
+def test_points_that_do_not_determine_the_coefficients_are_refused(
     start: tuple[float, ...], measured: list[float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fit_positive(lambda v: [v[0]] * len(measured), start, measured)
 
 
-def test_the_knee_is_a_maximum_far_from_it_and_more_at_it() -> None:
+def test_the_smooth_maximum_exceeds_the_maximum_only_near_the_knee() -> None:
     assert smooth_max(3.0, 4.0, 2) == pytest.approx(5.0)
     assert smooth_max(4.0, 3.0, 2) == pytest.approx(5.0)
     assert smooth_max(1.0, 1.0, 1) == pytest.approx(2.0)
@@ -380,7 +380,7 @@ def test_the_knee_is_a_maximum_far_from_it_and_more_at_it() -> None:
 # --- the page, and what is loaded ----------------------------------------------------------------
 
 
-def test_the_page_about_kernels_is_what_the_coefficients_say() -> None:
+def test_the_page_about_kernels_is_up_to_date() -> None:
     page = Path(__file__).parents[3] / "docs" / "simulator_kernels.md"
     command = "python -m tools.pages.kernels > docs/simulator_kernels.md"
     assert page.read_text(encoding="utf-8") == kernel_page(), f"write it anew: {command}"

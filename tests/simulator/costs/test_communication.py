@@ -1,4 +1,4 @@
-"""Messages between GPUs: against measured tables, and what must hold."""
+"""Messages between GPUs: against measured tables, and their properties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = st.sampled_from(sorted(GPUS))
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_collectives_are_those_of_the_tables_within_the_stated_error(name: str) -> None:
+def test_collectives_match_the_tables_within_the_stated_error(name: str) -> None:
     links = kernel_coefficients(find_gpu(name)).links
     errors: dict[bool, list[float]] = {True: [], False: []}
     for point in read_points(MessagePoint):
@@ -82,16 +82,16 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
     assert all_reduce_s(size, gpus, gpu) == pytest.approx(two_s - latency_s, rel=1e-9)
 
 
-def test_one_gpu_sends_nothing() -> None:
+def test_messages_of_one_gpu_take_no_time() -> None:
     for predict in COLLECTIVES.values():
         assert predict(1e9, 1, find_gpu("H100")) == 0
 
 
-def test_across_nodes_the_adapters_of_all_its_gpus_carry_a_ring() -> None:
+def test_a_ring_across_nodes_uses_the_adapters_of_all_gpus() -> None:
     gpu = find_gpu("H100")
     size = 10e9
     full, single = all_reduce_s(size, 16, gpu), all_reduce_s(size, 16, gpu, gpus_per_node=1)
-    # 8 adapters of 50 GB/s at 72 %, against one.
+    # 8 adapters of 50 GB/s at 72 %, compared with one.
     assert full == pytest.approx(2 * 15 / 16 * size / (8 * 50e9 * 0.72), rel=0.02)
     assert single == pytest.approx(8 * full, rel=0.02)
     assert engine_all_reduce_s(size, 16, gpu) == full
@@ -100,7 +100,7 @@ def test_across_nodes_the_adapters_of_all_its_gpus_carry_a_ring() -> None:
     assert all_reduce_s(size, 16, slow) > 2 * 15 / 16 * size / slow.pcie_bytes_per_s
 
 
-def test_a_message_between_two_gpus_takes_what_dgx_h100_measured() -> None:
+def test_a_message_between_two_gpus_takes_as_long_as_measured_on_dgx_h100() -> None:
     """Medians of Vidur's send_recv.csv for 64,880,640 bytes: 0.188 ms in a node, 2.0 ms between."""
     gpu = find_gpu("H100")
     assert point_to_point_s(64_880_640, gpu, across_nodes=False) == pytest.approx(188e-6, rel=0.05)
@@ -109,7 +109,7 @@ def test_a_message_between_two_gpus_takes_what_dgx_h100_measured() -> None:
 
 
 @pytest.mark.parametrize("size", [-1.0, math.nan, math.inf])
-def test_sizes_that_cannot_be_are_refused(size: float) -> None:
+def test_impossible_sizes_are_refused(size: float) -> None:
     for predict in COLLECTIVES.values():
         with pytest.raises(ValueError, match="must be >= 0"):
             predict(size, 2, find_gpu("H100"))
@@ -117,8 +117,8 @@ def test_sizes_that_cannot_be_are_refused(size: float) -> None:
         point_to_point_s(size, find_gpu("H100"), across_nodes=True)
 
 
-def test_numbers_of_gpus_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="0 GPUs cannot exchange a message"):
+def test_impossible_numbers_of_gpus_are_refused() -> None:
+    with pytest.raises(ValueError, match="gpus is 0, but must be >= 1"):
         all_reduce_s(1.0, 0, find_gpu("H100"))
     for wrong in (0, 9):
         with pytest.raises(ValueError, match=f"gpus_per_node is {wrong}, but must be from 1 to 8"):

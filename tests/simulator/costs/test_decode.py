@@ -38,7 +38,7 @@ def cost(model: str = "Qwen2.5-1.5B", gpu: str = "H100", split: int = 1, **more:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_steps_are_those_of_the_kernel_tables_within_the_stated_error(name: str) -> None:
+def test_steps_match_the_kernel_tables_within_the_stated_error(name: str) -> None:
     points = [point for point in read_points(DecodePoint) if point.gpu == name]
     fitted = [point for point in points if not point.held_out]
     known = kernel_coefficients(find_gpu(name))
@@ -68,12 +68,12 @@ def test_a_bare_roofline_is_several_times_worse(name: str) -> None:
         matrix_efficiency=1.0,
         knee=math.inf,
     )
-    # 32 to 49 % where the fit has 1 to 5 %.
+    # 32 to 49 %, where the fit has 1 to 5 %.
     assert mean_error(predict_steps(points, bare), [point.seconds for point in points]) > 0.25
 
 
 # Milliseconds by context and batch, from AIConfigurator's own command line: version 0.12.0, SGLang
-# 0.5.14 on H100 and H200, 0.5.10 on A100; it sums the same tables with code of its own.
+# 0.5.14 on H100 and H200, 0.5.10 on A100; it sums the same tables with different code.
 AICONFIGURATOR = {
     ("H100", "Qwen2.5-1.5B", 1): {
         1024: {1: 2.08, 16: 2.18, 64: 2.79, 256: 5.35},
@@ -101,7 +101,7 @@ AICONFIGURATOR = {
 
 
 @pytest.mark.parametrize(("name", "error"), [("H100", 0.02), ("H200", 0.02), ("A100", 0.07)])
-def test_steps_agree_with_what_aiconfigurator_itself_sums_up(name: str, error: float) -> None:
+def test_steps_agree_with_the_sums_of_aiconfigurator(name: str, error: float) -> None:
     ratios = []
     for (gpu, model, split), table in AICONFIGURATOR.items():
         decode = cost(model, gpu, split)
@@ -115,7 +115,7 @@ def test_steps_agree_with_what_aiconfigurator_itself_sums_up(name: str, error: f
     assert np.abs(np.array(ratios) - 1).mean() < error
 
 
-def test_published_speeds_of_one_sequence_are_met_with_the_engine_s_cpu_time() -> None:
+def test_published_speeds_of_one_sequence_are_reached_with_the_engines_cpu_time() -> None:
     """vLLM 0.6.3 scheduled, launched and sampled in turn with the GPU: no overlap."""
     errors, without = [], []
     for point in read_points(SpeedPoint):
@@ -132,12 +132,12 @@ def test_published_speeds_of_one_sequence_are_met_with_the_engine_s_cpu_time() -
         without.append((prefill_s + decode_s - point.new_tokens * ENGINE_S) / measured_s - 1)
     assert len(errors) == 19
     assert np.abs(errors).mean() < 0.06
-    # The smallest model, where the engine weighs most: 30 % off without it.
+    # The CPU time matters most for the smallest model: without it the error is 30 %.
     assert np.abs(errors[:4]).max() < 0.03
     assert np.abs(without[:4]).min() > 0.2
 
 
-def test_the_h20_s_coefficients_are_the_fit_to_its_published_speeds() -> None:
+def test_the_coefficients_of_the_h20_are_a_fit_to_its_published_speeds() -> None:
     points = [point for point in read_points(SpeedPoint) if point.gpu == "H20"]
     gpu, models = find_gpu("H20"), [find_model(point.model) for point in points]
     found = fit_positive(
@@ -181,7 +181,7 @@ def loop_s(decode: DecodeCost, sequences: int, context_tokens: int, steps: int) 
 
 
 @given(COSTS, BATCHES)
-def test_many_steps_in_closed_form_are_the_sum_of_single_ones(
+def test_many_steps_in_closed_form_equal_the_sum_of_single_steps(
     decode: DecodeCost, batch: tuple[int, int, int]
 ) -> None:
     sequences, each, steps = batch
@@ -192,7 +192,7 @@ def test_many_steps_in_closed_form_are_the_sum_of_single_ones(
 
 
 @given(COSTS, BATCHES, st.floats(0, 1))
-def test_steps_within_a_time_are_those_that_a_loop_finishes(
+def test_steps_within_a_time_equal_those_that_a_loop_finishes(
     decode: DecodeCost, batch: tuple[int, int, int], share: float
 ) -> None:
     sequences, each, most = batch
@@ -201,7 +201,7 @@ def test_steps_within_a_time_are_those_that_a_loop_finishes(
     done, spent_s = 0, 0.0
     while True:
         spent_s += decode.step_s(sequences, context + done * sequences)
-        # The same millionth of a step that the closed form forgives.
+        # The tolerance of the closed form: a millionth of a step.
         if spent_s > seconds + 2e-6 * decode.step_s(sequences, context):
             break
         done += 1
@@ -227,12 +227,12 @@ def test_steps_within_is_exact_at_the_end_of_a_step_and_just_before_it(
     assert decode.steps_within(sequences, context, end_s - 1e-8 * last_s) == steps
 
 
-def test_a_run_that_begins_waiting_for_the_cpu_and_ends_reading_is_split_where_it_changes() -> None:
+def test_steps_that_first_wait_for_the_cpu_and_then_for_the_gpu_are_split_at_the_change() -> None:
     decode = cost(overhead_s=4e-3)
     crossing = (4e-3 - decode.base_s(64)) / decode.context_token_s / 64
     assert 0 < crossing < 10_000
     before, after = int(crossing), 10_000 - int(crossing)
-    # Before it constant, afterwards an arithmetic series.
+    # Constant before the change, an arithmetic series after it.
     assert decode.steps_s(64, 0, before) == pytest.approx(before * 4e-3, rel=1e-12)
     assert decode.steps_s(64, 0, 10_000) == pytest.approx(
         before * 4e-3 + decode.steps_s(64, 64 * before, after), rel=1e-12
@@ -247,7 +247,7 @@ def test_no_time_has_no_steps_and_no_steps_take_no_time() -> None:
         assert decode.steps_within(8, 1000, 0.0) == 0
 
 
-# --- what must hold ------------------------------------------------------------------------------
+# --- properties ----------------------------------------------------------------------------------
 
 
 @given(st.sampled_from(sorted(GPUS)), st.sampled_from(sorted(MODELS)), st.integers(1, 1023))
@@ -295,7 +295,7 @@ def test_a_small_model_waits_for_the_engine_and_a_large_one_does_not() -> None:
     assert cost("Qwen2.5-7B", overhead_s=2.5e-3).parts(1, 100)["engine CPU"] == 0
 
 
-def test_a_few_sequences_read_few_of_the_experts() -> None:
+def test_a_few_sequences_read_only_a_few_experts() -> None:
     mixture, dense = cost("Qwen3-30B-A3B"), cost("Qwen3-32B")
     # 3 of 30 B parameters for one sequence, most of them for 64.
     assert mixture.base_s(64) > 2.5 * mixture.base_s(1)
@@ -314,7 +314,7 @@ def test_the_h800_is_an_h100_with_a_slower_link() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GPUS if name not in MEASURED])
-def test_gpus_that_were_not_measured_say_so(name: str) -> None:
+def test_gpus_without_measurements_are_marked_as_uncertain(name: str) -> None:
     decode = cost("Qwen2.5-0.5B", name)
     assert not decode.coefficients.fitted
     if name in RELATIVES:
@@ -341,7 +341,7 @@ def test_a_measured_step_replaces_formula_and_overhead() -> None:
     assert "0.02" in decode.provenance
 
 
-def test_costs_travel_to_other_processes() -> None:
+def test_costs_can_be_sent_to_other_processes() -> None:
     decode = cost(overhead_s=1e-3)
     decode.base_s(5)
     copy = pickle.loads(pickle.dumps(decode))
@@ -358,14 +358,14 @@ def test_costs_travel_to_other_processes() -> None:
         ({"overhead_s": -1e-3}, "overhead_s is -0.001, but must be a number >= 0"),
         ({"overhead_s": math.nan}, "overhead_s is nan, but must be a number >= 0"),
         ({"slowdown": 0.0}, "slowdown is 0.0, but must be a number > 0"),
-        ({"split": 5}, "tensor_parallel is 5, but must share out the 12 heads"),
+        ({"split": 5}, "tensor_parallel is 5, but must divide the 12 heads"),
     ],
 )
-def test_times_that_cannot_be_are_refused(wrong: dict[str, float], message: str) -> None:
+def test_impossible_times_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_step_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="a decode step of 0 sequences; it has at least 1"):
+def test_a_step_without_sequences_is_refused() -> None:
+    with pytest.raises(ValueError, match="sequences of a decode step is 0, but must be >= 1"):
         cost().base_s(0)

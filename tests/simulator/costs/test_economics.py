@@ -1,4 +1,4 @@
-"""Money and energy: by hand, and as the sum of their parts."""
+"""Cost and energy: by hand, and as the sum of their parts."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_all_gpus_are_paid_for_busy_or_not() -> None:
     assert set(cost.sources) == {"H100", "A100-80"}
 
 
-def test_parts_are_the_whole() -> None:
+def test_parts_sum_to_the_total() -> None:
     for cost in (run_cost(pools()), run_cost(pools(), overhead=0.4)):
         assert cost.dollars == sum(cost.parts.values())
         shared = cost.divided(7)
@@ -40,13 +40,13 @@ def test_a_given_price_replaces_the_catalogue() -> None:
     assert set(cost.sources.values()) == {"cluster.price_per_gpu_h"}
 
 
-def test_overhead_is_a_share_of_the_rent() -> None:
+def test_overhead_is_a_fraction_of_the_rent() -> None:
     cost = run_cost(pools(), price_per_gpu_h=2.0, overhead=0.25)
     assert cost.dollars == 640
     assert cost.parts[OVERHEAD] == 128
 
 
-def test_no_price_is_no_cost_but_hours() -> None:
+def test_without_a_price_there_are_hours_but_no_cost() -> None:
     cost = run_cost([PoolUse(name="all", gpu=H800, gpus=8, seconds=3600, utilization=1)])
     assert (cost.dollars, cost.low, cost.high) == (None, None, None)
     assert cost.gpu_hours == 8
@@ -54,12 +54,12 @@ def test_no_price_is_no_cost_but_hours() -> None:
     assert not cost.parts
 
 
-def test_costs_are_shared_out_to_steps_and_tokens() -> None:
+def test_costs_are_divided_among_steps_and_tokens() -> None:
     cost = run_cost(pools(), price_per_gpu_h=2.0)
     assert cost.divided(10).dollars == pytest.approx(51.2)
     assert cost.per_million_tokens(128e6).dollars == pytest.approx(4)
     assert cost.per_million_tokens(128e6).gpu_hours == pytest.approx(2)
-    with pytest.raises(ValueError, match="must be > 0"):
+    with pytest.raises(ValueError, match="use a number > 0"):
         cost.per_million_tokens(0)
 
 
@@ -71,7 +71,7 @@ def test_energy_follows_the_utilization() -> None:
     assert run_energy(pools(1.0)).kwh > energy.kwh > run_energy(pools(0.0)).kwh
 
 
-def test_shares_that_were_added_up_may_exceed_one_in_the_last_digit() -> None:
+def test_a_sum_of_shares_may_exceed_one_in_the_last_digit() -> None:
     pool = PoolUse(name="all", gpu=H100, gpus=1, seconds=3600, utilization=1 + 1e-12)
     assert run_energy([pool]).kwh == pytest.approx(0.7)
     assert run_energy([pool]).parts["all, idle"] == 0
@@ -99,6 +99,6 @@ def test_impossible_prices_are_refused() -> None:
         run_cost(pools(), overhead=float("nan"))
 
 
-def test_nothing_costs_nothing() -> None:
+def test_no_gpus_cost_nothing() -> None:
     assert run_cost([]) == Cost(dollars=0, low=0, high=0, gpu_hours=0, parts={}, sources={})
     assert run_energy([]).kwh == 0

@@ -1,4 +1,4 @@
-"""What fits into an engine: by hand, and errors that say what would help."""
+"""Memory of an engine: by hand, and errors with a fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.catalogue.models import MODELS, find_model
 from simulator.costs.engine_memory import cache_tokens, check_tensor_parallel
 
 
-def test_the_cache_takes_what_the_weights_leave() -> None:
+def test_the_cache_takes_the_memory_that_the_weights_leave() -> None:
     # 0.85 * 80 GiB - 15.23 GB of weights, at 57,344 bytes per token
     expected = int((0.85 * 80 * 2**30 - 2 * find_model("Qwen2.5-7B").parameters) / 57_344)
     assert cache_tokens(find_model("Qwen2.5-7B"), find_gpu("H100")) == expected
@@ -24,12 +24,12 @@ def test_four_gpus_hold_more_than_four_times_as_much() -> None:
     model, gpu = find_model("Qwen2.5-32B"), find_gpu("H200")
     alone, four = cache_tokens(model, gpu, 1), cache_tokens(model, gpu, 4)
     assert four > 4 * alone  # the weights are there once
-    # Together they have room for four GPUs' shares minus the weights.
+    # Together they have four GPUs' shares of memory minus one set of weights.
     room = 4 * 0.85 * gpu.memory_bytes - model.weight_bytes()
     assert four == pytest.approx(room / model.cache_bytes_per_token(), abs=1)
 
 
-def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
+def test_key_value_heads_are_replicated_if_there_are_fewer_than_gpus() -> None:
     """Qwen2.5-3B has two of them: four GPUs hold each twice."""
     model, gpu = find_model("Qwen2.5-3B"), find_gpu("H100")
     assert cache_tokens(model, gpu, 4) < 1.1 * cache_tokens(model, gpu, 2)
@@ -48,7 +48,7 @@ def test_models_of_the_paper_fit_as_the_paper_ran_them() -> None:
     st.floats(0.1, 1),
     st.integers(1, 200_000),
 )
-def test_either_it_fits_or_one_line_says_what_would_help(
+def test_a_model_fits_or_one_line_gives_a_fix(
     name: str, gpu: str, split: int, utilization: float, longest: int
 ) -> None:
     try:
@@ -60,13 +60,13 @@ def test_either_it_fits_or_one_line_says_what_would_help(
         text = str(error)
         assert "\n" not in text
         assert "tensor_parallel" in text
-        mend = re.search(r"use (?:(\S+) with )?(?:tensor_parallel=(\d+)|memory_util\S+=0.9)$", text)
-        if mend is None:
+        fix = re.search(r"use (?:(\S+) with )?(?:tensor_parallel=(\d+)|memory_util\S+=0.9)$", text)
+        if fix is None:
             assert "evenly" in text or "no GPU of the catalogue" in text
         else:  # and it does help
-            share = utilization if mend.group(2) else 0.9
-            wider = int(mend.group(2) or split)
-            other = find_gpu(mend.group(1) or gpu)
+            share = utilization if fix.group(2) else 0.9
+            wider = int(fix.group(2) or split)
+            other = find_gpu(fix.group(1) or gpu)
             assert (
                 cache_tokens(find_model(name), other, wider, share, longest_tokens=longest)
                 >= longest
@@ -84,18 +84,18 @@ def test_either_it_fits_or_one_line_says_what_would_help(
             "weights take 135.4 GiB of the 68.0 GiB.*tensor_parallel=4",
         ),
         ("DeepSeek-V3", "H100", 8, 1, "no split within a node helps; use GB200 with"),
-        ("Qwen2.5-14B", "A100-40", 1, 40_000, "not one sequence of 40000 .*use tensor_parallel=2"),
+        ("Qwen2.5-14B", "A100-40", 1, 40_000, "a sequence of 40000 .*use tensor_parallel=2"),
         ("Llama-3.1-405B", "RTX-4090", 8, 1, "no split within a node helps; use H200 with"),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_mend(
+def test_a_model_that_does_not_fit_is_refused_with_a_fix(
     name: str, gpu: str, split: int, longest: int, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         cache_tokens(find_model(name), find_gpu(gpu), split, longest_tokens=longest)
 
 
-def test_heads_that_cannot_be_shared_out_are_told_with_the_numbers_that_work() -> None:
+def test_a_split_of_heads_that_is_impossible_is_refused_with_the_possible_ones() -> None:
     with pytest.raises(ValueError, match=r"28 heads and 4 key-value heads.*: 1, 2, 4$"):
         check_tensor_parallel(find_model("Qwen2.5-7B"), find_gpu("H100"), 8)
     for zero in (0, -1):
@@ -104,7 +104,7 @@ def test_heads_that_cannot_be_shared_out_are_told_with_the_numbers_that_work() -
 
 
 @pytest.mark.parametrize("utilization", [0.0, -0.5, 1.01, float("nan")])
-def test_a_utilization_that_is_no_share_is_refused(utilization: float) -> None:
+def test_a_utilization_outside_of_0_to_1_is_refused(utilization: float) -> None:
     with pytest.raises(ValueError, match=r"memory_utilization is .*must be in"):
         cache_tokens(find_model("Qwen2.5-7B"), find_gpu("H100"), 1, utilization)
 

@@ -1,4 +1,4 @@
-"""Lanes packed all at a time are packed as `control` packs each of them."""
+"""Packing all lanes at once equals packing each with `control`."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LENGTHS = st.one_of(
 
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.integers(1, 9))
 @settings(max_examples=200)
-def test_ranks_are_those_of_balanced_parts(minibatches: list[list[int]], ranks: int) -> None:
+def test_ranks_equal_those_of_balanced_parts(minibatches: list[list[int]], ranks: int) -> None:
     fewest = min(map(len, minibatches))
     minibatches, ranks = [sorted(one[:fewest])[::-1] for one in minibatches], min(ranks, fewest)
     rank_of_each = balanced_ranks(np.array(minibatches), ranks)
@@ -34,7 +34,7 @@ def test_ranks_are_those_of_balanced_parts(minibatches: list[list[int]], ranks: 
     st.sampled_from([1, 1 << 23]),  # so large numbers do not fit in 32 bits
 )
 @settings(max_examples=200)
-def test_micro_batches_are_those_of_each_lane_alone(
+def test_micro_batches_equal_those_of_each_lane_alone(
     lanes: list[list[int]], spare: int, min_batches: int, unit: int
 ) -> None:
     max_tokens = (max(map(max, lanes)) + spare) * unit
@@ -50,7 +50,7 @@ def test_micro_batches_are_those_of_each_lane_alone(
 
 
 @pytest.mark.parametrize("ranks", [1, FEWEST_LANES // 2, FEWEST_LANES])
-def test_a_batch_is_cut_alike_in_many_lanes_and_in_few(
+def test_a_batch_is_cut_equally_with_many_lanes_and_with_few(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = np.random.default_rng(5).integers(100, 20_000, 40 * ranks + 3)

@@ -1,4 +1,4 @@
-"""1F1B: against a pass-by-pass simulation, and where it can be done by hand."""
+"""1F1B: against a pass-by-pass simulation, and by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Prefill: against measured kernels, by hand where it is simple, and what must hold."""
+"""Prefill: against measured kernels, by hand, and its properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cost(
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_prefills_are_those_of_the_kernel_tables_within_the_stated_error(name: str) -> None:
+def test_prefills_match_the_kernel_tables_within_the_stated_error(name: str) -> None:
     points = [p for p in read_points(PrefillPoint) if p.gpu == name and not p.held_out]
     known = kernel_coefficients(find_gpu(name))
     error = mean_error(predict_prefills(points, known), [point.seconds for point in points])
@@ -41,7 +41,7 @@ def test_models_that_the_fit_has_not_seen_are_predicted_almost_as_well(name: str
     assert mean_error(predict_prefills(points, known), [point.seconds for point in points]) < 0.06
 
 
-def test_pairs_of_a_sequence_are_what_a_loop_over_its_new_tokens_counts() -> None:
+def test_pairs_of_a_sequence_equal_the_count_of_a_loop() -> None:
     for new, cached in ((0, 5), (1, 0), (1, 7), (10, 0), (10, 100)):
         assert causal_pairs(new, cached) == sum(cached + token + 1 for token in range(new))
 
@@ -70,12 +70,12 @@ def test_pairs_cost_their_flops_at_the_efficiency_of_attention() -> None:
     )
 
 
-def test_long_prefills_are_done_in_chunks() -> None:
+def test_long_prefills_are_divided_into_chunks() -> None:
     prefill = cost(chunk_tokens=1000)
     assert prefill.seconds(2500, 0) == pytest.approx(
         2 * prefill.pass_s(1000) + prefill.pass_s(500), rel=1e-12
     )
-    # Every chunk reads the weights again.
+    # Each chunk reads the weights.
     assert prefill.seconds(8000, 0) > cost(chunk_tokens=8000).seconds(8000, 0)
 
 
@@ -86,7 +86,7 @@ def test_more_tokens_never_take_less_time(gpu: str, model: str, tokens: int) -> 
     assert prefill.seconds(tokens + 1, 100) > prefill.seconds(tokens + 1, 0)
 
 
-def test_nothing_to_read_takes_no_time() -> None:
+def test_a_prefill_without_tokens_takes_no_time() -> None:
     assert cost().seconds(0, 0) == 0
 
 
@@ -96,7 +96,7 @@ def test_a_straggler_takes_longer_by_its_factor() -> None:
     )
 
 
-def test_experts_that_a_token_takes_count_and_not_the_others() -> None:
+def test_only_the_experts_that_a_token_uses_take_time() -> None:
     """3 of 30 B parameters: a prefill of the mixture is closer to a model of 3 B."""
     mixture = cost("Qwen3-30B-A3B").seconds(8192, 0)
     assert mixture < 0.3 * cost("Qwen3-32B").seconds(8192, 0)
@@ -116,9 +116,9 @@ def test_tensor_parallelism_pays_for_its_messages() -> None:
         ({"slowdown": 0.0}, "slowdown is 0.0, but must be a number > 0"),
         ({"slowdown": math.nan}, "slowdown is nan, but must be a number > 0"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0, but must be >= 1"),
-        ({"split": 3}, "tensor_parallel is 3, but must share out the 28 heads"),
+        ({"split": 3}, "tensor_parallel is 3, but must divide the 28 heads"),
     ],
 )
-def test_values_that_cannot_be_are_refused(wrong: dict[str, float], message: str) -> None:
+def test_impossible_values_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost(**wrong)  # type: ignore[arg-type]

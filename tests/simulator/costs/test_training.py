@@ -47,9 +47,9 @@ SMALL = find_model("R1-Distill-Qwen-1.5B")
 
 
 def paper_lengths(seed: int = 1, groups: int = 512) -> np.ndarray:
-    """A batch as in Table 1: prompt and answer."""
-    answers = lengths_from(LengthConfig()).draw(np.random.default_rng(seed), groups, 16)
-    return answers.ravel() + 256
+    """A batch as in Table 1: prompt plus response."""
+    responses = lengths_from(LengthConfig()).draw(np.random.default_rng(seed), groups, 16)
+    return responses.ravel() + 256
 
 
 def cost_of(gpus: int = 32, **changes: object) -> TrainingCost:
@@ -92,10 +92,10 @@ def test_flops_do_not_depend_on_how_the_batch_is_cut() -> None:
     assert max(counted) == pytest.approx(min(counted))
 
 
-# --- what was published --------------------------------------------------------------------------
+# --- published measurements ----------------------------------------------------------------------
 
 
-def test_coefficients_are_what_the_published_points_give() -> None:
+def test_coefficients_are_a_fit_to_the_published_points() -> None:
     best, errors = fit_prime_rl()
     kept = (
         *(1 / PRIME_RL.attention_efficiency, PRIME_RL.hidden_traffic, PRIME_RL.layer_s),
@@ -107,7 +107,7 @@ def test_coefficients_are_what_the_published_points_give() -> None:
 
 
 @pytest.mark.parametrize("point", PRIME_RL_POINTS, ids=lambda one: one.name)
-def test_a_step_takes_what_was_measured(point) -> None:
+def test_a_step_takes_as_long_as_measured(point) -> None:
     gpus = 1 if point.model == "Qwen3-0.6B" else 8
     cost = TrainingCost(
         model=find_model(point.model),
@@ -121,7 +121,7 @@ def test_a_step_takes_what_was_measured(point) -> None:
     lengths = [point.sequence_tokens] * (gpus * point.micro_batches)
     timing = cost.step(lengths, minibatches=1)
     assert timing.micro_batches == gpus * point.micro_batches
-    # Reduction of gradients is not in the fit: 0.1 to 1 s of it was in the measurement.
+    # The measurement includes 0.1 to 1 s for reducing gradients, the fit does not.
     seconds = timing.seconds - timing.parts.get(GRADIENTS, 0) - timing.parts[OPTIMIZER]
     seconds += cost.speed.step_s
     assert seconds == pytest.approx(point.seconds, rel=0.075)
@@ -170,15 +170,15 @@ def figure_6a(name: str, **changes: object) -> tuple[float, TrainTiming]:
     return areal_counted_flops(lengths, cost.model) / timing.seconds / gpus / 1e12, timing
 
 
-def test_the_dynamic_row_of_figure_6a_is_met_within_the_stated_error() -> None:
+def test_the_dynamic_row_of_figure_6a_is_reached_within_the_stated_error() -> None:
     errors = [figure_6a(name)[0] / row[3] - 1 for name, row in FIGURE_6A.items()]
     assert np.abs(errors).mean() == pytest.approx(AREAL.error, abs=0.01)
     assert np.abs(errors).max() < 0.08
     assert abs(np.mean(errors)) < 0.02
 
 
-def test_fixed_micro_batches_lose_what_the_paper_says_on_average() -> None:
-    """The paper gains 5.7, 50 and 37 %, 30 % on average; nothing here was fitted to that."""
+def test_fixed_micro_batches_lose_as_much_as_in_the_paper_on_average() -> None:
+    """The paper gains 5.7, 50 and 37 %, 30 % on average; nothing is fitted to these numbers."""
     ours, paper = [], []
     for name, row in FIGURE_6A.items():
         dynamic, _ = figure_6a(name)
@@ -191,7 +191,7 @@ def test_fixed_micro_batches_lose_what_the_paper_says_on_average() -> None:
     assert min(ours) == ours[0] < 0.15
 
 
-def test_padding_would_cost_far_more_than_the_paper_saw() -> None:
+def test_padding_would_cost_far_more_than_in_the_paper() -> None:
     dynamic, _ = figure_6a("R1-Distill-Qwen-1.5B")
     padded, timing = figure_6a("R1-Distill-Qwen-1.5B", dynamic_batching=False, padded=True)
     assert dynamic / padded > 2.5
@@ -298,7 +298,7 @@ def test_parts_sum_exactly_to_the_seconds() -> None:
         dataclasses.replace(timing, seconds=1.0)
 
 
-def test_without_pipeline_ranks_and_passes_a_step_is_the_work_itself() -> None:
+def test_without_pipeline_ranks_and_extra_passes_a_step_is_forward_and_backward() -> None:
     cost = TrainingCost(model=SMALL, gpu=H800, gpus=1, proximal_logprobs=False)
     lengths = [4000, 9000, 16000, 30000]
     timing = cost.step(lengths, minibatches=2)
@@ -311,7 +311,7 @@ def test_without_pipeline_ranks_and_passes_a_step_is_the_work_itself() -> None:
     assert timing.parts[FORWARD_BACKWARD] == pytest.approx(by_hand)
 
 
-def test_ranks_wait_for_the_slowest_in_every_minibatch_and_once_when_they_score() -> None:
+def test_ranks_wait_for_the_slowest_in_every_minibatch_and_once_per_log_prob_pass() -> None:
     cost = TrainingCost(model=SMALL, gpu=H800, gpus=2)
     timing = cost.step([30000, 10000, 20000, 5000], minibatches=2)
 
@@ -366,13 +366,13 @@ def test_a_measured_step_replaces_everything() -> None:
     assert timing.tokens == 300
 
 
-def test_a_measured_step_has_a_layout_that_shares_out_the_gpus() -> None:
+def test_a_measured_step_needs_a_layout_that_divides_the_gpus() -> None:
     config = TrainerConfig(step_s=150.0, tensor_parallel=7)
-    with pytest.raises(ValueError, match=r"32 training GPUs cannot be shared out .* multiple of 7"):
+    with pytest.raises(ValueError, match=r"32 training GPUs cannot be .* multiple of 7"):
         training_cost(config, SMALL, H800, 32)
 
 
-def test_fully_sharded_parameters_are_waited_for_only_over_slow_links() -> None:
+def test_passes_wait_for_fully_sharded_parameters_only_over_slow_links() -> None:
     lengths = np.full(64, 30000)
     plain = cost_of(16, pipeline_parallel=1, proximal_logprobs=False)
     sharded = dataclasses.replace(plain, fully_sharded=True)
@@ -421,7 +421,7 @@ def test_the_order_inside_a_minibatch_does_not_matter_to_dynamic_batches() -> No
     lengths = paper_lengths(groups=16)
     shuffled = np.random.default_rng(5).permutation(lengths)
     first, second = (cost_of(8).step(one, minibatches=1) for one in (lengths, shuffled))
-    # Of sequences that round to the same length, another one may come first.
+    # Among sequences of the same rounded length, a different one may come first.
     assert first.seconds == pytest.approx(second.seconds, rel=1e-3)
 
 
@@ -438,7 +438,7 @@ def test_the_papers_trainer_is_as_fast_as_its_unbounded_run() -> None:
     assert timing.seconds == pytest.approx(191.5, rel=0.05)
 
 
-# --- what cannot be ------------------------------------------------------------------------------
+# --- refused input -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_the_papers_trainer_is_as_fast_as_its_unbounded_run() -> None:
         ({"micro_batch_tokens": 2**20}, "lower trainer.micro_batch_tokens"),
     ],
 )
-def test_impossible_layouts_are_refused_with_a_mend(changes: dict, message: str) -> None:
+def test_impossible_layouts_are_refused_with_a_fix(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost_of(**changes)
 
@@ -503,7 +503,7 @@ def test_activations_grow_as_measured(name: str, gpus: int, per_token_bytes: flo
     assert (long.total - short.total) / 49152 == pytest.approx(per_token_bytes, rel=0.1)
 
 
-def test_memory_is_shared_out_by_the_layout() -> None:
+def test_the_layout_divides_memory() -> None:
     def memory(gpus: int, tensor: int, pipeline: int, **more: bool):
         return training_memory(
             SMALL,

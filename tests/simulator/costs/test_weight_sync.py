@@ -1,4 +1,4 @@
-"""Weight updates and switches: published times, overrides, and what cannot be."""
+"""Weight updates and switches: published times, overrides, and refused input."""
 
 import dataclasses
 
@@ -31,13 +31,13 @@ WAYS = sorted({(row.backend, row.mixture) for row in FITTED if not row.backend.s
 
 
 @pytest.mark.parametrize("row", FITTED, ids=lambda row: f"{row.backend} {row.model} {row.low_s}")
-def test_published_times_are_met_within_half(row) -> None:
+def test_published_times_are_reached_within_50_percent(row) -> None:
     speed = sync_speed(row.backend, mixture=row.mixture)
     assert speed.seconds(row.weight_bytes) == pytest.approx(row.seconds, rel=0.45)
 
 
 @pytest.mark.parametrize(("backend", "mixture"), WAYS)
-def test_stated_errors_are_those_of_the_rows(backend: str, mixture: bool) -> None:
+def test_stated_errors_equal_those_of_the_rows(backend: str, mixture: bool) -> None:
     speed = sync_speed(backend, mixture=mixture)
     rows = [row for row in FITTED if (row.backend, row.mixture) == (backend, mixture)]
     if speed.error is None:
@@ -47,7 +47,7 @@ def test_stated_errors_are_those_of_the_rows(backend: str, mixture: bool) -> Non
         assert speed.error == pytest.approx(np.abs(errors).mean())
 
 
-def test_the_ways_are_known_to_so_much() -> None:
+def test_the_error_of_each_backend_is_known() -> None:
     assert sync_speed("nccl", mixture=False).error < 0.08
     assert sync_speed("nccl", mixture=True).error < 0.03
     assert sync_speed("delta", mixture=False).error < 0.16
@@ -64,7 +64,7 @@ def test_every_row_names_its_source_and_date() -> None:
         assert 0 <= row.low_s <= row.high_s
 
 
-def test_weight_bytes_are_those_of_the_catalogue() -> None:
+def test_weight_bytes_equal_those_of_the_catalogue() -> None:
     for row in measurements():
         try:
             model = find_model(row.model)
@@ -92,7 +92,7 @@ def test_larger_models_take_longer(backend: str) -> None:
     assert times == sorted(times)
 
 
-def test_the_disk_is_polled_half_a_period_in_the_mean() -> None:
+def test_weights_on_disk_wait_half_a_polling_period_on_average() -> None:
     sync = weight_sync(WeightsConfig(), find_model(MODELS[0]), H100)
     assert (sync.delay_s, sync.poll_s) == (2.5, 5.0)
     assert sync.export_s > 0
@@ -103,7 +103,7 @@ def test_the_disk_is_polled_half_a_period_in_the_mean() -> None:
     assert sync.polled_delay_s(10.0) == 0.0
 
 
-def test_others_are_told_and_pause_for_all_of_it() -> None:
+def test_other_backends_notify_engines_which_pause_for_the_whole_update() -> None:
     for backend in ("nccl", "delta"):
         sync = weight_sync(WeightsConfig(backend=backend), find_model(MODELS[1]), H100)
         assert (sync.export_s, sync.delay_s) == (0, 0)
@@ -146,7 +146,7 @@ def test_a_switch_copies_the_state_both_ways_and_reshards_once() -> None:
     assert more.to_training_s < cost.to_training_s
 
 
-def test_a_measured_switch_is_there_and_back() -> None:
+def test_a_measured_switch_is_the_sum_of_both_ways() -> None:
     cost = switch_cost(WeightsConfig(switch_s=12.0), find_model(MODELS[0]), H100, 128)
     assert cost.to_training_s + cost.to_generation_s == pytest.approx(12)
     with pytest.raises(ValueError, match="0 GPUs"):

@@ -1,4 +1,4 @@
-"""The replica equals its slow twin, keeps its books, and does what SGLang would."""
+"""The replica equals its slow twin, counts correctly, and schedules as SGLang does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Costs:
 
 
 def replica(costs: Costs | None = None, **changes: Any) -> Replica:
-    """A step takes a second, reading nothing, and the cache is large."""
+    """A step takes a second, prefill takes no time, and the cache is large."""
     costs = costs or Costs()
     sizes = {"max_running": 8, "cache_tokens": 10_000, "reserve_new_tokens": 1}
     return Replica(decode=costs, prefill=costs, **{**sizes, **changes})
@@ -79,20 +79,20 @@ def drain(engine: Replica) -> dict[int, Told]:
 
 
 def check_tally(done: Sequence[GroupDone]) -> None:
-    """Answers by version are those of the segments, however they are told."""
-    answers = [answer for one in done for answer in one.segments]
-    if not answers:
+    """Every representation of responses by version equals their segments."""
+    responses = [response for one in done for response in one.segments]
+    if not responses:
         return
     expected = Tally(
-        heads=Counter(answer[0][0] for answer in answers),
-        tails=Counter(answer[-1][0] for answer in answers),
-        tokens=sum((Counter(dict(answer)) for answer in answers), Counter()),
-        several=sum(len(answer) > 1 for answer in answers),
+        heads=Counter(one[0][0] for one in responses),
+        tails=Counter(one[-1][0] for one in responses),
+        tokens=sum((Counter(dict(one)) for one in responses), Counter()),
+        several=sum(len(one) > 1 for one in responses),
     )
     assert tally([part for one in done for part in one.decoded]) == expected
-    assert tally(decoded_alone(answers)) == expected
+    assert tally(decoded_alone(responses)) == expected
     for one in done:
-        heads, tails = zip(*[(answer[0][0], answer[-1][0]) for answer in one.segments], strict=True)
+        heads, tails = zip(*[(each[0][0], each[-1][0]) for each in one.segments], strict=True)
         assert first_and_last(one.decoded) == (min(heads), max(tails))
 
 
@@ -121,14 +121,14 @@ SIZES = st.fixed_dictionaries(
 
 @st.composite
 def commands(draw: st.DrawFn) -> list[Command]:
-    """What an owner may want, in order of time; the engine is left running."""
+    """Commands of an owner, in order of time; the engine is not paused at the end."""
     time_s, version, paused, groups = 0.0, 0, False, 0
     wanted: list[Command] = []
     for _ in range(draw(st.integers(1, 14))):
         name = draw(st.sampled_from(["submit", "submit", "submit", "pause", "drop", "fail"]))
         if name == "pause" and paused:
             name = "resume"
-        # Many things are submitted at a time; of others there is one.
+        # Several groups may be submitted at the same time; there is one of any other command.
         least_s = 0.0 if name == "submit" and wanted and wanted[-1].name == "submit" else 0.001
         time_s += draw(st.one_of(st.just(least_s), st.floats(least_s, 1.7), st.floats(1.0, 40.0)))
         arguments: tuple[Any, ...] = ()
@@ -149,7 +149,7 @@ def commands(draw: st.DrawFn) -> list[Command]:
 
 
 def obey(engine: Replica, command: Command) -> list[Any]:
-    """Pass a command on; returns the answer, if it has one."""
+    """Perform a command; returns its result, if it has one."""
     at_s, arguments = command.time_s, command.arguments
     match command.name:
         case "submit":
@@ -182,19 +182,19 @@ def compare_with_oracle(
 ) -> None:
     engine = Replica(decode=costs, prefill=costs, **sizes)
     done: list[GroupDone] = []
-    answers: list[Any] = []
+    results: list[Any] = []
     for command in wanted:
         while looks != "commands" and engine.next_s() < command.time_s:
             done += engine.advance(engine.next_s())
             engine.check()
         if looks == "everything":
-            # Looking changes nothing.
+            # Reading state changes nothing.
             assert engine.generated_tokens >= 0
             assert engine.advance((engine._now_s + command.time_s) / 2) == []
             engine.check()
         if command.name != "submit":
             done += engine.advance(command.time_s)
-        answers += obey(engine, command)
+        results += obey(engine, command)
         engine.check()
     while (next_s := engine.next_s()) < math.inf:
         done += engine.advance(next_s)
@@ -204,9 +204,9 @@ def compare_with_oracle(
 
     oracle = Oracle(costs, **sizes)
     oracle.run(wanted, end_s)
-    assert answers == oracle.answers
+    assert results == oracle.results
     assert {one.group: one.segments for one in done} == {
-        group: answer for group, (_, answer) in oracle.ended.items()
+        group: responses for group, (_, responses) in oracle.ended.items()
     }
     check_tally(done)
     assert [one.time_s for one in done] == sorted(one.time_s for one in done)
@@ -222,7 +222,7 @@ def compare_with_oracle(
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), max_size=6), st.booleans())
-def test_what_is_submitted_at_one_time_is_read_together(
+def test_groups_submitted_at_the_same_time_are_prefilled_together(
     burst: list[list[int]], sharing: bool
 ) -> None:
     costs = Costs(0.37, 0.01, 0.002, read_token_s=0.1, read_pair_s=0.01)
@@ -243,7 +243,7 @@ def test_what_is_submitted_at_one_time_is_read_together(
 def test_published_costs_equal_the_slow_twin() -> None:
     model, gpu = find_model("Qwen2.5-1.5B"), find_gpu("A100-40")
     for overlap in (True, False):
-        # The CPU time makes steps wait at first, and no more when contexts are long.
+        # The CPU time makes steps wait at first, and no longer when contexts are long.
         decode = decode_cost(model, gpu, 1, overhead_s=4.4e-3, overlap=overlap)
         prefill = prefill_cost(model, gpu, 1)
 
@@ -274,19 +274,19 @@ def test_published_costs_equal_the_slow_twin() -> None:
         oracle.run(wanted, engine._now_s)
         assert engine.preemptions == oracle.preemptions > 0
         assert engine.recomputed_tokens == oracle.recomputed_tokens > 0
-        for group, (time_s, answers) in oracle.ended.items():
+        for group, (time_s, responses) in oracle.ended.items():
             assert done[group].time_s == pytest.approx(time_s, rel=1e-6)
-            assert done[group].segments == answers
+            assert done[group].segments == responses
         assert engine.activity_s == pytest.approx(
             {name: oracle.activity_s[name] for name in engine.activity_s}, rel=1e-6
         )
 
 
-# --- small enough to follow ----------------------------------------------------------------------
+# --- runs computed by hand -----------------------------------------------------------------------
 
 
-def test_a_run_small_enough_to_follow() -> None:
-    # Reading 10 + 10 tokens: 2 s. Steps of 1 s + 0.1 s per sequence: 3 with both groups (4
+def test_a_small_run_equals_a_calculation_by_hand() -> None:
+    # Prefill of 10 + 10 tokens: 2 s. Steps of 1 s + 0.1 s per sequence: 3 with both groups (4
     # sequences), 2 with three, 5 with one.
     engine = replica(Costs(1.0, 0.1, read_token_s=0.1))
     engine.submit(0.0, 7, 10, [3, 5], 0)
@@ -309,7 +309,7 @@ def test_contexts_grow_and_make_steps_longer() -> None:
     assert drain(engine)[0].time_s == pytest.approx(3.0 + 3.2 + 3.4)
 
 
-def test_a_shared_prompt_is_read_and_cached_once() -> None:
+def test_a_shared_prompt_is_prefilled_and_cached_once() -> None:
     for sharing, read_s, cached in ((True, 10.0, 14), (False, 40.0, 44)):
         engine = replica(Costs(read_token_s=1.0), prefix_sharing=sharing)
         engine.submit(0.0, 0, 10, [9] * 4, 0)
@@ -318,8 +318,8 @@ def test_a_shared_prompt_is_read_and_cached_once() -> None:
         assert engine.cache_used_tokens == cached
 
 
-def test_as_many_tokens_take_longer_in_one_prompt_than_in_two() -> None:
-    """Attention sees the earlier tokens of its own prompt only."""
+def test_one_long_prompt_takes_longer_than_two_of_half_its_length() -> None:
+    """Attention only covers earlier tokens of the same prompt."""
     engine = replica(Costs(read_token_s=1.0, read_pair_s=0.5))
     end_s = 0.0
     for number, prompts in enumerate([(10,), (4, 6), (6, 4), (10,)]):
@@ -330,12 +330,12 @@ def test_as_many_tokens_take_longer_in_one_prompt_than_in_two() -> None:
         assert len(engine.advance(engine.next_s())) == len(prompts)
 
 
-def test_a_shared_prompt_stays_while_an_answer_to_it_runs() -> None:
-    # Two places: the third answer begins when the first has ended, and finds the prompt.
+def test_a_shared_prompt_stays_cached_while_a_response_to_it_runs() -> None:
+    # Two slots: the third response starts when the first has ended, and the prompt is cached.
     engine = replica(Costs(read_token_s=1.0), max_running=2)
     engine.submit(0.0, 0, 10, [2, 4, 1], 0)
     assert drain(engine)[0].time_s == pytest.approx(10 + 4)
-    # Another group reads its own prompt, while the second answer waits for it.
+    # Another group prefills its own prompt, while the second response waits for it.
     engine = replica(Costs(read_token_s=1.0), max_running=2)
     engine.submit(0.0, 0, 10, [2, 4], 0)
     engine.submit(0.0, 1, 10, [5], 0)
@@ -346,7 +346,7 @@ def test_a_shared_prompt_stays_while_an_answer_to_it_runs() -> None:
 def test_prefill_goes_before_decode() -> None:
     engine = replica(Costs(read_token_s=0.5))
     engine.submit(0.0, 0, 4, [10], 0)
-    # Steps from 2 s on. Work comes at 3.5 s: the step ends at 4, then 3 s of reading.
+    # Steps from 2 s on. Work arrives at 3.5 s: the step ends at 4 s, then 3 s of prefill.
     engine.submit(3.5, 1, 6, [1], 0)
     done = drain(engine)
     assert done[1].time_s == pytest.approx(8.0)
@@ -367,10 +367,10 @@ def test_first_come_first_served() -> None:
 def test_tokens_have_the_version_that_generated_them() -> None:
     engine = replica(Costs(read_token_s=0.5))
     engine.submit(0.0, 0, 0, [2, 4, 5, 9], 3)
-    engine.pause(3.5)  # The fourth step ends at 4 s, and the second answer with it.
+    engine.pause(3.5)  # The fourth step ends at 4 s, and the second response with it.
     assert engine.next_s() == math.inf
     engine.resume(10.0, 4)  # Contexts of 4 and 4 tokens: 4 s.
-    assert engine.next_s() == pytest.approx(19.0)  # The last answer's end is the group's.
+    assert engine.next_s() == pytest.approx(19.0)  # The last response's end is the group's.
     engine.pause(16.2)
     engine.resume(20.0, 6, recompute=False)
     (done,) = drain(engine).values()
@@ -395,7 +395,7 @@ def test_the_same_version_again_is_one_segment() -> None:
     assert drain(engine)[0].segments == (((2, 6),),)
 
 
-def test_a_prompt_that_is_shared_is_read_again_once() -> None:
+def test_a_shared_prompt_is_prefilled_again_once() -> None:
     for sharing, tokens, pairs in (
         (True, 10 + 3 * 2, causal_pairs(10) + 3 * causal_pairs(2, 10)),
         (False, 3 * 12, 3 * causal_pairs(12)),
@@ -429,9 +429,9 @@ def test_pauses_within_one_step_wait_for_its_end() -> None:
     assert engine.activity_s["paused"] == pytest.approx(7.0)
 
 
-def test_who_can_join_once_others_have_been_read_is_not_told_late() -> None:
-    # 15 tokens of room for each that joins, 1 for each that runs: three join at once. When they
-    # have been read, at 3 s, there is room for the fourth, whose single token comes at 5 s.
+def test_a_response_that_fits_after_a_prefill_joins_at_its_end() -> None:
+    # 15 tokens are reserved for each that joins, 1 for each that runs: three join at once. After
+    # their prefill, at 3 s, there is room for the fourth, whose single token comes at 5 s.
     sizes: dict[str, Any] = {"cache_tokens": 60, "reserve_running_tokens": 1}
     sizes["reserve_new_tokens"] = 15
     engine = replica(Costs(read_token_s=1.0), max_running=4, prefix_sharing=False, **sizes)
@@ -444,33 +444,33 @@ def test_who_can_join_once_others_have_been_read_is_not_told_late() -> None:
     assert all(now_s == time_s for now_s, _, time_s in told)
 
 
-def test_work_that_comes_during_a_pause_waits_behind() -> None:
+def test_work_that_arrives_during_a_pause_waits_at_the_end_of_the_queue() -> None:
     engine = replica(Costs(read_token_s=1.0), max_running=2)
     engine.submit(0.0, 0, 3, [4, 4], 0)
     engine.pause(4.0)
     engine.submit(5.0, 1, 2, [1], 0)
     assert engine.waiting == 1
     engine.resume(10.0, 1)
-    # 3 + 2 * 1 tokens are read again; three steps; then the newcomer's.
+    # 3 + 2 * 1 tokens are prefilled again; three steps; then the new group's.
     done = drain(engine)
     assert done[0].time_s == pytest.approx(10 + 5 + 3)
     assert done[1].time_s == pytest.approx(10 + 5 + 3 + 2 + 1)
 
 
-def test_new_weights_reach_an_engine_without_work_by_what_is_submitted() -> None:
+def test_an_idle_engine_takes_the_version_of_a_submitted_group() -> None:
     engine = replica()
     engine.submit(0.0, 0, 0, [2], 1)
     drain(engine)
     engine.submit(5.0, 1, 0, [2], 4)
-    engine.submit(5.0, 2, 0, [2], 3)  # Told before the weights came.
+    engine.submit(5.0, 2, 0, [2], 3)  # Sent before the weights came.
     done = drain(engine)
     assert done[1].segments == done[2].segments == (((4, 2),),)
     engine.submit(8.0, 3, 0, [2], 4)
-    with pytest.raises(ValueError, match="version is 5, but the engine is at work with 4"):
+    with pytest.raises(ValueError, match="version is 5, but the engine is generating with 4"):
         engine.submit(9.0, 4, 0, [2], 5)
 
 
-def test_versions_that_no_answer_needs_are_forgotten() -> None:
+def test_versions_that_no_response_needs_are_freed() -> None:
     engine = replica()
     for version in range(50):
         start_s = version * 10.0
@@ -492,19 +492,19 @@ def test_versions_that_no_answer_needs_are_forgotten() -> None:
 # --- a full cache --------------------------------------------------------------------------------
 
 
-def test_a_full_cache_sends_the_fewest_tokens_back() -> None:
+def test_a_full_cache_preempts_the_sequences_with_the_fewest_tokens() -> None:
     costs = Costs(read_token_s=1.0)
     engine = replica(costs, cache_tokens=50, prefix_sharing=False, reserve_running_tokens=1)
     engine.submit(0.0, 0, 5, [40], 0)
     engine.submit(10.0, 1, 8, [30], 0)
-    # Group 0 alone until 10 s: 5 s of reading, 5 steps. Then 8 s of reading. 18 tokens are cached,
+    # Group 0 alone until 10 s: 5 s of prefill, 5 steps. Then 8 s of prefill. 18 tokens are cached,
     # 2 more with each step: after 16 steps, at 34 s, there is no room for a seventeenth.
     assert engine.next_s() == pytest.approx(34.0)
     engine.advance(34.0)
     assert (engine.preemptions, engine.running, engine.waiting) == (1, 1, 1)
     assert engine.generated_tokens == 21 + 16
     done = drain(engine)
-    # 19 steps to go, then 8 + 16 tokens are read again, then 14 steps.
+    # 19 steps to go, then 8 + 16 tokens are prefilled again, then 14 steps.
     assert done[0].time_s == pytest.approx(34 + 19)
     assert done[1].time_s == pytest.approx(34 + 19 + 24 + 14)
     assert done[1].segments == (((0, 30),),)
@@ -512,7 +512,7 @@ def test_a_full_cache_sends_the_fewest_tokens_back() -> None:
     assert engine.activity_s["recompute"] == pytest.approx(24.0)
 
 
-def test_among_equals_the_longest_prompt_goes_back_then_the_latest() -> None:
+def test_among_equals_the_longest_prompt_is_preempted_then_the_latest() -> None:
     engine = replica(cache_tokens=100, prefix_sharing=False, reserve_running_tokens=1)
     engine.submit(0.0, 0, 20, [50], 0)
     engine.submit(0.0, 1, 30, [50], 0)
@@ -521,15 +521,15 @@ def test_among_equals_the_longest_prompt_goes_back_then_the_latest() -> None:
     # 70 tokens and 3 a step: full after 10 steps. Group 1 frees 40: enough for 20 steps of two.
     # 60 tokens and 2 a step: full after 20 more. Group 2 frees 50. Group 0 ends 20 steps later.
     assert done[0].time_s == pytest.approx(10 + 20 + 20)
-    # Both wait: group 1 came first, with 40 tokens; group 2 with 50. They go on together, with room
-    # for 5 steps; then group 1, which has fewer tokens, goes back again.
+    # Both wait: group 1 came first, with 40 tokens; group 2 with 50. They continue together, with
+    # room for 5 steps; then group 1, which has fewer tokens, is preempted again.
     assert done[2].time_s == pytest.approx(50 + 20)
     assert done[1].time_s == pytest.approx(70 + 35)
     assert engine.preemptions == 3
 
 
-def test_room_is_kept_for_those_that_run() -> None:
-    # 11 tokens are cached and 30 kept; 10 are to be read and 40 kept.
+def test_cache_is_reserved_for_running_sequences() -> None:
+    # 11 tokens are cached and 30 reserved; 10 are to be prefilled and 40 reserved.
     for cache, running in ((90, 1), (91, 2)):
         engine = replica(cache_tokens=cache, reserve_running_tokens=30, reserve_new_tokens=40)
         engine.submit(0.0, 0, 10, [50], 0)
@@ -541,7 +541,7 @@ def test_room_is_kept_for_those_that_run() -> None:
 # --- drop and fail -------------------------------------------------------------------------------
 
 
-def test_what_is_dropped_makes_room_after_the_step() -> None:
+def test_a_dropped_group_makes_room_after_the_step() -> None:
     engine = replica(max_running=2)
     engine.submit(0.0, 0, 0, [5, 20], 0)
     engine.submit(0.0, 1, 0, [3], 0)
@@ -553,7 +553,7 @@ def test_what_is_dropped_makes_room_after_the_step() -> None:
     assert engine.generated_tokens == 9
 
 
-def test_a_failure_loses_everything_but_what_had_ended() -> None:
+def test_a_failure_loses_everything_but_groups_that_had_ended() -> None:
     engine = replica(max_running=2)
     engine.submit(0.0, 0, 0, [2], 0)
     engine.submit(0.0, 1, 0, [9, 9], 0)
@@ -566,10 +566,10 @@ def test_a_failure_loses_everything_but_what_had_ended() -> None:
     assert engine.activity_s["idle"] == pytest.approx(15.0)
 
 
-# --- the books -----------------------------------------------------------------------------------
+# --- counters and spans --------------------------------------------------------------------------
 
 
-def test_spans_say_what_the_engine_did_without_gaps() -> None:
+def test_spans_cover_the_engines_work_without_gaps() -> None:
     spans: list[tuple[str, float, float]] = []
     engine = replica(
         Costs(read_token_s=0.5), record_spans=lambda *span: spans.append(span), cache_tokens=60
@@ -590,7 +590,7 @@ def test_spans_say_what_the_engine_did_without_gaps() -> None:
         assert told == pytest.approx(seconds)
 
 
-def test_answers_that_end_together_are_told_together() -> None:
+def test_groups_that_end_together_are_returned_together() -> None:
     engine = replica(max_running=4)
     engine.submit(0.0, 0, 0, [5, 5], 0)
     engine.submit(0.0, 1, 0, [5], 0)
@@ -599,7 +599,7 @@ def test_answers_that_end_together_are_told_together() -> None:
     assert [done.group for done in engine.advance(engine.next_s())] == [2]
 
 
-def test_no_place_stays_free_while_somebody_waits() -> None:
+def test_no_slot_stays_free_while_a_response_waits() -> None:
     engine = replica(max_running=16)
     lengths = [[(7 * group + 3 * place) % 40 + 1 for place in range(4)] for group in range(400)]
     for group in range(400):
@@ -607,12 +607,12 @@ def test_no_place_stays_free_while_somebody_waits() -> None:
     end_s = max(done.time_s for done in drain(engine).values())
     tokens = sum(map(sum, lengths))
     assert engine.generated_tokens == tokens
-    # Graham: no place stays free while somebody waits.
+    # Graham: no slot stays free while a response waits.
     assert tokens / 16 <= end_s <= tokens / 16 + 40
     assert engine.decode_steps == end_s == engine.activity_s["decode"]
 
 
-def test_more_places_or_more_cache_are_never_slower_for_equal_steps() -> None:
+def test_more_slots_or_more_cache_are_never_slower_for_equal_steps() -> None:
     def end_s(**sizes: int) -> float:
         engine = replica(reserve_running_tokens=1, **sizes)
         for group in range(30):
@@ -628,26 +628,26 @@ def test_more_places_or_more_cache_are_never_slower_for_equal_steps() -> None:
 # --- bad input -----------------------------------------------------------------------------------
 
 
-def test_bad_sizes_are_refused() -> None:
+def test_sizes_below_1_are_refused() -> None:
     for name in ("max_running", "cache_tokens", "reserve_running_tokens", "reserve_new_tokens"):
         with pytest.raises(ValueError, match=f"{name} is 0, but must be >= 1"):
             replica(**{name: 0})
 
 
-def test_bad_work_is_refused_with_the_way_out() -> None:
+def test_impossible_work_is_refused_with_a_remedy() -> None:
     engine = replica(cache_tokens=100)
     engine.submit(1.0, 0, 10, [5], 0)
-    with pytest.raises(ValueError, match="group 0 is here already"):
+    with pytest.raises(ValueError, match="group 0 is already on this engine"):
         engine.submit(1.0, 0, 10, [5], 0)
     for prompt, lengths in ((-1, [5]), (5, []), (5, [3, 0])):
-        with pytest.raises(ValueError, match=r"need prompt_tokens >= 0, and lengths that are >= 1"):
+        with pytest.raises(ValueError, match="need prompt_tokens >= 0 and at least one length"):
             engine.submit(1.0, 1, prompt, lengths, 0)
     with pytest.raises(ValueError, match="101 tokens, but the cache holds 100; use GPUs with more"):
         engine.submit(1.0, 1, 11, [90], 0)
-    with pytest.raises(ValueError, match="not paused; resume comes after pause"):
+    with pytest.raises(ValueError, match="not paused; call pause before resume"):
         engine.resume(1.0, 1)
     for past_s in (0.5, math.nan):
-        with pytest.raises(ValueError, match=r"but it was 1\.0 s already"):
+        with pytest.raises(ValueError, match=r"but must be >= 1\.0 s"):
             engine.advance(past_s)
     engine.advance(1.0 - 1e-15)  # what two clocks may differ by
     assert drain(engine)[0].time_s == 6.0

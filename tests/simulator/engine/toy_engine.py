@@ -1,7 +1,7 @@
-"""An engine on which every token takes the same time, whatever else runs: hand arithmetic for it.
+"""An engine on which every token takes the same time, so that results can be computed by hand.
 
-A sequence of n tokens takes `n * token_s` seconds in a slot. Slots are given first come, first
-served; a pause stops everything at once, in the middle of a token too.
+A sequence of n tokens takes `n * token_s` seconds in a slot. Slots are assigned first come, first
+served; a pause stops everything at once, even in the middle of a token.
 """
 
 from __future__ import annotations

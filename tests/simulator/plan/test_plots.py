@@ -19,8 +19,8 @@ def solved() -> Plan:
     return find_plan(load_plan(None, settings))
 
 
-def test_what_an_input_is_at_its_ends_stands_side_by_side() -> None:
-    """Also where one end changes nothing, or both change the answer the same way."""
+def test_the_values_of_an_input_at_its_ends_stand_side_by_side() -> None:
+    """Also if one end changes nothing, or both change the result in the same direction."""
     plan = solved()
     assert plan.sensitivity is not None
     own, inputs = plan.sensitivity.base, plan.sensitivity.inputs

@@ -1,4 +1,4 @@
-"""The planner: the front, the space of candidates, and answers small enough to check.
+"""The planner: the front, the space of candidates, and recommendations small enough to check.
 
 The system is the preset `small`: a token takes 10 ms, new weights 0.5 s; a training step takes 2 s
 on two GPUs, less on more.
@@ -29,7 +29,7 @@ from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.sensitivity import at_end
 from simulator.plan.space import expand, nearest_split
-from simulator.plan.summary import answer_lines, nothing_possible, question_lines, verdict
+from simulator.plan.summary import nothing_possible, question_lines, recommendation_lines, verdict
 from simulator.plan.tables import show_plan
 from simulator.plan.trial import Job, Trial, run_job, shortened, workers
 from simulator.stats.pareto import Point, dominates, front, most_promising_first
@@ -74,7 +74,7 @@ def solved(*overrides: str) -> Plan:
 
 
 @given(POINTS)
-def test_nothing_on_the_front_is_dominated_and_everything_else_is(points: list[Point]) -> None:
+def test_points_on_the_front_are_not_dominated_and_all_others_are(points: list[Point]) -> None:
     on_front = front(list(enumerate(points)))
     for number, point in enumerate(points):
         beaten = any(dominates(other, point) for other in points)
@@ -82,7 +82,7 @@ def test_nothing_on_the_front_is_dominated_and_everything_else_is(points: list[P
 
 
 @given(POINTS)
-def test_dominance_orders_strictly(points: list[Point]) -> None:
+def test_dominance_is_a_strict_order(points: list[Point]) -> None:
     for one in points:
         assert not dominates(one, one)
         for two in points:
@@ -93,13 +93,13 @@ def test_dominance_orders_strictly(points: list[Point]) -> None:
 
 
 @given(POINTS, st.floats(0.01, 1))
-def test_what_is_near_the_front_contains_it(points: list[Point], slack: float) -> None:
+def test_the_front_with_slack_contains_the_front(points: list[Point], slack: float) -> None:
     named = list(enumerate(points))
     assert set(front(named)) <= set(front(named, slack=slack))
 
 
 @given(POINTS)
-def test_the_front_is_looked_at_first(points: list[Point]) -> None:
+def test_the_front_is_simulated_first(points: list[Point]) -> None:
     named = list(enumerate(points))
     ordered = most_promising_first(named)
     assert sorted(ordered) == list(range(len(points)))
@@ -117,7 +117,7 @@ def test_every_combination_is_counted_once() -> None:
     )
     space = expand(plan)
     assert space.combinations == 2 * 2 * 3 * 2
-    # 2 GPUs have one split; shares do not matter when colocated.
+    # 2 GPUs have one split; shares are ignored when colocated.
     assert space.merged == 3 + 6 + 0 + (0 if nearest_split(4, 0.3, 1, 1) != 2 else 3)
     assert {one.kind for one in space.over_limits} == {"limits.eta"}
     assert {one.kind for one in space.impossible} == {"placement and schedule"}
@@ -132,12 +132,12 @@ def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candida
     assert [one.config.cluster.gpus for one in found.space.possible] == [4]
     (refused,) = found.space.impossible
     assert refused.why.startswith(
-        "trainer: a minibatch of 3 sequences cannot keep 4 data-parallel ranks busy"
+        "trainer: a minibatch has 3 sequences, but must have >= 4, one per data-parallel rank"
     )
     assert found.best is not None
 
 
-def test_an_impossible_space_says_why() -> None:
+def test_an_impossible_space_lists_its_reasons() -> None:
     found = solved(
         *("candidates.rollout_tensor_parallel=[3, 16]", "candidates.gpus=[4]"),
         "candidates.rollout_share=[0.5]",
@@ -146,26 +146,26 @@ def test_an_impossible_space_says_why() -> None:
     assert not found.front
     assert found.simulations == 0
     assert {one.kind for one in found.space.impossible} == {"divisibility"}
-    assert list(answer_lines(found)) == ["no candidate is possible; the reasons are above"]
+    assert list(recommendation_lines(found)) == ["no candidate is possible, for the reasons above"]
     assert any("engines of 16" in one.why for one in found.space.impossible)
     assert any("divisibility" in line for line in question_lines(found))
-    assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (as: ")
+    assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (e.g. ")
 
 
-def test_what_every_candidate_has_is_told_as_such() -> None:
+def test_a_reason_common_to_all_candidates_is_named_once() -> None:
     told = nothing_possible(solved("base.trainer.micro_batch_tokens=10"))
-    assert told.startswith("no candidate is possible, for one reason: trainer.micro_batch_tokens")
-    assert told.endswith("change it in base, or give candidates without it")
+    assert told.startswith("no candidate is possible, because: trainer.micro_batch_tokens")
+    assert told.endswith("change it in base, or use other candidates")
 
 
-def test_settings_of_base_are_to_be_mended_there() -> None:
+def test_impossible_settings_of_base_are_to_be_corrected_there() -> None:
     told = nothing_possible(
         solved(
             "base.trainer.micro_batch_tokens=10", "candidates.placement=[disaggregated, colocated]"
         )
     )
-    assert "by settings (as: trainer.micro_batch_tokens" in told
-    assert told.endswith("; mend these settings in base, or change candidates")
+    assert "by settings (e.g. trainer.micro_batch_tokens" in told
+    assert told.endswith("; correct these settings in base, or change candidates")
 
 
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
@@ -173,9 +173,9 @@ def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
         "limits.gpus=3", "limits.eta=4", "candidates.gpus=[4, 2, 1]", "candidates.eta=[8]"
     )
     told = nothing_possible(found)
-    assert "2 by limits.gpus = 3 (as: 4 GPUs)" in told
-    assert "1 by limits.eta = 4 (as: eta 8)" in told
-    assert "(as: 1 GPU cannot be split into engines of 1" in told
+    assert "2 by limits.gpus = 3 (e.g. 4 GPUs)" in told
+    assert "1 by limits.eta = 4 (e.g. eta 8)" in told
+    assert "(e.g. 1 GPU cannot be split into engines of 1" in told
 
 
 def test_no_decision_depends_on_the_words_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_no_decision_depends_on_the_words_of_a_problem(monkeypatch: pytest.Monke
     assert [one.kind for one in others.impossible] == [one.kind for one in as_they_are.impossible]
 
 
-def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
+def test_a_model_that_does_not_fit_is_counted_as_memory() -> None:
     plan = small_plan("base.model=R1-Distill-Qwen-32B", "candidates.gpu=[A100-40]")
     space = expand(plan)
     assert not space.possible
@@ -205,7 +205,7 @@ def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
 
 
 @given(st.integers(2, 64), st.floats(0.05, 0.95), st.integers(1, 8), st.integers(1, 8))
-def test_both_sides_of_a_split_divide(gpus: int, share: float, engine: int, trainer: int) -> None:
+def test_a_split_divides_both_sides(gpus: int, share: float, engine: int, trainer: int) -> None:
     split = nearest_split(gpus, share, engine, trainer)
     fitting = [k for k in range(1, gpus) if k % engine == 0 and (gpus - k) % trainer == 0]
     assert (split is None) == (not fitting)
@@ -220,17 +220,17 @@ def own_gpu(folder: Path) -> str:
     return str(file)
 
 
-def test_a_gpu_of_ones_own_is_a_candidate(tmp_path: Path) -> None:
+def test_a_custom_gpu_can_be_a_candidate(tmp_path: Path) -> None:
     file = own_gpu(tmp_path)
     for override in (f"candidates.gpu=[{file}]", f"base.cluster.gpu={file}"):
         found = solved(override, "candidates.gpus=[4]", "candidates.eta=[1]", "search.seeds=1")
         assert found.best is not None
         assert found.best.candidate.config.cluster.gpu == file
         assert found.best.candidate.hardware == "4 mygpu"
-        assert "4 mygpu" in "\n".join(answer_lines(found))
+        assert "4 mygpu" in "\n".join(recommendation_lines(found))
 
 
-def test_a_gpu_of_ones_own_generates_beside_one_of_the_catalogue(tmp_path: Path) -> None:
+def test_a_custom_gpu_can_generate_next_to_one_of_the_catalogue(tmp_path: Path) -> None:
     space = expand(
         small_plan(
             *(f"candidates.rollout_gpu=[{own_gpu(tmp_path)}]", "candidates.gpu=[h100]"),
@@ -245,28 +245,29 @@ def test_a_gpu_of_ones_own_generates_beside_one_of_the_catalogue(tmp_path: Path)
     [
         (
             ["base.trainer.step_s=150"],
-            "base.trainer.step_s is 150, measured on some GPUs and taken for all, but candidates "
-            "differ in number of GPUs that train (2, 3, 4, 6); compute it "
+            "base.trainer.step_s is 150, measured on some GPUs, but candidates "
+            "differ in number of GPUs that train (2, 3, 4, 6); let the cost model compute it "
             "(base.trainer.step_s=null)",
         ),
         (
             ["base.trainer.step_s=150", "candidates.gpu=[H100, L40S]", "base.trainer.token_s=1"],
             "candidates differ in type of GPU that trains (H100, L40S); number of GPUs that train "
-            "(2, 3, 4, 6); compute it (base.trainer.step_s=null base.trainer.token_s=0)",
+            "(2, 3, 4, 6); let the cost model compute it "
+            "(base.trainer.step_s=null base.trainer.token_s=0)",
         ),
         (
             ["candidates.gpu=[H100, L40S]"],
-            "base.rollout.decode_step_s is 0.01, measured on some GPUs and taken for all, but "
+            "base.rollout.decode_step_s is 0.01, measured on some GPUs, but "
             "candidates differ in type of GPU that generates (H100, L40S)",
         ),
         (
             ["base.rollout.prefill_pass_s=0.1", "candidates.rollout_tensor_parallel=[1, 2]"],
-            "base.rollout.prefill_pass_s is 0.1, measured on some GPUs and taken for all, but "
+            "base.rollout.prefill_pass_s is 0.1, measured on some GPUs, but "
             "candidates differ in rollout.tensor_parallel (1, 2)",
         ),
     ],
 )
-def test_what_was_measured_on_some_gpus_is_not_taken_for_others(
+def test_times_measured_on_some_gpus_are_refused_for_others(
     overrides: Sequence[str], says: str
 ) -> None:
     with pytest.raises(ValueError, match=r"measured on some GPUs") as error:
@@ -274,7 +275,7 @@ def test_what_was_measured_on_some_gpus_is_not_taken_for_others(
     assert says in str(error.value)
 
 
-def test_what_was_measured_holds_where_its_gpus_stay() -> None:
+def test_measured_times_are_accepted_for_the_same_gpus() -> None:
     found = solved(
         *("base.trainer.step_s=2", "candidates.gpus=[4]", "candidates.rollout_share=[0.5]"),
         *("base.rollout.prefill_pass_s=0.01", "candidates.schedule=[synchronous, asynchronous]"),
@@ -285,10 +286,10 @@ def test_what_was_measured_holds_where_its_gpus_stay() -> None:
     assert hours[8] < hours[4]
 
 
-# --- the answer ---------------------------------------------------------------------------------
+# --- the recommendation -------------------------------------------------------------------------
 
 
-def test_the_answer_is_the_best_of_all_candidates_simulated_one_by_one() -> None:
+def test_the_recommendation_is_the_best_of_all_candidates_simulated_one_by_one() -> None:
     plan = small_plan()
     search = plan.search
     seconds = {}
@@ -311,12 +312,12 @@ def test_the_closed_form_is_never_slower_than_the_simulation() -> None:
         assert 0.9 * least_step_s(config) <= run_job(Job(config=config, seed=1)).step_s
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
+def test_the_same_seed_gives_the_same_plan() -> None:
     assert plan_report(solved("seed=3")) == plan_report(solved("seed=3"))
     assert plan_report(solved("seed=3")) != plan_report(solved("seed=4"))
 
 
-def test_two_workers_find_what_one_finds() -> None:
+def test_two_workers_find_the_same_plan_as_one() -> None:
     with workers(2) as run:
         two = find_plan(small_plan(), run)
     assert plan_report(two) == plan_report(solved())
@@ -336,7 +337,7 @@ def test_more_of_a_limit_is_never_worse(objective: str) -> None:
     assert before < float("inf")
 
 
-def test_a_run_that_training_fills_gains_nothing_from_asynchrony() -> None:
+def test_a_train_bound_run_gains_nothing_from_asynchrony() -> None:
     found = solved(
         *("base.trainer.step_s=1000", "candidates.gpus=[4]", "candidates.eta=[0, 4]"),
         "candidates.rollout_share=[0.5]",
@@ -348,7 +349,7 @@ def test_a_run_that_training_fills_gains_nothing_from_asynchrony() -> None:
     assert comparison.asynchronous.limit == "train-bound"
 
 
-def test_asynchrony_pays_where_generation_and_training_take_alike() -> None:
+def test_asynchrony_pays_if_generation_and_training_take_equally_long() -> None:
     found = solved("candidates.gpus=[4]", "candidates.eta=[0, 4]", "search.seeds=5")
     (comparison,) = found.comparisons
     assert comparison.pays
@@ -357,7 +358,7 @@ def test_asynchrony_pays_where_generation_and_training_take_alike() -> None:
 
 
 def compared(*ratios: float) -> Comparison:
-    """Two of the same GPUs, seed by seed."""
+    """Two outcomes on the same GPUs, seed by seed."""
     one = next(iter(solved("candidates.gpus=[4]").comparisons)).asynchronous
     trial = one.trials[0]
     slow = tuple(dataclasses.replace(trial, step_s=trial.step_s * ratio) for ratio in ratios)
@@ -370,34 +371,36 @@ def compared(*ratios: float) -> Comparison:
 @pytest.mark.parametrize(
     ("ratios", "pays", "says"),
     [
-        ((0.9, 2.27, 3.6), None, "whether asynchrony pays on 4 H100 cannot be told with 3 seeds"),
+        ((0.9, 2.27, 3.6), None, "whether asynchrony pays on 4 H100 is undecided with 3 seeds"),
         ((2.2, 2.27, 2.3), True, "asynchrony pays on 4 H100"),
         ((0.98, 0.986, 0.99), False, "asynchrony does not help on 4 H100"),
         ((0.998, 1.0, 1.002), False, "asynchrony does not help on 4 H100"),
         ((2.27,), True, "asynchrony pays on 4 H100"),
     ],
 )
-def test_seeds_that_cannot_tell_whether_asynchrony_pays_say_so(
+def test_a_comparison_is_undecided_if_its_interval_includes_gain_and_loss(
     ratios: tuple[float, ...], *, pays: bool | None, says: str
 ) -> None:
     comparison = compared(*ratios)
     assert comparison.pays is pays
     assert verdict(comparison).startswith(says)
-    assert ("take more: search.seeds=12" in verdict(comparison)) is (pays is None)
+    assert ("use more: search.seeds=12" in verdict(comparison)) is (pays is None)
 
 
-def test_no_limit_that_can_be_kept_names_the_fastest() -> None:
+def test_limits_that_no_candidate_meets_name_the_fastest() -> None:
     found = solved("deadline_h=0.001")
     assert found.best is None
     assert found.front
-    assert "no candidate keeps to the limits; the fastest is" in "\n".join(answer_lines(found))
+    assert "no candidate is within the limits; the fastest is" in "\n".join(
+        recommendation_lines(found)
+    )
 
 
 # --- money --------------------------------------------------------------------------------------
 
 
-def test_money_without_a_price_is_refused_with_the_mend() -> None:
-    with pytest.raises(ValueError, match=r"prices: \[\{gpu: H800, typical: 2.0\}\]"):
+def test_an_objective_of_money_without_a_price_is_refused_with_a_fix() -> None:
+    with pytest.raises(ValueError, match=r"set prices .*: \[\{gpu: H800, typical: 2.0\}\]"):
         solved("objective=dollars", "candidates.gpu=[H800]")
 
 
@@ -405,11 +408,11 @@ def test_time_without_a_price_leaves_money_unknown() -> None:
     found = solved("candidates.gpu=[H800]")
     told = plan_report(found)
     assert told["best"]["dollars"] is None
-    assert any("money is unknown" in line for line in told["warnings"])
+    assert any("no published price" in line for line in told["warnings"])
     assert "money unknown" in told["answer"]
 
 
-def test_a_price_of_ones_own_counts() -> None:
+def test_a_price_in_the_plan_file_counts() -> None:
     plan = small_plan("candidates.gpu=[H800]", "objective=dollars")
     plan.prices = [PriceEntry(gpu="H800", typical=2.0, low=1.0, high=4.0)]
     with workers(1) as run:
@@ -420,7 +423,7 @@ def test_a_price_of_ones_own_counts() -> None:
     assert best.hourly.high == pytest.approx(4.0 * best.candidate.gpus)
 
 
-# --- what limits, what it depends on ------------------------------------------------------------
+# --- bottleneck and sensitivity -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -443,7 +446,7 @@ def test_a_price_of_ones_own_counts() -> None:
         ),
     ],
 )
-def test_the_limit_is_what_the_pools_wait_for(
+def test_the_bottleneck_is_what_the_pools_wait_for(
     training: dict[str, float], engines: dict[str, float], limit: str
 ) -> None:
     trial = Trial(
@@ -456,7 +459,7 @@ def test_the_limit_is_what_the_pools_wait_for(
     assert limit_of([trial]) == limit
 
 
-def test_the_price_moves_money_in_proportion_and_nothing_else() -> None:
+def test_the_price_changes_money_in_proportion_and_nothing_else() -> None:
     found = solved("objective=dollars", "search.sensitivity=2", "candidates.gpus=[4]")
     assert found.sensitivity is not None
     price = next(one for one in found.sensitivity.inputs if one.name == "price of a GPU-hour")
@@ -472,7 +475,7 @@ def test_the_price_moves_money_in_proportion_and_nothing_else() -> None:
         assert there.hours == own.hours
 
 
-def test_longer_answers_take_longer_where_generation_limits() -> None:
+def test_longer_responses_take_longer_in_a_generation_bound_run() -> None:
     found = solved(
         *("search.sensitivity=2", "base.trainer.step_s=0.01", "candidates.gpus=[4]"),
         "candidates.rollout_share=[0.5]",
@@ -487,7 +490,7 @@ def test_longer_answers_take_longer_where_generation_limits() -> None:
 
 
 def test_slower_memory_and_training_are_slower() -> None:
-    # The preset has so much CPU time of the engine that reading memory hides behind it.
+    # In the preset, the engine's CPU time hides the time of reading memory.
     overrides = ["simulation=table_7", "base.workload.steps=3", "base.rollout.engine_overhead_s=0"]
     config = load_plan(None, [*overrides, "base.workload.warmup_steps=1"]).base
     config.workload.prompts_per_batch = 16
@@ -507,15 +510,15 @@ def test_slower_memory_and_training_are_slower() -> None:
 @pytest.mark.parametrize(
     ("gpu", "ends", "source"),
     [
-        ("H100", ("-29.6%", "+29.6%"), "two known trainers differ by 1.42 times: ±30%"),
+        ("H100", ("-29.6%", "+29.6%"), "two known trainers differ by a factor of 1.42: ±30%"),
         (
             "L40S",
             ("-42.1%", "+42.1%"),
-            "two known trainers differ by 1.42 times; fitted on other GPUs, ±30%: ±42%",
+            "two known trainers differ by a factor of 1.42; fitted on other GPUs, ±30%: ±42%",
         ),
     ],
 )
-def test_the_speed_of_training_is_no_better_known_than_trainers_are_alike(
+def test_the_range_of_training_speed_is_the_difference_between_trainers(
     gpu: str, ends: tuple[str, str], source: str
 ) -> None:
     found = solved(
@@ -549,8 +552,8 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["objective=money"], "objective is 'money'"),
         (["steps=0"], "steps is 0"),
         (["candidates.rollout_share=[1.5]"], "must be a list of numbers > 0 and < 1"),
-        (["candidates.schedule=[overlapped]"], "candidates.schedule"),
-        (["candidates.placement=[shared]"], "candidates.placement"),
+        (["candidates.schedule=[overlapped]"], "candidates.schedule is ['overlapped'], but must"),
+        (["candidates.placement=[shared]"], "candidates.placement is ['shared'], but must be"),
         (["candidates.gpu=[H1000]"], "H100"),
         (["candidates.node_range=[4, 2]"], "first <= last"),
         (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),
@@ -601,10 +604,10 @@ def test_the_report_is_plain_json() -> None:
     assert {row["input"] for row in told["sensitivity"]["inputs"]} >= {"mean length"}
 
 
-# --- by hand ------------------------------------------------------------------------------------
+# --- computed by hand ---------------------------------------------------------------------------
 
 
-def test_fewer_gpus_excuse_more_hours_and_not_the_other_way_round() -> None:
+def test_more_hours_are_on_the_front_with_fewer_gpus_but_not_with_more() -> None:
     small, large = Point(2.0, 2.0, 4), Point(1.0, 2.0, 8)
     assert front([("small", small), ("large", large), ("both", Point(2.0, 2.0, 8))]) == [
         "small",
@@ -614,7 +617,7 @@ def test_fewer_gpus_excuse_more_hours_and_not_the_other_way_round() -> None:
     assert not dominates(Point(1.0, 1.0, 8), small)
 
 
-def test_what_the_closed_form_leaves_out_was_not_the_best() -> None:
+def test_candidates_excluded_by_their_lower_bound_are_not_the_best() -> None:
     plan = small_plan(
         *("candidates.gpus=[2, 3, 4, 5, 6, 8]", "candidates.rollout_share=[0.2, 0.5, 0.8]"),
         "candidates.eta=[0, 1, 2]",

@@ -1,4 +1,4 @@
-"""Pictures of simulations, and logs picked for them."""
+"""Pictures of simulations, and excerpts of logs for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def logged(*overrides: str) -> Log:
     return Log(header, tuple(records[1:]))
 
 
-def test_every_bar_is_full() -> None:
+def test_every_bar_fills_100_percent() -> None:
     for runs in ([small()], [small(), small("schedule.name=synchronous")]):
         axes = draw_utilization(runs).axes[0]
         rows: dict[float, float] = {}
@@ -47,7 +47,7 @@ def test_every_bar_is_full() -> None:
         assert list(rows.values()) == pytest.approx([100] * len(rows), abs=0.2)
 
 
-def test_shares_of_lags_add_up() -> None:
+def test_shares_of_lags_sum_to_1() -> None:
     for axes in draw_lags([small()]).axes:
         bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
         assert sum(bar.get_height() for bar in bars) == pytest.approx(100)
@@ -63,7 +63,7 @@ def test_steps_show_every_seed_and_the_mean_after_warm_up() -> None:
     legend = seconds.get_legend()
     assert legend is not None
     said = [text.get_text() for text in legend.get_texts()]
-    assert "warm-up, left out" in said
+    assert "warm-up, excluded" in said
     assert "thin: each seed; thick: their mean" in said
     assert any(text.endswith(" s after warm-up (dashed)") for text in said)
 
@@ -75,21 +75,21 @@ def test_pictures_are_written_into_a_new_folder(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_picked_engines_keep_what_they_did() -> None:
+def test_an_excerpt_keeps_the_activity_of_its_engines() -> None:
     log = logged()
-    picked = only_engines(log, [1], rewards=False)
+    excerpt = only_engines(log, [1], rewards=False)
     assert engines_of(log) == (0, 1)
-    assert engines_of(picked) == (1,)
-    assert list(activity(picked)) == [
+    assert engines_of(excerpt) == (1,)
+    assert list(activity(excerpt)) == [
         name for name in activity(log) if name not in ("engine 0", REWARDS)
     ]
-    whole, part = activity(log)["engine 1"], activity(picked)["engine 1"]
+    whole, part = activity(log)["engine 1"], activity(excerpt)["engine 1"]
     busy = [sum(s.end_s - s.start_s for s in stretches if s.busy) for stretches in (whole, part)]
     assert busy[0] == pytest.approx(busy[1])
-    assert {group.engine for group in picked.groups} == {1}
+    assert {group.engine for group in excerpt.groups} == {1}
 
 
-def test_a_gantt_can_be_drawn_of_picked_engines_with_failures() -> None:
+def test_a_timeline_can_be_drawn_of_an_excerpt_with_failures() -> None:
     log = logged("faults.node_mtbf_h=0.01", "faults.restart_s=1", "faults.detection_s=1")
     figure = draw_timeline(only_engines(log, [0]), zoom_s=5)
     assert all("seconds" in axes.get_xlabel() for axes in figure.axes)

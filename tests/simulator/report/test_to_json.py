@@ -1,4 +1,4 @@
-"""The JSON object of a simulation, its tables, and what they warn of."""
+"""The JSON object of a simulation, its tables and its warnings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from simulator.report.comparison import show_comparison
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
+from simulator.run.one_seed import IDLE_CAUSES
 from simulator.run.result import Replicated
-from simulator.run.run_system import IDLE_CAUSES
 from simulator.stats.format import duration, number, quantity, short_time
 from tools.pages.simulator import PAGE
 
@@ -62,10 +62,10 @@ def intervals(value: Any) -> list[dict[str, Any]]:
     return [found for inner in value.values() for found in intervals(inner)]
 
 
-# --- the object ----------------------------------------------------------------------------------
+# --- JSON ----------------------------------------------------------------------------------------
 
 
-def test_every_number_of_the_contract_has_its_interval() -> None:
+def test_every_documented_number_has_its_interval() -> None:
     found = json.loads(json.dumps(told(), allow_nan=False))
     for name in ("step_s", "tokens_per_s", "utilisation", "idle", "lag", "cost", "energy"):
         inside = intervals(found[name]) or intervals({"": found[name]})
@@ -85,14 +85,14 @@ def numbers(value: Any) -> list[float]:
     return [] if value is None else [value]
 
 
-def test_no_number_of_a_lag_stands_without_its_interval() -> None:
+def test_every_number_of_a_lag_has_its_interval() -> None:
     for found in (told()["lag"], told("eta=4")["lag"]):
         assert len(numbers(found)) == 3 * len(intervals(found))
         for kind in found.values():
             assert sum(one["mean"] for one in kind["histogram"].values()) == pytest.approx(1)
 
 
-def test_the_shares_of_a_pool_add_up_to_all_of_its_time() -> None:
+def test_the_shares_of_a_pool_sum_to_1() -> None:
     for overrides in ((), ("schedule.name=synchronous", "cluster.placement=colocated")):
         found = told(*overrides)
         for pool in found["utilisation"]:
@@ -111,7 +111,7 @@ def test_a_single_seed_has_no_interval_and_says_so() -> None:
     config = load_simulation("small", ["seeds=1"])
     found = json.loads(json.dumps(report(replicate(config), config), allow_nan=False))
     assert all(one["low"] is one["high"] is None for one in intervals(found))
-    assert found["warnings"][-1].startswith("1 seed: no intervals")
+    assert found["warnings"][-1].startswith("1 seed: no confidence intervals")
 
 
 def test_infinite_eta_is_valid_json() -> None:
@@ -138,21 +138,21 @@ def test_cost_and_energy_are_compared_seed_by_seed_with_an_interval() -> None:
         one = ratio[name]
         assert one["low"] < one["mean"] < one["high"], name
     lines = compared((), ("schedule.name=synchronous",)).splitlines()
-    for title in ("GPU-hours a step", "dollars a step", "kWh a step"):
+    for title in ("GPU-hours per step", "dollars per step", "kWh per step"):
         assert next(line for line in lines if line.startswith(title)).count("±") == 3
 
 
-def test_what_has_no_price_is_not_compared_by_it() -> None:
+def test_costs_are_not_compared_without_a_price() -> None:
     ratio = comparison(small()[1], small("cluster.gpu=H800")[1])
     assert ratio["dollars_per_step"] is None
     assert ratio["gpu_hours_per_step"]["mean"] == pytest.approx(1)
-    assert "dollars a step" not in compared((), ("cluster.gpu=H800",))
+    assert "dollars per step" not in compared((), ("cluster.gpu=H800",))
 
 
-# --- sources and warnings ------------------------------------------------------------------------
+# --- provenance and warnings ---------------------------------------------------------------------
 
 
-def test_what_was_given_is_known_and_what_was_fitted_has_its_error() -> None:
+def test_given_times_have_no_error_and_fitted_ones_have_theirs() -> None:
     parts = {part.name: part for part in cost_parts(load_simulation("small"))}
     assert [parts[name].error for name in ("decode", "training", "weight update")] == [0, 0, 0]
     parts = {part.name: part for part in cost_parts(load_simulation(None))}
@@ -166,11 +166,11 @@ def test_what_was_given_is_known_and_what_was_fitted_has_its_error() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["cluster.gpu=H800"], ["H800: not checked", "H800: nobody publishes a price"]),
+        (["cluster.gpu=H800"], ["H800: not checked", "H800: no published price"]),
         (["cluster.gpu=H800", "cluster.price_per_gpu_h=2"], ["H800: not checked"]),
         (["cluster.gpu=H100"], []),
         (["cluster.gpu=H100", "cluster.rollout_gpu=MI300X"], ["decode: ", "prefill: ", "MI300X: "]),
-        (["cluster.gpu=H100", "seeds=2"], ["2 seeds: wide intervals"]),
+        (["cluster.gpu=H100", "seeds=2"], ["2 seeds: wide confidence intervals"]),
         (
             ["cluster.gpu=MI300X", "cluster.rollout_gpu=H100"],
             ["training: not measured on MI300X", "MI300X: "],
@@ -185,16 +185,16 @@ def test_warnings_name_what_is_uncertain(overrides: list[str], expected: list[st
     assert all(any(line.startswith(one) for one in expected) for line in found), found
 
 
-def test_training_is_as_uncertain_as_a_plan_takes_it_to_be() -> None:
+def test_the_error_of_training_equals_that_of_a_plan() -> None:
     for gpu in ("H100", "H200", "L40S", "MI300X"):
         parts = cost_parts(load_simulation(None, [f"cluster.gpu={gpu}"]))
         training = next(part for part in parts if part.name == "training")
         assert training.error == speed_error(find_gpu(gpu)).error
         assert (training.error == 0.3) is (gpu in {"L40S", "MI300X"})
-        assert (f"not measured on {gpu}, some ±30%" in training.source) is (training.error == 0.3)
+        assert (f"not measured on {gpu}, about ±30%" in training.source) is (training.error == 0.3)
 
 
-def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> None:
+def test_caveats_of_a_model_are_warnings(tmp_path: Path) -> None:
     shape = {
         **{"model_type": "unheard_of", "hidden_size": 896, "intermediate_size": 4864},
         **{"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
@@ -204,8 +204,8 @@ def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> No
     file.write_text(json.dumps(shape))
     config = load_simulation("small", [f"model={file}"])
     found = warnings(config)
-    assert any("'unheard_of' is not known: it is counted as if it were Llama" in a for a in found)
-    assert any("24 of its 24 layers look at a part of the context only" in line for line in found)
+    assert any("'unheard_of' is unknown: it is counted like Llama" in a for a in found)
+    assert any("24 of its 24 layers attend to only a part of the context" in line for line in found)
     assert not any("Llama" in line for line in warnings(load_simulation("small")))
 
 
@@ -213,7 +213,7 @@ def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> No
     ("overrides", "says"),
     [
         (["eta=8"], "lags still grow after the 2 steps of warm-up"),
-        (["eta=8", "trainer.step_s=0.1"], "workload.warmup_steps is 2, but a pipeline that may"),
+        (["eta=8", "trainer.step_s=0.1"], "workload.warmup_steps is 2, but should be >= 9"),
         (["eta=8", "steps=80", "warmup_steps=50"], ""),
         (["eta=8", "workload.whole_run=true"], ""),
         (["eta=8", "schedule.name=synchronous"], ""),
@@ -221,13 +221,13 @@ def test_what_the_sizes_of_a_model_do_not_say_is_warned_of(tmp_path: Path) -> No
         ([], ""),
     ],
 )
-def test_a_pipeline_that_still_fills_is_noticed(overrides: list[str], says: str) -> None:
+def test_a_warm_up_that_is_too_short_has_a_warning(overrides: list[str], says: str) -> None:
     found = [line for line in told(*overrides)["warnings"] if "warm-up" in line or "warmup" in line]
     assert len(found) == (1 if says else 0)
     assert all(line.startswith(says) for line in found)
 
 
-def test_lags_are_what_they_are_where_nothing_is_warned_of() -> None:
+def test_lags_without_a_warning_are_stationary() -> None:
     early, late = told("eta=8"), told("eta=8", "steps=80", "warmup_steps=50")
     assert early["lag"]["token"]["mean"]["high"] < 5
     assert late["lag"]["token"]["mean"]["mean"] == pytest.approx(7.7, abs=0.1)
@@ -241,7 +241,7 @@ def test_lags_are_what_they_are_where_nothing_is_warned_of() -> None:
         *("weights.export_s=2", "workload.tool.mean_s=3"),
     ],
 )
-def test_a_setting_without_effect_is_warned_of(override: str) -> None:
+def test_a_setting_without_effect_has_a_warning(override: str) -> None:
     found = [
         line
         for line in warnings(load_simulation("small", [override]))
@@ -251,7 +251,7 @@ def test_a_setting_without_effect_is_warned_of(override: str) -> None:
     assert found[0].startswith(override.replace("=", " is "))
 
 
-def test_a_setting_that_has_its_effect_is_not() -> None:
+def test_a_setting_with_an_effect_has_no_warning() -> None:
     for preset in presets():
         assert not list(ignored_settings(load_simulation(preset)))
     effective = [
@@ -275,7 +275,7 @@ def test_a_setting_that_has_its_effect_is_not() -> None:
         (["schedule.name=partial_rollout", "eta=4"], False),
     ],
 )
-def test_asking_a_schedule_for_an_eta_that_it_does_not_have_is_warned_of(
+def test_an_eta_that_the_schedule_ignores_has_a_warning(
     overrides: list[str], *, says: bool
 ) -> None:
     found = list(ignored_overrides(load_simulation("small", overrides), overrides))
@@ -283,10 +283,10 @@ def test_asking_a_schedule_for_an_eta_that_it_does_not_have_is_warned_of(
     assert all("use schedule.name=asynchronous" in line for line in found)
 
 
-def test_a_given_step_of_what_no_memory_would_hold_is_warned_of() -> None:
+def test_a_given_step_that_exceeds_the_memory_has_a_warning() -> None:
     def told(*overrides: str) -> list[str]:
         found = warnings(load_simulation("small", ["rollout.tensor_parallel=2", *overrides]))
-        return [line for line in found if line.startswith("training: its step is given")]
+        return [line for line in found if line.startswith("training: memory is not checked")]
 
     (line,) = told("model=Qwen2.5-72B", "trainer.tensor_parallel=2")
     # 18 bytes for each of 72.7 billion parameters, on two GPUs.
@@ -294,7 +294,7 @@ def test_a_given_step_of_what_no_memory_would_hold_is_warned_of() -> None:
     assert told() == told("model=Qwen2.5-7B", "gpus=6") == []
 
 
-def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None:
+def test_a_given_price_silences_the_warning_about_an_unverified_one() -> None:
     unverified = load_simulation(None, ["cluster.gpu=A100-40"])
     assert any("its price is" in line for line in warnings(unverified))
     own = unverified.with_settings({"cluster.price_per_gpu_h": 1.0})
@@ -304,7 +304,7 @@ def test_a_price_of_ones_own_silences_the_warning_of_an_unverified_one() -> None
 # --- tables --------------------------------------------------------------------------------------
 
 
-def test_the_report_says_what_a_reader_asks_first() -> None:
+def test_the_report_shows_the_main_results() -> None:
     text = printed()
     for part in (
         "2 generate (2 engines of TP 1), 2 train",
@@ -323,21 +323,21 @@ def test_the_report_says_what_a_reader_asks_first() -> None:
 
 
 def test_lags_beyond_eta_are_explained_and_others_are_not() -> None:
-    assert "More than eta (1): it bounds how many prompts are started" in " ".join(
+    assert "Lags exceed eta (1), which bounds the number of started prompts" in " ".join(
         printed().split()
     )
-    assert "More than eta" not in printed("schedule.batch_order=strict_start_order")
-    assert "More than eta" not in printed("schedule.name=synchronous")
+    assert "Lags exceed eta" not in printed("schedule.batch_order=strict_start_order")
+    assert "Lags exceed eta" not in printed("schedule.name=synchronous")
 
 
-def test_lags_are_printed_with_their_intervals_and_the_largest_are_added_up() -> None:
+def test_lags_are_printed_with_their_intervals_and_the_largest_are_summed() -> None:
     row = next(line for line in printed().splitlines() if line.startswith("  1 "))
     assert row.count("±") == 3
     many = printed("eta=12", "trainer.step_s=60", "steps=30")
-    assert "  9 and more" in many
+    assert "  9 or more" in many
 
 
-def test_the_side_that_limits_is_named() -> None:
+def test_the_bottleneck_is_named() -> None:
     assert "Training limits this run" in printed("trainer.step_s=30")
     assert "Generation limits this run" in printed("trainer.step_s=0.1", "weights.update_s=0.01")
     assert "Both sides wait" in printed("schedule.name=synchronous")
@@ -364,12 +364,12 @@ def test_the_side_that_limits_is_named() -> None:
         ),
         (
             ["schedule.name=synchronous", "cluster.placement=colocated"],
-            "Generation takes the largest part",
-            "generate and train in turn",
+            "Generation takes the largest share",
+            "alternate between generation and training",
         ),
     ],
 )
-def test_what_limits_is_neither_side_where_both_wait_for_something_else(
+def test_neither_side_is_the_bottleneck_if_both_wait_for_something_else(
     overrides: list[str], limit: str, helps: str
 ) -> None:
     text = " ".join(printed(*overrides).split())
@@ -379,7 +379,7 @@ def test_what_limits_is_neither_side_where_both_wait_for_something_else(
     assert "More GPUs for training" not in text
 
 
-def test_waiting_inside_a_training_step_stands_beside_the_utilization_that_includes_it() -> None:
+def test_waits_inside_a_training_step_are_listed_below_the_utilization() -> None:
     brief = ["workload.steps=3", "workload.warmup_steps=1", "workload.prompts_per_batch=16"]
     config = load_simulation("figure_6a_32b", ["seeds=1", "trainer.dynamic_batching=false", *brief])
     found = report(replicate(config), config)
@@ -404,11 +404,11 @@ def test_a_measured_training_step_has_one_name() -> None:
     assert "\ntrain " in printed()
 
 
-def test_a_missing_price_is_no_number() -> None:
-    assert "no price known" in printed("cluster.gpu=H800")
+def test_a_missing_price_is_shown_as_unknown() -> None:
+    assert "unknown price" in printed("cluster.gpu=H800")
 
 
-def test_a_comparison_says_which_is_faster_and_by_how_much() -> None:
+def test_a_comparison_names_the_faster_run_and_the_factor() -> None:
     text = compared((), ("schedule.name=synchronous",))
     assert "A trains" in text
     assert "times as fast as B" in text
@@ -418,10 +418,10 @@ def test_a_comparison_says_which_is_faster_and_by_how_much() -> None:
 
 
 def test_a_comparison_with_itself_finds_no_difference() -> None:
-    assert "B trains as fast as A" in compared((), ())
+    assert "no significant difference in speed" in compared((), ())
 
 
-def test_fewer_gpus_for_the_same_speed_are_said_to_be_cheaper() -> None:
+def test_a_comparison_shows_that_fewer_gpus_at_the_same_speed_are_cheaper() -> None:
     many = ("trainer.step_s=60", "gpus=6", "rollout_gpus=4")
     few = ("trainer.step_s=60",)
     text = " ".join(compared(many, few).split())
@@ -445,9 +445,7 @@ def test_fewer_gpus_for_the_same_speed_are_said_to_be_cheaper() -> None:
         (1234567.0, 0.0, "1,235,000 s"),
     ],
 )
-def test_numbers_have_as_many_digits_as_mean_something(
-    mean: float, half: float, shown: str
-) -> None:
+def test_numbers_have_only_significant_digits(mean: float, half: float, shown: str) -> None:
     assert quantity({"mean": mean, "low": mean - half, "high": mean + half}, "s") == shown
 
 
@@ -459,7 +457,7 @@ def test_one_seed_shows_the_mean_alone() -> None:
     ("seconds", "shown"),
     [(40.1, "40.1 s"), (179, "179 s"), (600, "10 min"), (53280, "14.8 h"), (864000, "10 days")],
 )
-def test_durations_have_the_unit_that_one_would_say(seconds: float, shown: str) -> None:
+def test_durations_have_a_readable_unit(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
@@ -476,9 +474,9 @@ def test_durations_have_the_unit_that_one_would_say(seconds: float, shown: str) 
         (4e-12, "0.004 ns"),
     ],
 )
-def test_short_times_have_the_unit_that_fits(seconds: float, shown: str) -> None:
+def test_short_times_have_a_readable_unit(seconds: float, shown: str) -> None:
     assert short_time(seconds) == shown
 
 
-def test_what_is_no_number_is_shown_as_it_is() -> None:
+def test_infinity_is_shown_as_inf() -> None:
     assert number(math.inf) == "inf"

@@ -23,8 +23,8 @@ from simulator.costs.prefill import prefill_cost
 from simulator.costs.training_timing import Sizes
 from simulator.engine.replica import Replica
 from simulator.run.draws import Draws
-from simulator.run.reward_queue import Judges
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
+from simulator.run.reward_queue import RewardQueue
 from simulator.run.system import Seconds, UpdateSeconds
 from simulator.workload.lengths import LogNormalLengths
 from tests.simulator.engine.toy_engine import toy_engines
@@ -63,7 +63,7 @@ def test_one_step_overlap_is_the_longer_side_then_the_update(train_s: float) -> 
 
 
 @pytest.mark.parametrize("train_s", [20.0, 100.0, 130.0])
-def test_an_update_that_the_trainer_only_begins_is_hidden_behind_training(train_s: float) -> None:
+def test_an_update_that_the_trainer_only_starts_is_hidden_behind_training(train_s: float) -> None:
     system = toy_system(one_step_overlap(), train_s=train_s, weights=UPDATE, warmup_steps=3)
     on_engines = GENERATE_S + UPDATE.delay_s + UPDATE.load_s
     expected_s = max(on_engines, train_s + UPDATE.export_s)
@@ -71,7 +71,7 @@ def test_an_update_that_the_trainer_only_begins_is_hidden_behind_training(train_
 
 
 @pytest.mark.parametrize("train_s", [10.0, 24.0, 25.0, 26.0, 80.0])
-def test_an_asynchronous_run_goes_at_the_rate_of_its_slower_side(train_s: float) -> None:
+def test_an_asynchronous_run_has_the_rate_of_its_slower_side(train_s: float) -> None:
     # 8 slots, one group of 2 samples in two of them: 4 groups in 100 s, a batch of one in 25 s.
     system = toy_system(
         asynchronous(math.inf),
@@ -88,7 +88,7 @@ def test_an_asynchronous_run_goes_at_the_rate_of_its_slower_side(train_s: float)
     assert run_system(system, 1).step_s == pytest.approx(max(generate_s, train_s), rel=EXACT)
 
 
-def test_an_asynchronous_run_loses_the_time_of_loading_when_generation_is_the_slower_side() -> None:
+def test_an_asynchronous_run_loses_the_loading_time_when_generation_is_slower() -> None:
     system = toy_system(
         asynchronous(math.inf), batch=4, train_s=20.0, steps=60, warmup_steps=10, weights=UPDATE
     )
@@ -104,7 +104,7 @@ def test_partial_rollout_with_no_more_groups_than_a_batch_is_synchronous() -> No
 
 
 @pytest.mark.parametrize("samples", [1, 4, 32])
-def test_a_batch_without_waiting_takes_its_longest_answer(samples: int) -> None:
+def test_a_batch_without_waiting_takes_as_long_as_its_longest_response(samples: int) -> None:
     """Exponential lengths: E[max of n] is the n-th harmonic number of means."""
     mean = 2000.0
     system = toy_system(
@@ -121,7 +121,7 @@ def test_a_batch_without_waiting_takes_its_longest_answer(samples: int) -> None:
     assert steps_s.mean() == pytest.approx(mean * harmonic, abs=error)
 
 
-def test_uniform_lengths_have_the_longest_that_order_statistics_say() -> None:
+def test_the_longest_of_uniform_lengths_follows_order_statistics() -> None:
     system = toy_system(
         synchronous(),
         batch=1,
@@ -151,7 +151,7 @@ NO_CAP = 10**9
         *[(2048, 6_000, NO_CAP, 126_400), (128, 2_000, 28_000, 28_000), (16, 5_000, 28_000, 0)],
     ],
 )
-def test_lognormal_lengths_have_the_longest_that_order_statistics_say(
+def test_the_longest_of_lognormal_lengths_follows_order_statistics(
     answers: int, batches: int, cap: int, published: int
 ) -> None:
     """Means of 7.7k (capped) and 8.1k tokens, while a batch waits for 23k to 126k."""
@@ -167,7 +167,7 @@ def test_lognormal_lengths_have_the_longest_that_order_statistics_say(
     assert not published or longest == pytest.approx(published, rel=0.01)
 
 
-def test_a_batch_of_lognormal_lengths_waits_for_its_longest() -> None:
+def test_a_batch_of_lognormal_lengths_waits_for_the_longest() -> None:
     lengths = LogNormalLengths(wanted_mean_tokens=8144, sigma=0.9, max_tokens=NO_CAP)
     system = toy_system(synchronous(), batch=2, samples=64, steps=5, train_s=0.0, lengths=lengths)
     draws = Draws(system, 1)
@@ -178,7 +178,7 @@ def test_a_batch_of_lognormal_lengths_waits_for_its_longest() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3, 16])
-def test_fewer_slots_than_answers_keep_grahams_bound(slots: int) -> None:
+def test_fewer_slots_than_responses_stay_within_grahams_bound(slots: int) -> None:
     """List scheduling ends between total / slots and total / slots + longest."""
     system = toy_system(
         synchronous(),
@@ -200,7 +200,7 @@ def test_fewer_slots_than_answers_keep_grahams_bound(slots: int) -> None:
 
 
 def test_littles_law_holds_for_groups_in_generation_and_in_the_buffer() -> None:
-    """Mean number inside is arrival rate times mean stay, over the whole of a complete run."""
+    """The mean number inside is arrival rate times mean stay, over a complete run."""
     system = toy_system(
         asynchronous(6),
         batch=8,
@@ -234,7 +234,7 @@ def test_littles_law_holds_for_groups_in_generation_and_in_the_buffer() -> None:
     assert area_running / result.makespan_s <= 12
 
 
-def test_littles_law_holds_for_the_slots_that_engines_are_said_to_use() -> None:
+def test_littles_law_holds_for_the_reported_use_of_slots() -> None:
     """Busy slots are tokens per second times seconds per token."""
     system = toy_system(
         asynchronous(2),
@@ -260,7 +260,7 @@ def test_littles_law_holds_for_the_slots_that_engines_are_said_to_use() -> None:
 
 @dataclass
 class DrawnTraining:
-    """Steps of exponential times of mean 1, whatever they are given."""
+    """Steps of exponential times of mean 1, for any batch."""
 
     generator: np.random.Generator
 
@@ -300,12 +300,12 @@ def test_eta_is_the_buffer_of_the_queue_m_m_1_k(eta: int, generated_per_trained:
 # --- rewards as a queue --------------------------------------------------------------------------
 
 
-def waits_of_judges(gaps_s: np.ndarray, times_s: np.ndarray, workers: int) -> np.ndarray:
-    judges = Judges(workers)
+def waits_for_scoring(gaps_s: np.ndarray, times_s: np.ndarray, workers: int) -> np.ndarray:
+    queue = RewardQueue(workers)
     waits_s, now_s = [], 0.0
     for gap_s, work_s in zip(gaps_s.tolist(), times_s.tolist(), strict=True):
         now_s += gap_s
-        waits_s.append(judges.judged_s(now_s, [work_s]) - now_s - work_s)
+        waits_s.append(queue.scored_s(now_s, [work_s]) - now_s - work_s)
     return np.array(waits_s)
 
 
@@ -335,31 +335,31 @@ def less_noisy_mean_s(
     return float(waits_s.mean() - slope * (twin_s.mean() - known_s))
 
 
-def test_one_judge_with_a_constant_time_is_the_queue_m_d_1() -> None:
+def test_one_reward_worker_with_a_constant_time_is_the_queue_m_d_1() -> None:
     generator, rho, n = np.random.default_rng(1), 0.6, 400_000
-    waits_s = waits_of_judges(generator.exponential(1 / rho, n), np.ones(n), 1)
+    waits_s = waits_for_scoring(generator.exponential(1 / rho, n), np.ones(n), 1)
     assert waits_s.mean() == pytest.approx(rho / (2 * (1 - rho)), rel=0.02)
 
 
-def test_one_judge_with_any_time_is_the_queue_m_g_1() -> None:
+def test_one_reward_worker_with_any_time_is_the_queue_m_g_1() -> None:
     generator, rho, n = np.random.default_rng(2), 0.5, 400_000
     gaps_s, times_s = generator.exponential(1 / rho, n), generator.uniform(0, 2, n)
-    waits_s = waits_of_judges(gaps_s, times_s, 1)
+    waits_s = waits_for_scoring(gaps_s, times_s, 1)
     assert waits_s.mean() == pytest.approx(one_server_s(rho, 1, 4 / 3), rel=0.02)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
-def test_several_judges_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
+def test_several_reward_workers_with_exponential_times_are_the_queue_m_m_c(workers: int) -> None:
     generator, load, n = np.random.default_rng(3), 0.7 * workers, 400_000
     gaps_s, times_s = generator.exponential(1 / load, n), generator.exponential(1.0, n)
-    waits_s = waits_of_judges(gaps_s, times_s, workers)
+    waits_s = waits_for_scoring(gaps_s, times_s, workers)
     known_s = one_server_s(load, workers, 2.0)
     mean_s = less_noisy_mean_s(waits_s, gaps_s, times_s, workers, known_s)
     assert mean_s == pytest.approx(erlang_s(load, workers), rel=0.02)
 
 
 def waits_of_an_engine(gaps_s: np.ndarray, tokens: np.ndarray, places: int) -> np.ndarray:
-    """From arrival to the first step, of answers that an engine generates.
+    """Time from arrival to the first step, of responses that an engine generates.
 
     A step takes 1/1000 s whoever takes part, so that an answer of n tokens takes n of them.
     """
@@ -387,7 +387,7 @@ def waits_of_an_engine(gaps_s: np.ndarray, tokens: np.ndarray, places: int) -> n
     return np.asarray(ended_s - arrives_s - tokens / 1000)
 
 
-def test_an_engine_with_one_place_is_the_queue_m_d_1() -> None:
+def test_an_engine_with_one_slot_is_the_queue_m_d_1() -> None:
     generator, rho, n = np.random.default_rng(4), 0.5, 20_000
     gaps_s, tokens = generator.exponential(1 / rho, n), np.full(n, 1000)
     waits_s = waits_of_an_engine(gaps_s, tokens, 1)
@@ -396,8 +396,8 @@ def test_an_engine_with_one_place_is_the_queue_m_d_1() -> None:
     assert mean_s == pytest.approx(known_s, rel=0.02)
 
 
-def test_an_engine_with_several_places_is_the_queue_m_m_c() -> None:
-    """A newcomer waits for the end of a step as well, half of one in the mean."""
+def test_an_engine_with_several_slots_is_the_queue_m_m_c() -> None:
+    """A new response also waits for the end of a step, half a step on average."""
     generator, n, places, load = np.random.default_rng(5), 60_000, 3, 2.1
     gaps_s = generator.exponential(1 / load, n)
     tokens = np.ceil(generator.exponential(1000, n)).astype(int)
@@ -407,8 +407,8 @@ def test_an_engine_with_several_places_is_the_queue_m_m_c() -> None:
     assert mean_s == pytest.approx(erlang_s(load, places), rel=0.02)
 
 
-def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> None:
-    def judged(workers: int) -> float:
+def test_scoring_a_group_delays_it_and_lengthens_a_synchronous_step() -> None:
+    def step_s(workers: int) -> float:
         system = toy_system(
             synchronous(),
             batch=2,
@@ -418,10 +418,10 @@ def test_judging_a_group_holds_it_back_and_a_synchronous_step_grows_by_it() -> N
         )
         return run_system(system, 1).step_s
 
-    assert judged(0) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
-    assert judged(6) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
-    assert judged(4) == pytest.approx(GENERATE_S + 50 + 10, rel=EXACT)
-    assert judged(1) == pytest.approx(GENERATE_S + 50 + 30, rel=EXACT)
+    assert step_s(0) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert step_s(6) == pytest.approx(GENERATE_S + 50 + 5, rel=EXACT)
+    assert step_s(4) == pytest.approx(GENERATE_S + 50 + 10, rel=EXACT)
+    assert step_s(1) == pytest.approx(GENERATE_S + 50 + 30, rel=EXACT)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 7])
@@ -434,8 +434,8 @@ def test_turns_add_the_time_of_their_tools(turns: int) -> None:
     assert result.columns["tokens"] == pytest.approx(4 * 2 * 100)
 
 
-def test_while_a_sample_waits_for_its_tool_another_has_its_slot() -> None:
-    """Two samples of two turns in one slot: 50 s each, and tools of 30 s that hide behind it."""
+def test_while_a_sample_waits_for_its_tool_another_uses_its_slot() -> None:
+    """Two samples of two turns in one slot: 50 s a turn, which hides tools of 30 s."""
     system = toy_system(
         synchronous(),
         batch=1,

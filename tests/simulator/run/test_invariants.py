@@ -1,4 +1,4 @@
-"""What must hold in every simulation, whatever is simulated."""
+"""Properties of every simulation, for any system."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.costs import prefill as prefill_cost
-from simulator.run.draws import LENGTHS, Draws, stream
+from simulator.run.draws import Draws
+from simulator.run.one_seed import run_system
 from simulator.run.pools import GENERATE
 from simulator.run.result import SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
+from simulator.workload.streams import LENGTHS, stream
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Latencies,
@@ -157,17 +158,17 @@ def check_every_group_ends_once(system: System, result: SimulationResult, log: L
 
 
 def check_order_of_a_groups_life(log: Log) -> None:
-    begun: dict[int, float] = {}
-    judged: dict[int, float] = {}
+    started: dict[int, float] = {}
+    scored: dict[int, float] = {}
     for group in log.groups:
         assert group.t_s <= group.generated_s <= group.end_s
-        judged[group.group] = group.end_s
+        scored[group.group] = group.end_s
     for record in log.actions:
         match record.action:
             case StartGroup(group):
-                begun[group] = record.t_s
+                started[group] = record.t_s
             case Train(_, groups):
-                assert all(begun[group] <= judged[group] <= record.t_s for group in groups)
+                assert all(started[group] <= scored[group] <= record.t_s for group in groups)
 
 
 def check_tokens(system: System, seed: int, log: Log) -> None:
@@ -191,7 +192,7 @@ def check_lags(result: SimulationResult, log: Log) -> None:
 
 
 def check_time(system: System, result: SimulationResult) -> None:
-    """Busy and idle sum to everything; so do the parts of a step."""
+    """Busy and idle shares sum to 1, and the parts of a step to the step."""
     for pool in result.pools.values():
         if pool.seconds:
             assert sum(pool.busy.values()) + pool.idle_share == pytest.approx(1)
@@ -232,8 +233,8 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     ],
     ids=lambda schedule: f"{schedule.name}-{schedule.on_new_weights}",
 )
-def test_idleness_has_the_causes_that_the_log_has(schedule: Schedule, *, complete: bool) -> None:
-    """Counted without a log, and found in one by the code that reads a real run's."""
+def test_idle_causes_equal_those_read_from_the_log(schedule: Schedule, *, complete: bool) -> None:
+    """Counted without a log, and computed from it by the code that reads a real run's log."""
     system = toy_system(
         schedule,
         in_flight=6,
@@ -241,7 +242,7 @@ def test_idleness_has_the_causes_that_the_log_has(schedule: Schedule, *, complet
         complete=complete,
         lengths=lognormal(80),
         reward=Latencies(lambda generator, size: generator.exponential(9.0, size)),
-        # Without an update after the last step the run ends with it, as the averages do.
+        # Without an update after the last step, the run ends with that step, as the averages do.
         weights=UpdateSeconds() if complete else UpdateSeconds(export_s=2, delay_s=3, load_s=5),
     )
     result, log = run_with_log(system)
@@ -256,7 +257,7 @@ def test_idleness_has_the_causes_that_the_log_has(schedule: Schedule, *, complet
     log_trainer = use[TRAINER].busy_s | use[TRAINER].idle_s
     ours_trainer = dict(result.pools["training"].busy) | dict(result.pools["training"].idle)
     if not complete:
-        # The log knows that nothing came after the last start, the simulation stops in the middle.
+        # The log shows that nothing came after the last start; the simulation stops in the middle.
         for shares in (ours, log_shares, ours_trainer, log_trainer):
             waited = [n for n in shares if n.startswith(("nothing", "waiting for weights"))]
             shares["waited"] = sum(shares.pop(name) for name in waited)
@@ -267,7 +268,7 @@ def test_idleness_has_the_causes_that_the_log_has(schedule: Schedule, *, complet
     )
 
 
-# --- what more of something does -----------------------------------------------------------------
+# --- monotonicity --------------------------------------------------------------------------------
 
 
 def throughput(schedule: Schedule, **fields: Any) -> float:
@@ -311,11 +312,11 @@ def test_more_hardware_is_never_slower() -> None:
         for schedule in (synchronous(), asynchronous(2)):
             rates = [throughput(schedule, **field) for field in fields]
             for less, more in itertools.pairwise(rates):
-                # List scheduling has anomalies of its own (Graham 1969), well below a percent here.
+                # List scheduling has anomalies (Graham 1969), well below a percent here.
                 assert more >= 0.99 * less, (schedule.name, fields)
 
 
-def test_twice_as_fast_in_everything_is_twice_as_fast() -> None:
+def test_a_system_with_all_times_halved_is_twice_as_fast() -> None:
     def ends(scale: float) -> list[float]:
         system = toy_system(
             asynchronous(2),
@@ -331,8 +332,8 @@ def test_twice_as_fast_in_everything_is_twice_as_fast() -> None:
     assert ends(0.5) == [end_s / 2 for end_s in ends(1.0)]
 
 
-def test_asynchrony_gains_nothing_where_training_is_the_bottleneck_of_both() -> None:
-    """Half a step of generation hides; the simulator must be able to say that this is all."""
+def test_asynchrony_gains_no_more_than_generation_where_training_is_the_bottleneck() -> None:
+    """Only the generation time can be hidden, and it is short."""
     sync = throughput(synchronous(), training=Seconds(seconds=50_000.0))
     overlapped = throughput(asynchronous(8), training=Seconds(seconds=50_000.0))
     assert 1 <= overlapped / sync < 1.02
@@ -346,7 +347,7 @@ def test_a_synchronous_step_is_never_faster_than_an_asynchronous_one() -> None:
 
 
 def test_draws_do_not_depend_on_schedule_and_cluster() -> None:
-    """Common random numbers: group n has the same answers everywhere."""
+    """Common random numbers: group n has the same lengths everywhere."""
     systems_ = [
         toy_system(synchronous(), lengths=lognormal(100)),
         toy_system(asynchronous(4), engines=7, slots=2, in_flight=9, lengths=lognormal(100)),
@@ -381,7 +382,7 @@ def test_a_block_of_draws_is_a_batch_and_a_group_its_row() -> None:
 
 
 def test_engines_are_idle_only_while_nothing_may_start() -> None:
-    """Work conserving: with one group always at hand, an engine without work is a contradiction."""
+    """Work conserving: an engine is never idle while a group may start."""
     system = toy_system(
         asynchronous(math.inf),
         batch=1,
@@ -397,14 +398,14 @@ def test_engines_are_idle_only_while_nothing_may_start() -> None:
     assert pool.utilization == pytest.approx(1)
 
 
-def test_how_many_answers_an_engine_has_at_a_time_does_not_change_what_it_does() -> None:
-    """Two samples of a group in one slot take as long as two groups of one sample."""
+def test_two_samples_of_a_group_take_as_long_as_two_groups_of_one_sample() -> None:
+    """With one slot."""
     pairs = toy_system(synchronous(), batch=4, samples=2, engines=1, slots=1, lengths=constant(50))
     single = toy_system(synchronous(), batch=8, samples=1, engines=1, slots=1, lengths=constant(50))
     assert run_system(pairs, 1).step_s == run_system(single, 1).step_s == 8 * 50 + 50
 
 
-def test_busy_time_is_what_engines_say_where_they_say_more_than_that_they_generate() -> None:
+def test_busy_time_is_split_by_the_activities_that_engines_report() -> None:
     system = toy_system(asynchronous(1), lengths=lognormal(100))
     shares = run_system(system, 1).pools["rollout"].busy
     assert GENERATE not in shares
@@ -412,7 +413,7 @@ def test_busy_time_is_what_engines_say_where_they_say_more_than_that_they_genera
 
 
 def forget_free_lists() -> None:
-    """Python keeps freed tuples and floats for later; a collection lets go of them.
+    """Python keeps freed tuples and floats for later; a collection releases them.
 
     What is frozen is not collected, so that cycles, which a run leaves to nobody, stay in sight.
     """
@@ -421,7 +422,7 @@ def forget_free_lists() -> None:
     gc.unfreeze()
 
 
-def test_a_step_leaves_little_more_than_its_row() -> None:
+def test_a_step_keeps_little_more_memory_than_its_row() -> None:
     """A row has 16 columns of 8 bytes. The table of prefill times ends at the longest chunk, and
     what is under way, some 25 kB, differs between two moments."""
 
@@ -448,11 +449,11 @@ def test_a_step_leaves_little_more_than_its_row() -> None:
 
 
 def test_nothing_is_left_over_at_the_end() -> None:
-    from simulator.run.drive import Drive
+    from simulator.run.event_loop import EventLoop
 
     system = toy_system(asynchronous(2), steps=200, lengths=lognormal(100))
-    drive = Drive(replace(system, make_engine=toy_engines(1.0, 3)), 1)
-    drive.run()
-    assert len(drive.flights) + len(drive.kept) == 0
-    assert all(not slot.flights for slot in drive.slots)
-    assert len(drive.env._queue) < 50
+    loop = EventLoop(replace(system, make_engine=toy_engines(1.0, 3)), 1)
+    loop.run()
+    assert len(loop.flights) + len(loop.kept) == 0
+    assert all(not slot.flights for slot in loop.slots)
+    assert len(loop.env._queue) < 50

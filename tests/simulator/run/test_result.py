@@ -13,9 +13,9 @@ import pytest
 from areal_lab.control.schedule import asynchronous, synchronous
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.run.accounting import COLUMNS
+from simulator.run.one_seed import run_system
 from simulator.run.pools import PoolShares, pool_shares, shared_gpus, split
 from simulator.run.result import Replicated, SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import UpdateSeconds
 from simulator.stats.statistics import Estimate, estimate
 from tests.simulator.run.toy_system import lognormal, toy_system
@@ -35,14 +35,14 @@ def several(schedule: Any = None, seeds: int = 3, **fields: Any) -> Replicated:
 # --- intervals -----------------------------------------------------------------------------------
 
 
-def test_an_interval_is_the_textbooks() -> None:
+def test_an_interval_equals_a_textbook_example() -> None:
     told = estimate([4.0, 6.0, 8.0])
     assert told.mean == 6
     assert told.half_width == pytest.approx(4.303 * 2 / math.sqrt(3), rel=1e-3)
     assert told.high - told.mean == pytest.approx(told.mean - told.low)
 
 
-def test_an_interval_holds_the_truth_in_95_of_100_studies() -> None:
+def test_an_interval_covers_the_true_mean_in_95_of_100_studies() -> None:
     generator = np.random.default_rng(1)
     studies = [estimate(generator.normal(3.0, 2.0, 5).tolist()) for _ in range(4000)]
     held = sum(told.low <= 3.0 <= told.high for told in studies) / 4000
@@ -62,7 +62,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 # --- averages ------------------------------------------------------------------------------------
 
 
-def test_averages_leave_the_warm_up_out() -> None:
+def test_averages_exclude_the_warm_up() -> None:
     result = several().results[0]
     steps = result.steps
     assert list(steps.columns) == list(COLUMNS)
@@ -76,12 +76,12 @@ def test_averages_leave_the_warm_up_out() -> None:
     assert sum(result.head_lags.values()) == sum(result.tail_lags.values()) == 8 * 4 * 2
 
 
-def test_columns_cannot_be_written_to() -> None:
+def test_columns_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         several(seeds=1).results[0].columns["step_s"][0] = 1.0
 
 
-def test_generation_is_counted_per_step_and_in_the_mean_over_engines() -> None:
+def test_generation_time_is_per_step_and_averaged_over_engines() -> None:
     result = run_system(toy_system(synchronous(), engines=4, batch=2), 1)
     # 2 of 4 engines have a group of 100 s.
     assert result.columns["generate_s"].tolist() == [50.0] * 12
@@ -89,7 +89,7 @@ def test_generation_is_counted_per_step_and_in_the_mean_over_engines() -> None:
     assert result.columns["train_s"].tolist() == [50.0] * 12
 
 
-def test_a_ratio_goes_seed_by_seed() -> None:
+def test_a_ratio_compares_seed_by_seed() -> None:
     fast, slow = several(asynchronous(2)), several(synchronous())
     ratio = fast.ratio(slow, lambda result: result.tokens_per_s)
     pairs = zip(fast.results, slow.results, strict=True)
@@ -117,7 +117,7 @@ def test_seconds_are_split_in_proportion() -> None:
     assert split(10.0, {"decode": 0.0}) == {"generate": 10.0}
 
 
-def test_gpus_that_do_both_are_not_idle_while_they_train() -> None:
+def test_colocated_gpus_are_not_idle_while_they_train() -> None:
     engines = {"decode": 60.0, "waiting for weights": 5.0, "nothing admitted (staleness bound)": 35}
     trainer = {"train": 20.0, "export weights": 1.0, "waiting for a batch": 79.0}
     both = shared_gpus(
@@ -134,7 +134,7 @@ def test_gpus_that_do_both_are_not_idle_while_they_train() -> None:
     }
 
 
-def test_gpus_that_do_both_are_lost_while_their_trainer_is() -> None:
+def test_colocated_gpus_are_lost_while_their_trainer_is() -> None:
     engines = {"decode": 60.0, "nothing admitted (staleness bound)": 40.0}
     trainer = {"train": 10.0, "lost": 25.0, "waiting for a batch": 65.0}
     both = shared_gpus(
@@ -175,7 +175,7 @@ def test_money_and_energy_are_per_step_after_warm_up() -> None:
     assert result.energy.kwh == pytest.approx(watts * result.step_s / 3.6e6)
 
 
-def test_the_json_has_the_contracts_names_each_with_its_interval() -> None:
+def test_the_json_has_the_documented_names_each_with_its_interval() -> None:
     gpu = find_gpu("H100")
     told = several(rollout_gpu=gpu, training_gpu=gpu).to_json()
     assert {"step_s", "tokens_per_s", "utilisation", "idle", "lag", "cost", "energy"} <= set(told)
@@ -195,7 +195,7 @@ def test_the_json_has_the_contracts_names_each_with_its_interval() -> None:
     assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
-def test_one_seed_tells_plain_numbers_and_no_price_is_null() -> None:
+def test_one_seed_gives_plain_numbers_and_an_unknown_price_is_null() -> None:
     result = several(seeds=1).results[0]
     told = result.to_json()
     assert told["step_s"] == result.step_s
@@ -203,7 +203,7 @@ def test_one_seed_tells_plain_numbers_and_no_price_is_null() -> None:
     json.dumps(told, allow_nan=False)
 
 
-def test_a_result_is_frozen_and_says_what_its_columns_are() -> None:
+def test_a_result_is_frozen_and_all_its_columns_are_described() -> None:
     result = several(seeds=1).results[0]
     assert dataclasses.is_dataclass(result)
     with pytest.raises(dataclasses.FrozenInstanceError):

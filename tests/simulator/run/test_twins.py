@@ -1,8 +1,8 @@
 """The pipeline under a virtual clock and the simulator, given the same durations, do the same.
 
-pipeline.drive, asyncio, stub performer -+
-                                         +-> the same events and actions at the same times
-simulator.run.drive, simpy, toy engine ------+
+pipeline.drive, asyncio, stub performer -----------+
+                                                   +-> the same events and actions, same times
+simulator.run.event_loop, simpy, toy engine -------+
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SEED = 7
 
 @dataclass
 class StubPerformer:
-    """Sleeps as long as the system says that things take; the pipeline does the rest."""
+    """Sleeps for the durations of the system; the pipeline does the rest."""
 
     system: System
     slots: int | None
@@ -162,7 +162,7 @@ class StubPerformer:
 
 @dataclass
 class Clocked:
-    """Everything the pipeline's shell was told and did, and when."""
+    """Every event and action of the pipeline's event loop, with its time."""
 
     entries: list[tuple[float, Event | Action]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Systems small enough to do by hand."""
+"""Systems small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.schedule import Schedule
 from areal_lab.runlog.records import Log, Record, RunHeader
+from simulator.run.one_seed import run_system
 from simulator.run.result import SimulationResult
-from simulator.run.run_system import run_system
 from simulator.run.system import Seconds, System
 from tests.simulator.engine.toy_engine import toy_engines
 
@@ -53,7 +53,7 @@ class Latencies:
 
 @dataclass
 class PerToken:
-    """Training that takes so many seconds for every token."""
+    """Training that takes `token_s` seconds per token."""
 
     token_s: float
     steps: list[tuple[int, ...]] = field(default_factory=list)

@@ -25,7 +25,7 @@ def test_uptimes_are_exponential_with_the_mean_of_the_node() -> None:
     assert (drawn > 360_000).mean() == pytest.approx(math.exp(-1), abs=0.01)
 
 
-def test_a_node_that_never_fails_is_no_failure() -> None:
+def test_nodes_that_never_fail_need_no_failures() -> None:
     assert failures_from(faults()) is None
     for_ever = NodeFailures(mtbf_s=math.inf, detection_s=1, restart_s=1)
     assert for_ever.uptime_s(np.random.default_rng(1)) == math.inf
@@ -38,14 +38,14 @@ def test_availability_counts_detection_and_restart() -> None:
     assert failures.availability == pytest.approx(0.9)
 
 
-def test_stragglers_are_so_many_and_chosen_by_chance() -> None:
+def test_the_share_of_stragglers_is_exact_and_their_choice_random() -> None:
     config = faults(straggler_share=0.25, straggler_slowdown=2.0)
     chosen = [engine_slowdowns(config, 96, np.random.default_rng(seed)) for seed in range(20)]
     assert all((slow == 2.0).sum() == 24 and (slow == 1.0).sum() == 72 for slow in chosen)
     assert len({slow.tobytes() for slow in chosen}) == 20
 
 
-def test_a_part_of_an_engine_is_an_engine_by_chance() -> None:
+def test_a_fraction_of_a_straggler_is_rounded_at_random() -> None:
     config = faults(straggler_share=0.1)
     counts = [
         (engine_slowdowns(config, 4, np.random.default_rng(seed)) > 1).sum() for seed in range(4000)
@@ -54,7 +54,7 @@ def test_a_part_of_an_engine_is_an_engine_by_chance() -> None:
     assert np.mean(counts) == pytest.approx(0.4, abs=0.03)
 
 
-def test_no_straggler_and_nothing_but_stragglers() -> None:
+def test_a_share_of_0_has_no_straggler_and_1_has_only_stragglers() -> None:
     generator = np.random.default_rng(1)
     assert (engine_slowdowns(faults(), 8, generator) == 1).all()
     assert (engine_slowdowns(faults(straggler_share=1.0), 8, generator) == 1.5).all()

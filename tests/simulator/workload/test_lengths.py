@@ -78,7 +78,7 @@ def test_the_closed_form_of_the_mean_is_the_integral(sigma: float) -> None:
     assert float(tokens @ density) * (scores[1] - scores[0]) == pytest.approx(9277, rel=1e-7)
 
 
-def test_the_draws_have_the_mean_that_is_asked_for_and_the_spike_at_the_cap() -> None:
+def test_draws_have_the_wanted_mean_and_the_spike_at_the_cap() -> None:
     lengths = lognormal(group_correlation=0.0)
     tokens = lengths.draw(rng(), 62_500, 16)
     standard_error = tokens.std() / math.sqrt(tokens.size)
@@ -89,21 +89,21 @@ def test_the_draws_have_the_mean_that_is_asked_for_and_the_spike_at_the_cap() ->
     assert tokens.dtype == np.int64
 
 
-def test_few_tokens_keep_their_mean_too() -> None:
+def test_short_responses_keep_their_mean_too() -> None:
     lengths = lognormal(mean_tokens=1.5, sigma=2.0, max_tokens=4, group_correlation=0.0)
     tokens = lengths.draw(rng(), 62_500, 16)
     assert set(np.unique(tokens)) == {1, 2, 3, 4}
     assert tokens.mean() == pytest.approx(1.5, abs=0.005)
 
 
-def test_the_default_answers_of_the_paper_are_cut_off_in_about_three_percent_of_cases() -> None:
+def test_about_three_percent_of_the_papers_default_responses_are_cut_off() -> None:
     # The paper's caption of Table 1's setting leaves under 5 % truncated for its 7B model.
     assert lognormal().capped_share() == pytest.approx(0.029, abs=0.001)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
-def test_answers_of_one_group_are_correlated_as_asked_for(correlation: float) -> None:
-    # A cap far away, as the spike takes correlation away.
+def test_responses_of_one_group_have_the_wanted_correlation(correlation: float) -> None:
+    # With a distant cap, because the spike at the cap lowers the correlation.
     lengths = lognormal(group_correlation=correlation, max_tokens=10**7)
     tokens = lengths.draw(rng(), 40_000, 4)
     assert ln_correlation(tokens) == pytest.approx(correlation, abs=0.01)
@@ -111,7 +111,7 @@ def test_answers_of_one_group_are_correlated_as_asked_for(correlation: float) ->
     assert abs(between_groups) < 0.02
 
 
-def test_correlation_leaves_each_answer_as_it_was_distributed() -> None:
+def test_correlation_does_not_change_the_distribution_of_a_response() -> None:
     apart = np.sort(lognormal(group_correlation=0.0).draw(rng(1), 50_000, 2).ravel())
     together = np.sort(lognormal(group_correlation=0.8).draw(rng(2), 50_000, 2).ravel())
     quantiles = (np.array([0.05, 0.25, 0.5, 0.75, 0.95]) * apart.size).astype(int)
@@ -127,7 +127,7 @@ def test_full_correlation_gives_a_group_one_length_up_to_rounding() -> None:
 # --- drift ---------------------------------------------------------------------------------------
 
 
-def test_drift_multiplies_the_mean_where_the_cap_is_far() -> None:
+def test_drift_multiplies_the_mean_if_the_cap_is_far() -> None:
     for lengths in (
         lognormal(drift_per_step=0.01, max_tokens=10**8),
         traced(drift_per_step=0.01, max_tokens=10**8),
@@ -137,14 +137,14 @@ def test_drift_multiplies_the_mean_where_the_cap_is_far() -> None:
         assert tokens.mean() == pytest.approx(9277 * 1.01**50, rel=0.01)
 
 
-def test_answers_that_grow_for_ever_end_at_the_cap() -> None:
+def test_responses_that_grow_forever_end_at_the_cap() -> None:
     for lengths in (lognormal(drift_per_step=0.5), traced(drift_per_step=0.5)):
         assert (lengths.draw(rng(), 10, 10, step=100_000) == 27648).all()
         assert lengths.capped_share(100_000) == 1.0
         assert lengths.mean_tokens(100) == pytest.approx(27648)
 
 
-def test_answers_that_shrink_for_ever_keep_one_token() -> None:
+def test_responses_that_shrink_forever_keep_one_token() -> None:
     for lengths in (
         lognormal(drift_per_step=-0.5),
         traced(drift_per_step=-0.5),
@@ -153,7 +153,7 @@ def test_answers_that_shrink_for_ever_keep_one_token() -> None:
         assert (lengths.draw(rng(), 10, 10, step=100_000) == 1).all()
 
 
-def test_the_same_draws_of_another_step_only_move() -> None:
+def test_drift_shifts_the_same_draws() -> None:
     lengths = lognormal(drift_per_step=0.01)
     early, late = (lengths.draw(rng(3), 100, 8, step=step) for step in (0, 10))
     assert (late >= early - 1).all()
@@ -176,7 +176,7 @@ def test_constant_lengths_are_constant() -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-def test_shipped_traces_keep_the_means_of_what_was_published() -> None:
+def test_shipped_traces_keep_the_published_means() -> None:
     assert shipped_histograms() == sorted(PUBLISHED_MEANS)
     for name, mean in PUBLISHED_MEANS.items():
         histogram = load_histogram(name)
@@ -190,13 +190,13 @@ def test_a_trace_keeps_its_own_mean_and_its_quantiles() -> None:
     lengths = traced(mean_tokens=0, max_tokens=32768, group_correlation=0.5)
     tokens = lengths.draw(rng(), 50_000, 4)
     assert lengths.mean_tokens() == pytest.approx(PUBLISHED_MEANS["deepseek_r1_client66"], rel=1e-6)
-    # As ServeGen's client 66 has them before binning.
+    # ServeGen's client 66, before binning.
     for share, expected in ((0.5, 7099), (0.9, 16453), (0.99, 22952)):
         assert np.quantile(tokens, share) == pytest.approx(expected, rel=0.02)
 
 
 @given(st.sampled_from(sorted(PUBLISHED_MEANS)), st.integers(2, 40_000), st.floats(0.01, 0.99))
-def test_a_trace_is_scaled_to_the_mean_that_is_asked_for(name: str, cap: int, part: float) -> None:
+def test_a_trace_is_scaled_to_the_wanted_mean(name: str, cap: int, part: float) -> None:
     wanted = 1 + part * (cap - 1)
     lengths = traced(trace=name, mean_tokens=wanted, max_tokens=cap)
     assert lengths.mean_tokens() == pytest.approx(wanted, rel=1e-9)
@@ -232,7 +232,7 @@ def test_compacting_keeps_weight_and_mean_and_the_spike_at_the_end() -> None:
         assert compact(small, rows) is small
 
 
-def test_lengths_are_spread_over_their_bins_and_not_beyond() -> None:
+def test_lengths_spread_over_their_bins_and_not_beyond() -> None:
     histogram = Histogram(
         from_tokens=np.array([10.0, 100.0]),
         to_tokens=np.array([20.0, 140.0]),
@@ -262,9 +262,7 @@ def test_a_written_histogram_is_read_again(tmp_path: Path) -> None:
         "\ufeffid,weight,GeneratedTokens\na,1,10\nb,2,20\n\n# remark\nc,1,30\n",
     ],
 )
-def test_a_file_of_ones_own_may_have_a_header_weights_and_comments(
-    text: str, tmp_path: Path
-) -> None:
+def test_a_users_file_may_have_a_header_weights_and_comments(text: str, tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text(text)
     histogram = read_histogram(path)
@@ -274,7 +272,7 @@ def test_a_file_of_ones_own_may_have_a_header_weights_and_comments(
     assert set(np.unique(tokens)) == {10, 20, 30}
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refused input -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,12 +293,12 @@ def test_a_file_of_ones_own_may_have_a_header_weights_and_comments(
             {"kind": "trace", "trace": "deepseek_r1", "mean_tokens": -5.0},
             "mean_tokens is -5.0, but must be a finite number >= 0",
         ),
-        ({"kind": "trace"}, "no trace is named; known are azure"),
+        ({"kind": "trace"}, "no trace is given; known names are azure"),
         ({"kind": "trace", "trace": "deepseek_r1_client6"}, "did you mean 'deepseek_r1_client66'"),
         ({"kind": "trace", "trace": "nowhere/own.csv"}, "nowhere/own.csv does not exist"),
     ],
 )
-def test_what_is_impossible_is_said_in_one_line(changes: dict[str, Any], message: str) -> None:
+def test_an_impossible_value_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         lengths_from(LengthConfig(**changes))
     assert "\n" not in str(caught.value)
@@ -311,13 +309,13 @@ def test_what_is_impossible_is_said_in_one_line(changes: dict[str, Any], message
     [
         ("", "own.csv is empty"),
         ("# only a remark\n", "own.csv is empty"),
-        ("tokens,weight\n", "has a header and no lengths"),
-        ("tokens\n12\nmany\n", "own.csv, line 3: 'many' is no number"),
+        ("tokens,weight\n", "has a header but no lengths"),
+        ("tokens\n12\nmany\n", "own.csv, line 3: expected 1 number, got 'many'"),
         ("tokens\nnan\n", "line 2: 'nan', but lengths must be >= 1"),
         ("tokens\n-3\n", "line 2: '-3', but lengths must be >= 1"),
         ("tokens\n0\n", "line 2: '0', but lengths must be >= 1 .* leave such rows out"),
         ("tokens,weight\n12,-1\n", "line 2: '12,-1', but"),
-        ("tokens,weight\n12\n", "line 2: '12' is no number"),
+        ("tokens,weight\n12\n", "line 2: expected 2 numbers, got '12'"),
         ("tokens,weight\n12,0\n", "weights must be >= 0, and not all 0"),
         ("time,prompt\n1,2\n", "has the columns time, prompt; name the one .* 'tokens'"),
         ("1,2,3\n", "3 columns and no header"),

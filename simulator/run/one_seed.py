@@ -1,4 +1,4 @@
-"""Run a system with one seed: drive it to its end, and add up what the book says."""
+"""Simulate a system with one seed and compute its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from areal_lab.runlog.activity import (
 )
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.run.accounting import Moment, add_up
-from simulator.run.drive import Drive
+from simulator.run.event_loop import EventLoop
 from simulator.run.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
 from simulator.run.recorder import Write
 from simulator.run.result import Counts, SimulationResult, ascending, columns_of
@@ -41,37 +41,37 @@ def run_system(
     """Simulate `system` from its first step to its last.
 
     Args:
-        seed: the same seed gives the same draws to every system.
-        write: takes the records of `areal_lab.runlog.records`, the header first; None costs
-            nothing.
+        seed: every system gets the same draws from the same seed.
+        write: receives the records of `areal_lab.runlog.records`, the header first; None writes
+            none and takes no time.
     """
-    drive = Drive(system, seed, write)
+    loop = EventLoop(system, seed, write)
     with no_search_for_cycles():
-        drive.run()
-    book = drive.book
-    counts, window = drive.coordinator.counts, book.end.since(book.begin)
+        loop.run()
+    accounting = loop.accounting
+    counts, window = loop.coordinator.counts, accounting.end.since(accounting.begin)
     pools = _pools(system, window)
     cost, energy = _economics(system, pools, system.steps - system.warmup_steps)
     return SimulationResult(
         name=name,
         seed=seed,
-        columns=columns_of(book.columns),
+        columns=columns_of(accounting.columns),
         warmup_steps=system.warmup_steps,
         pools=pools,
-        token_lags=ascending(book.token_lags),
-        head_lags=ascending(book.head_lags),
-        tail_lags=ascending(book.tail_lags),
+        token_lags=ascending(accounting.token_lags),
+        head_lags=ascending(accounting.head_lags),
+        tail_lags=ascending(accounting.tail_lags),
         counts=Counts(
             started=counts.started + counts.dropped,
             trained=counts.trained,
-            unfinished=drive.unfinished,
-            dropped=counts.dropped - drive.unfinished,
+            unfinished=loop.unfinished,
+            dropped=counts.dropped - loop.unfinished,
             generated_tokens=window.generated_tokens,
             recomputed_tokens=window.recomputed_tokens,
             preemptions=window.preemptions,
             interruptions=window.interruptions,
-            engine_losses=book.engine_losses,
-            trainer_restarts=book.trainer_restarts,
+            engine_losses=accounting.engine_losses,
+            trainer_restarts=accounting.trainer_restarts,
         ),
         gpus=system.gpus,
         cost=cost,
@@ -81,10 +81,10 @@ def run_system(
 
 @contextmanager
 def no_search_for_cycles() -> Iterator[None]:
-    """Python looks for cycles among objects each time that some hundred more of them are alive.
+    """Disable the cyclic garbage collector during a run: it took 10 to 20 % of the time.
 
-    A run keeps many, the segments of answers that are to be trained on, and they die by their
-    reference counts: looking among them took 10 to 20 % of the time.
+    A run keeps many objects, the segments of responses that wait for training, but none of them
+    form cycles: reference counts free them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -110,12 +110,12 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
 
 
 def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
-    """Seconds by state, what engines did split by their own account of it."""
+    """Seconds by state; generation is split by what engines counted."""
     states = dict(window.engines)
     generate_s = states.pop(GENERATE, 0.0)
     work_s = sum(window.work.values())
     if system.turns > 1 and work_s < generate_s:
-        # Groups were there, but every sample of theirs was at its tool.
+        # The engine had groups, but all their samples waited for tools.
         add_up(states, {ON_ITS_WAY: generate_s - work_s})
         generate_s = work_s
     add_up(states, split(generate_s, window.work))
@@ -123,7 +123,7 @@ def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
 
 
 def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
-    """Money and energy of one training step, in the mean."""
+    """Average cost and energy of one training step."""
     gpus = {"all": system.rollout_gpu, "rollout": system.rollout_gpu}
     gpus["training"] = system.training_gpu
     uses = [
@@ -137,7 +137,7 @@ def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> t
         for name, shares in pools.items()
         if (gpu := gpus[name]) is not None
     ]
-    if len(uses) < len(pools):  # made by hand
+    if len(uses) < len(pools):  # a system without GPUs of the catalogue
         hours = sum(shares.gpus * shares.seconds for shares in pools.values()) / steps / HOUR_S
         unknown = Cost(dollars=None, low=None, high=None, gpu_hours=hours, parts={}, sources={})
         return unknown, Energy(kwh=math.nan, parts={})

@@ -1,4 +1,4 @@
-"""The shell: timers, lanes, failures, GPUs that do both sides' work, and what a log of it says."""
+"""The event loop: timers, weight updates, failures, colocated GPUs, turns, and the log."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.records import TRAINER, Log
 from areal_lab.runlog.replay import check_replay
 from simulator.run.conversations import Conversations
-from simulator.run.draws import ENGINE_FAILURES
-from simulator.run.run_system import run_system
+from simulator.run.one_seed import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.run.trainer import Trainer
+from simulator.workload.streams import ENGINE_FAILURES
 from tests.simulator.engine.toy_engine import ToyEngine
 from tests.simulator.run.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
 
@@ -42,7 +42,7 @@ class Switching:
 
 @dataclass(frozen=True)
 class Fails:
-    """Every node works for the given times, one after the other, and then for ever."""
+    """Every node works for the given times, one after another, and then forever."""
 
     uptimes_s: Sequence[float]
     trainer: bool = False
@@ -72,7 +72,7 @@ def times(log: Log, kind: type) -> list[float]:
     ]
 
 
-def test_generation_goes_on_while_new_weights_are_on_their_way() -> None:
+def test_generation_continues_while_new_weights_are_on_their_way() -> None:
     """100 tokens of 1 s; weights of 10 s of training, noticed 5 s later, loaded in 3 s."""
     system = toy_system(
         asynchronous(math.inf),
@@ -95,7 +95,7 @@ def test_generation_goes_on_while_new_weights_are_on_their_way() -> None:
     assert group.segments == (((0, 17), (1, 83)),)
 
 
-def test_a_trainer_that_takes_part_in_the_transfer_trains_on_after_it() -> None:
+def test_a_trainer_that_takes_part_in_the_transfer_continues_after_it() -> None:
     def second_step_s(*, holds: bool) -> float:
         system = toy_system(
             asynchronous(math.inf),
@@ -111,7 +111,7 @@ def test_a_trainer_that_takes_part_in_the_transfer_trains_on_after_it() -> None:
     assert second_step_s(holds=True) == pytest.approx(180)
 
 
-def test_weights_are_exported_when_the_engines_have_those_before() -> None:
+def test_weights_are_exported_after_the_engines_have_the_previous_ones() -> None:
     """Training takes 1 s, so that version 2 is ready while version 1 is still being loaded."""
     system = toy_system(
         asynchronous(math.inf),
@@ -130,7 +130,7 @@ def test_weights_are_exported_when_the_engines_have_those_before() -> None:
     assert result.pools["training"].idle["waiting for weights"] == pytest.approx(3 * 9 / 139)
 
 
-def test_colocated_gpus_switch_over_and_back() -> None:
+def test_colocated_gpus_switch_to_training_and_back() -> None:
     system = toy_system(synchronous(), switch=Switching(11.0, 17.0), gpus_per_engine=3)
     result, log = run_with_log(system)
     assert result.columns["step_s"][1:] == pytest.approx(100 + 11 + 50 + 17)
@@ -147,14 +147,14 @@ def test_colocated_gpus_switch_over_and_back() -> None:
     assert check_replay(log).agrees
 
 
-def test_colocated_gpus_idle_while_the_longest_answers_end() -> None:
+def test_colocated_gpus_idle_until_the_longest_responses_end() -> None:
     system = toy_system(synchronous(), switch=Switching(0.0, 0.0), lengths=lognormal(100))
     pool = run_system(system, 1).pools["all"]
     assert set(pool.idle) == {"nothing admitted (staleness bound)"}
     assert pool.idle_share + pool.utilization == pytest.approx(1)
 
 
-def test_partial_rollout_may_be_colocated_and_asynchronous_may_not() -> None:
+def test_partial_rollout_can_be_colocated_and_asynchronous_cannot() -> None:
     toy_system(partial_rollout(), switch=Switching(1.0, 1.0))
     with pytest.raises(ValueError, match="generates while it trains"):
         toy_system(asynchronous(1), switch=Switching(1.0, 1.0))
@@ -163,7 +163,7 @@ def test_partial_rollout_may_be_colocated_and_asynchronous_may_not() -> None:
 # --- failures ------------------------------------------------------------------------------------
 
 
-def test_a_failed_node_takes_its_groups_along_and_comes_back() -> None:
+def test_a_failed_node_loses_its_groups_and_comes_back() -> None:
     """Two nodes of one engine each; the second fails at 130 s, for 20 s."""
     system = toy_system(
         asynchronous(1),
@@ -174,7 +174,7 @@ def test_a_failed_node_takes_its_groups_along_and_comes_back() -> None:
         steps=6,
     )
     result, log = run_with_log(system)
-    # Both nodes fail at 130 s: one is lost, and the last one mended in place.
+    # Both nodes fail at 130 s: one is lost, and the last one is restarted in place.
     assert times(log, EngineLost) == [137]
     assert times(log, EngineJoined) == [150]
     assert result.counts.engine_losses == 1
@@ -185,7 +185,7 @@ def test_a_failed_node_takes_its_groups_along_and_comes_back() -> None:
     assert LOST in result.pools["rollout"].idle
 
 
-def test_the_last_engine_is_mended_in_place_and_its_groups_begin_again() -> None:
+def test_the_last_engine_is_restarted_in_place_and_its_groups_start_over() -> None:
     system = toy_system(
         synchronous(), engines=1, failures=Fails([30.0]), steps=2, batch=3, train_s=10.0
     )
@@ -220,8 +220,8 @@ def test_an_engine_that_comes_back_while_all_are_paused_waits_with_them() -> Non
     assert next(g for g in log.groups if g.group == 1).end_s == 450
 
 
-def test_a_group_that_was_being_judged_when_its_engine_was_lost_is_judged_anew() -> None:
-    """Generated at 100 s, judged for 60 s; its engine fails at 120 s, which is known at 127 s."""
+def test_a_group_that_was_being_scored_when_its_engine_was_lost_is_scored_again() -> None:
+    """Generated at 100 s, scored for 60 s; its engine fails at 120 s, detected at 127 s."""
     system = toy_system(
         synchronous(),
         batch=2,
@@ -234,12 +234,12 @@ def test_a_group_that_was_being_judged_when_its_engine_was_lost_is_judged_anew()
     _, log = run_with_log(system)
     assert times(log, EngineLost) == [127]
     groups = {record.group: (record.t_s, record.generated_s, record.end_s) for record in log.groups}
-    # Group 0 begins again on the other engine, which is mended in place by 140 s.
+    # Group 0 starts over on the other engine, which is restarted in place by 140 s.
     assert groups == {0: (127, 240, 300), 1: (0, 100, 160)}
     assert times(log, GroupFinished) == [160, 300]
 
 
-def test_a_failing_trainer_does_its_step_again() -> None:
+def test_a_failing_trainer_repeats_its_step() -> None:
     """It trains from 100 s to 150 s; the node fails at 120 s, is back at 140 s, done at 190 s."""
     system = toy_system(synchronous(), failures=Fails([120.0, 10**9], trainer=True), steps=3)
     result, log = run_with_log(system)
@@ -249,12 +249,12 @@ def test_a_failing_trainer_does_its_step_again() -> None:
     assert result.pools["training"].idle[LOST] == pytest.approx(40 / 490)
 
 
-def test_a_trainer_that_failed_while_it_had_nothing_to_do_costs_nothing() -> None:
+def test_a_trainer_failure_while_it_has_nothing_to_do_costs_nothing() -> None:
     system = toy_system(synchronous(), failures=Fails([20.0], trainer=True), steps=2)
     assert run_system(system, 1).columns["end_s"].tolist() == [150.0, 300.0]
 
 
-def test_failures_at_random_leave_nothing_out() -> None:
+def test_random_failures_lose_no_group() -> None:
     class Often:
         detection_s, restart_s = 5.0, 60.0
 
@@ -285,7 +285,7 @@ def test_failures_at_random_leave_nothing_out() -> None:
 # --- turns ---------------------------------------------------------------------------------------
 
 
-def test_turns_share_out_the_tokens_and_read_what_came_before() -> None:
+def test_turns_divide_the_tokens_and_prefill_the_turns_before() -> None:
     seen: list[tuple[float, int, list[int]]] = []
 
     class Watched(ToyEngine):
@@ -305,7 +305,7 @@ def test_turns_share_out_the_tokens_and_read_what_came_before() -> None:
     assert engine.next_s() == math.inf
 
 
-def test_a_dropped_conversation_does_not_come_back() -> None:
+def test_a_dropped_conversation_does_not_continue() -> None:
     engine = Conversations(ToyEngine(1.0), 2, lambda _group: [[5.0]])
     engine.submit(0.0, 1, 10, [4], 0)
     assert engine.advance(3.0) == []  # at its tool
@@ -330,7 +330,7 @@ def full_system() -> System:
     )
 
 
-def test_a_simulated_log_can_be_looked_at_as_a_trace() -> None:
+def test_a_simulated_log_converts_to_a_chrome_trace() -> None:
     _, log = run_with_log(full_system())
     assert log.header.mode == "simulate"
     trace = chrome_trace(log)
@@ -374,7 +374,7 @@ def test_a_step_of_several_parts_has_a_span_for_each() -> None:
     assert math.isnan(plain.mean("train_flops"))
 
 
-def test_the_trainer_takes_prompt_and_answer_in_batch_order() -> None:
+def test_the_trainer_gets_prompt_and_response_tokens_in_batch_order() -> None:
     lengths: list[list[int]] = []
 
     class Watching(Seconds):

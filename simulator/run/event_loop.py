@@ -9,15 +9,14 @@
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
 
-An engine has one timer, set to the next time its batch changes: one simpy event per change, none
-per token or sample. New weights are noticed `delay_s` after `PushWeights`; until then generation
-goes on, so that an `Interrupt` that comes with a push is performed when the engines load.
+Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
+token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
+so an `Interrupt` that comes with a push is performed when the engines load.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import assert_never
 
 import simpy
@@ -49,54 +48,26 @@ from areal_lab.runlog.records import (
     EventRecord,
     engine_process,
 )
-from simulator.engine.versions import Decoded, first_and_last
-from simulator.run.accounting import Book
+from simulator.engine.versions import first_and_last
+from simulator.run.accounting import Accounting
 from simulator.run.conversations import Conversations
-from simulator.run.draws import Draws, GroupDraws
+from simulator.run.draws import Draws
 from simulator.run.failures import node_of_engines
+from simulator.run.flights import Flight, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
-from simulator.run.reward_queue import Judges
-from simulator.run.system import Done, Engine, Process, System
+from simulator.run.reward_queue import RewardQueue
+from simulator.run.system import Done, Process, System
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
-"""The coordinator's reason to drop what is left over."""
+"""The coordinator's reason to drop what is left at the end."""
 _CLOCK_ROUNDING = 1e-12
-"""A timer is a difference of times added to a time: it may come a few last bits early."""
+"""A timer is a difference of times added to a time: rounding may let it fire a little early."""
 
 
-class Flight:
-    """A group from its start until it is trained on."""
-
-    __slots__ = ("begun_s", "decoded", "done", "draws", "generated_s", "group", "slot")
-
-    def __init__(self, group: GroupId, slot: Slot, begun_s: float, draws: GroupDraws) -> None:
-        self.group = group
-        self.slot = slot
-        self.begun_s = begun_s
-        self.draws = draws
-        self.generated_s = math.nan
-        self.done: Done
-        self.decoded: Sequence[Decoded]
-
-
-class Slot:
-    """An engine, its timer, and what the coordinator runs on it."""
-
-    __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
-
-    def __init__(self, number: EngineId, engine: Engine) -> None:
-        self.number = number
-        self.engine = engine
-        self.wake_s = math.inf
-        self.flights: dict[GroupId, Flight] = {}  # not yet generated
-        self.paused = False
-        self.dead = False
-
-
-class Drive:
-    """The one owner of a simulated run; see the module's text."""
+class EventLoop:
+    """Owns all state of a simulated run; see the module docstring."""
 
     def __init__(self, system: System, seed: int, write: Write | None = None) -> None:
         self.env = simpy.Environment()
@@ -106,28 +77,28 @@ class Drive:
         self.coordinator = Coordinator(system.limits)
         self.draws = Draws(system, seed)
         self.slots = [self._make_slot(number) for number in range(system.engines)]
-        self.book = Book(system, self.slots)
+        self.accounting = Accounting(system, self.slots)
         self.trainer = Trainer(self)
-        self.judges = Judges(system.reward_workers)
+        self.rewards = RewardQueue(system.reward_workers)
         self.flights: dict[GroupId, Flight] = {}
         self.kept: dict[GroupId, Flight] = {}
         self.over = self.env.event()
         self.finish: Finish | None = None
         self.version: Version = 0
-        """What the engines hold."""
+        """Held by the engines."""
         self.loaded: simpy.Event | None = None
-        """While a version is on its way: comes when all engines have it."""
+        """During a weight update: fires when all engines hold the new version."""
         steps = system.limits.train_steps
         self._last_start = None if steps is None else steps * system.limits.batch_groups
         self.unfinished = 0
-        """Groups that the end of the run gave up."""
+        """Groups that the end of the run dropped."""
         self._pause_due = self._paused = False
         self._dirty: dict[Slot, None] = {}
         self._inbox: list[Event] = []
         self._telling = False
 
     def run(self) -> Finish:
-        """From the start to `Finish`."""
+        """Run from the start to `Finish`."""
         system = self.system
         if system.failures is not None:
             for node in range(0, len(self.slots), system.engines_per_node):
@@ -139,26 +110,26 @@ class Drive:
         return self.finish
 
     def tell(self, event: Event) -> None:
-        """Let the coordinator handle `event`, and perform what it answers.
+        """Let the coordinator handle `event`, and perform the actions it returns.
 
-        What happens while actions are performed is told after the last of them, as the pipeline's
-        queue does.
+        Events that arise while actions are performed are handled after the last of them, as in the
+        pipeline's queue.
         """
         self._inbox.append(event)
         if self._telling:
             return
         self._telling = True
-        for told in self._inbox:  # may grow meanwhile
-            self._tell(told)
+        for queued in self._inbox:  # may grow meanwhile
+            self._handle(queued)
         self._inbox.clear()
         self._telling = False
 
-    def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
+    def _handle(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
         if not isinstance(event, GroupFinished):
-            self.book.event(now_s, event)
+            self.accounting.event(now_s, event)
         for action in self.coordinator.handle(event):
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
@@ -169,11 +140,11 @@ class Drive:
                     self.env.process(self.trainer.train(action))
                 case PushWeights():
                     self.loaded = self.env.event()
-                    self.book.push_began(now_s)
+                    self.accounting.push_began(now_s)
                     self.env.process(self._push(action.version))
                 case Interrupt():
                     self._pause_due = True
-                    self.book.interrupted(now_s)
+                    self.accounting.interrupted(now_s)
                 case Resume():
                     self._resume(now_s)
                 case Save():
@@ -187,7 +158,7 @@ class Drive:
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
-            self.book.nothing_left(now_s)
+            self.accounting.nothing_left(now_s)
         if self._dirty:
             for slot in self._dirty:
                 self._set_timer(slot)
@@ -205,7 +176,7 @@ class Drive:
 
     def _start(self, now_s: float, start: StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
-        before = self.flights.get(group)  # of an engine that was lost
+        before = self.flights.get(group)  # set if its engine was lost
         draws = self.draws.of(group) if before is None else before.draws
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
         self._submit(now_s, flight, start.version)
@@ -216,16 +187,16 @@ class Drive:
             slot.flights[flight.group] = flight
         else:
             slot.flights[flight.group] = flight
-            self.book.engine_changed(now_s, slot)
+            self.accounting.engine_changed(now_s, slot)
         if slot.dead:
-            return  # Nobody knows yet; it begins again elsewhere when it is known.
+            return  # The run does not know yet; the group restarts elsewhere once it does.
         slot.engine.submit(
             now_s, flight.group, self.system.prompt_tokens, flight.draws.lengths, version
         )
         self._dirty[slot] = None
 
     def _set_timer(self, slot: Slot) -> None:
-        """See that somebody looks when the engine changes; a timer that comes earlier will do."""
+        """Set a timer for the engine's next change, unless an earlier one is set."""
         next_s = slot.engine.next_s()
         if next_s < slot.wake_s:
             slot.wake_s = next_s
@@ -240,10 +211,10 @@ class Drive:
         slot: Slot = timer.value  # type: ignore[assignment]
         now_s = self.env.now
         if slot.wake_s > now_s * (1 + _CLOCK_ROUNDING):
-            return  # An earlier timer has replaced this one, and was served.
+            return  # An earlier timer has replaced this one and was handled.
         slot.wake_s = math.inf
         self._advance(now_s, slot)
-        if math.isinf(slot.wake_s):  # else it has had new work at once, and a timer with it
+        if math.isinf(slot.wake_s):  # else it got new work, and a timer with it
             self._set_timer(slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
@@ -257,28 +228,28 @@ class Drive:
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
-                self.book.engine_changed(now_s, slot)
-            self._judged(flight)
+                self.accounting.engine_changed(now_s, slot)
+            self._scored(flight)
             return
-        self.book.judging(now_s, slot, +1)
-        judged_s = self.judges.judged_s(now_s, latencies_s)
-        timer = self.env.timeout(judged_s - now_s, flight)
+        self.accounting.scoring(now_s, slot, +1)
+        scored_s = self.rewards.scored_s(now_s, latencies_s)
+        timer = self.env.timeout(scored_s - now_s, flight)
         assert timer.callbacks is not None
-        timer.callbacks.append(self._on_judged)
+        timer.callbacks.append(self._on_scored)
 
-    def _on_judged(self, timer: simpy.Event) -> None:
+    def _on_scored(self, timer: simpy.Event) -> None:
         flight = timer.value
         assert isinstance(flight, Flight)
-        self.book.judging(self.env.now, flight.slot, -1)
-        if self.flights.get(flight.group) is flight:  # else it was dropped, or began again
-            self._judged(flight)
+        self.accounting.scoring(self.env.now, flight.slot, -1)
+        if self.flights.get(flight.group) is flight:  # else it was dropped or restarted
+            self._scored(flight)
 
-    def _judged(self, flight: Flight) -> None:
+    def _scored(self, flight: Flight) -> None:
         group, done = flight.group, flight.done
         del self.flights[group]
         self.kept[group] = flight
         if self.recorder is not None:
-            times_s = (flight.begun_s, flight.generated_s, self.env.now)
+            times_s = (flight.start_s, flight.generated_s, self.env.now)
             lengths = flight.draws.lengths
             self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
         flight.decoded = decoded = done.decoded
@@ -293,10 +264,10 @@ class Drive:
         if flight is not None and not flight.slot.dead:
             slot = flight.slot
             if slot.engine.next_s() <= now_s:
-                self._advance(now_s, slot)  # It may end at this very moment.
+                self._advance(now_s, slot)  # It may end at this moment.
             if slot.flights.pop(group, None) is not None:
-                self.book.dropped_tokens += slot.engine.drop(now_s, group)
-                self.book.engine_changed(now_s, slot)
+                self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
+                self.accounting.engine_changed(now_s, slot)
                 self._dirty[slot] = None
         self.flights.pop(group, None)
         self.kept.pop(group, None)
@@ -305,7 +276,7 @@ class Drive:
 
     def _pause(self, now_s: float) -> None:
         self._pause_due, self._paused = False, True
-        self.book.interruptions += 1
+        self.accounting.interruptions += 1
         for slot in self.slots:
             if slot.dead:
                 continue
@@ -314,7 +285,7 @@ class Drive:
             slot.engine.pause(now_s)
             slot.paused = True
             self._dirty[slot] = None
-        self.book.paused(now_s)
+        self.accounting.paused(now_s)
         self._set_timers()
 
     def _resume(self, now_s: float) -> None:
@@ -324,7 +295,7 @@ class Drive:
                 slot.engine.resume(now_s, self.version)
                 self._dirty[slot] = None
             slot.paused = False
-        self.book.resumed(now_s)
+        self.accounting.resumed(now_s)
 
     def _set_timers(self) -> None:
         if not self._telling:
@@ -344,7 +315,7 @@ class Drive:
         if load_s > 0:
             begin_s = env.now
             loading = [slot for slot in self.slots if not slot.dead]
-            self.book.loading(begin_s)
+            self.accounting.loading(begin_s)
             yield env.timeout(load_s)
             if self.recorder is not None:
                 for slot in loading:
@@ -355,44 +326,57 @@ class Drive:
         self.loaded = None
         self.tell(WeightsPushed(version))
 
+    def until_loaded(self) -> Process:
+        """Wait until all engines hold the newest weights."""
+        while self.loaded is not None:
+            yield self.loaded
+
     # --- the trainer's side ----------------------------------------------------------------------
 
     def step_done(self, version: Version) -> None:
-        """The trainer has a new version."""
+        """Report the trainer's new version."""
         if self.system.limits.train_steps is None and version == self.system.steps:
             self.tell(StopRequested())
         self.tell(TrainStepDone(version))
 
     def _save(self, version: Version) -> Process:
-        # A checkpoint is written beside the work; who waits for it is the coordinator's business.
+        # A checkpoint is written in the background; the coordinator decides what waits for it.
         yield self.env.timeout(0)
         self.tell(CheckpointDone(version))
 
     def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
-        """Note what the trainer did, or waited for."""
+        """Record what the trainer did or waited for."""
         if self.recorder is not None:
             self.recorder.span(TRAINER, name, begin_s, end_s, cause)
 
     # --- failures --------------------------------------------------------------------------------
 
     def fail(self, slot: Slot) -> None:
-        """An engine loses everything; the coordinator does not know yet."""
+        """Let an engine lose everything, before the coordinator knows."""
         now_s = self.env.now
         if slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)
         slot.engine.fail(now_s)
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
-        self.book.engine_changed(now_s, slot)
+        self.accounting.engine_changed(now_s, slot)
 
-    def mend(self, slot: Slot) -> None:
-        """An engine works again, with the weights of the others; what it still has begins anew."""
+    def may_lose(self, slot: Slot) -> bool:
+        """Count an engine as lost, with its groups, unless it is the last one."""
+        if len(self.coordinator.engine_loads) == 1:
+            return False
+        slot.flights.clear()
+        self.accounting.engine_losses += 1
+        return True
+
+    def restart(self, slot: Slot) -> None:
+        """Let an engine work again with the others' weights; groups it still has start over."""
         slot.dead = False
         for flight in list(slot.flights.values()):
             self._submit(self.env.now, flight, self.version)
         if self._paused:
             slot.engine.pause(self.env.now)
             slot.paused = True
-        self.book.engine_changed(self.env.now, slot)
+        self.accounting.engine_changed(self.env.now, slot)
         self._set_timers()
 
     # --- the end ---------------------------------------------------------------------------------
@@ -403,5 +387,5 @@ class Drive:
             self.recorder.end_s = self.env.now
             for slot in self.slots:
                 if not (slot.paused or slot.dead):
-                    slot.engine.pause(self.env.now)  # ends, and thereby tells, what it was doing
+                    slot.engine.pause(self.env.now)  # ends and records what it was doing
         self.over.succeed()

@@ -1,0 +1,44 @@
+"""Groups between start and training, and the engines that generate them.
+
+start --> generated --> scored --> trained on
+a Slot (engine, timer) holds the Flights that its engine still generates
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from areal_lab.control.events import EngineId, GroupId
+from simulator.engine.versions import Decoded
+from simulator.run.draws import GroupDraws
+from simulator.run.system import Done, Engine
+
+
+class Flight:
+    """A group from its start until it is trained on."""
+
+    __slots__ = ("decoded", "done", "draws", "generated_s", "group", "slot", "start_s")
+
+    def __init__(self, group: GroupId, slot: Slot, start_s: float, draws: GroupDraws) -> None:
+        self.group = group
+        self.slot = slot
+        self.start_s = start_s
+        self.draws = draws
+        self.generated_s = math.nan
+        self.done: Done
+        self.decoded: Sequence[Decoded]
+
+
+class Slot:
+    """An engine, its timer, and the groups the coordinator runs on it."""
+
+    __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
+
+    def __init__(self, number: EngineId, engine: Engine) -> None:
+        self.number = number
+        self.engine = engine
+        self.wake_s = math.inf
+        self.flights: dict[GroupId, Flight] = {}  # not yet generated
+        self.paused = False
+        self.dead = False
