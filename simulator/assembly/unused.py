@@ -30,7 +30,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             "weights.switch_s",
             weights.switch_s,
             not config.cluster.colocated,
-            "only colocated GPUs switch; use weights.update_s",
+            "only colocated GPUs switch; use weights.update_s instead",
         ),
         (
             "rollout.engine_overhead_s",

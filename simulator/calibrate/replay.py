@@ -88,7 +88,7 @@ class Replay:
 
 
 def replay_settings(run: RecordedRun, config: SimulationConfig) -> dict[str, Value]:
-    """What makes a simulation with the costs of `config` do what the run did."""
+    """Settings that make a simulation with the costs of `config` repeat the run's workload."""
     cluster, rollout = config.cluster, config.rollout.tensor_parallel
     engines = max(1, run.engines)
     return {

@@ -19,7 +19,7 @@ _WIDTH = 100
 
 
 def configuration(calibration: Calibration) -> SimulationConfig:
-    """The settings as a configuration of a simulation."""
+    """The settings as a simulation config."""
     named = SimulationConfig().with_settings(calibration.settings)
     if named.name == SimulationConfig().name:
         named.name = _title(calibration)

@@ -12,7 +12,7 @@ from areal_lab.control.routing import least_loaded
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
 from simulator.catalogue.host import CPU_CORE
-from simulator.workload.recorded_run import answer_tokens
+from simulator.workload.recorded_run import response_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"

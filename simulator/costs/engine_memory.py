@@ -64,7 +64,7 @@ def cache_tokens(
             f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
             "weights"
         )
-    fix = _mend(model, gpu, tensor_parallel, utilization, longest_tokens)
+    fix = _fix(model, gpu, tensor_parallel, utilization, longest_tokens)
     raise refusal("rollout", f"rollout: {problem}; {fix}", Kind.MEMORY)
 
 
@@ -81,7 +81,7 @@ def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> 
     cached = f" and {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
     raise refusal(
         "rollout.tensor_parallel",
-        f"rollout.tensor_parallel is {tensor_parallel}, but must share out the {model.heads} "
+        f"rollout.tensor_parallel is {tensor_parallel}, but must divide the {model.heads} "
         f"heads{cached} of {model.name} evenly; within a node of {gpu.name}: "
         f"{', '.join(map(str, possible))}",
         Kind.DIVISIBILITY,

@@ -347,7 +347,7 @@ def _check_layout(
     if gpus % model_parallel:
         raise refusal(
             "trainer",
-            f"trainer: {gpus} training GPUs cannot be shared out to replicas of {model_parallel} "
+            f"trainer: {gpus} training GPUs cannot be divided into replicas of {model_parallel} "
             f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); take a "
             f"multiple of {model_parallel}",
             Kind.DIVISIBILITY,

@@ -112,12 +112,12 @@ def check_training_memory(
     elif not activation_recompute:
         fix = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
     else:
-        mend = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
+        fix = "lower trainer.micro_batch_tokens or raise trainer.tensor_parallel"
     raise refusal(
         "trainer",
         f"trainer: training {model.name} takes {memory.total / GIB:.1f} GiB per GPU (state "
         f"{state / GIB:.1f}, activations {memory.activations / GIB:.1f}, reserved "
-        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {mend}",
+        f"{memory.reserved / GIB:.1f}), but {gpu.name} has {gpu.memory_bytes / GIB:.1f}; {fix}",
         Kind.MEMORY,
     )
 

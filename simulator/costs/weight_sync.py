@@ -200,7 +200,7 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     by_model = _with_measured_parts(by_model, config)
     if config.update_s is None:
         return by_model
-    if by_model.seconds == 0:  # both parts were measured as nothing
+    if by_model.seconds == 0:  # both parts were given as 0
         by_model = dataclasses.replace(by_model, load_s=1.0)
     share = config.update_s / by_model.seconds
     return WeightSync(

@@ -174,7 +174,7 @@ def _engine_overhead(config: SimulationConfig) -> _Varied:
     )
 
 
-def _memory_bandwidth(config: SimulationConfig) -> _Tried:
+def _memory_bandwidth(config: SimulationConfig) -> _Varied:
     gpu = find_gpu(config.cluster.generating_gpu)
     cost = decode_cost(find_model(config.model), gpu, config.rollout.tensor_parallel)
     at = cost.coefficients

@@ -12,7 +12,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
 from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
-from simulator.report.provenance import price_warnings, warnings
+from simulator.report.provenance import warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 
@@ -109,11 +109,11 @@ def nothing_possible(plan: Plan) -> str:
     ]
     reasons += [(row["count"], row["kind"], row) for row in counted(space.impossible)]
     reasons.sort(key=lambda reason: -reason[0])
-    told = [f"{count:,} by {bound} (as: {row['example']})" for count, bound, row in reasons]
-    mend = "relax a bound, or change candidates"
+    lines = [f"{count:,} by {bound} (e.g. {row['example']})" for count, bound, row in reasons]
+    fix = "relax a bound, or change candidates"
     if any(one.kind is Kind.SETTINGS for one in space.impossible):
-        mend = "mend these settings in base, or change candidates"
-    return f"no candidate is possible: {'; '.join(told)}; {mend}"
+        fix = "correct these settings in base, or change candidates"
+    return f"no candidate is possible: {'; '.join(lines)}; {fix}"
 
 
 def verdict(one: Comparison) -> str:
@@ -153,7 +153,7 @@ def plan_warnings(plan: Plan) -> list[str]:
         found += warnings(config, prices=not (given or unknown))
         if unknown and not given:  # the same, with this file's way to fix it
             found.append(
-                f"{gpu.name}: nobody publishes a price, so money is unknown; give one as prices: "
+                f"{gpu.name}: no published price, so money is unknown; set prices: "
                 f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
             )
     return list(dict.fromkeys(found))

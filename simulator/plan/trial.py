@@ -108,7 +108,7 @@ def workers(count: int) -> Iterator[Run]:
 
 
 def shortened(config: SimulationConfig, steps: int, warmup_steps: int) -> SimulationConfig:
-    """A configuration that is simulated for so many training steps."""
+    """A copy of a config with the given numbers of steps."""
     return config.with_settings({"workload.steps": steps, "workload.warmup_steps": warmup_steps})
 
 

@@ -47,11 +47,11 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
 
 
 def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
-    """What a reader has to know: uncertain parts, unverified numbers, no price, no effect.
+    """Warnings: uncertain parts, unverified numbers, missing prices, settings without effect.
 
     Args:
-        config: what is simulated.
-        prices: also of prices.
+        config: the simulation.
+        prices: whether to include warnings about prices.
     """
     found = [
         *ignored_settings(config),
@@ -96,9 +96,9 @@ def _number_warnings(gpu: GPU) -> Iterator[str]:
 
 def _price_warnings(gpu: GPU) -> Iterator[str]:
     if gpu.price.typical is None:
-        yield f"{gpu.name}: nobody publishes a price; cluster.price_per_gpu_h takes one"
+        yield f"{gpu.name}: no published price; set cluster.price_per_gpu_h"
     elif gpu.price.source.lower().startswith(_UNVERIFIED):
-        yield f"{gpu.name}: its price is {gpu.price.source}; cluster.price_per_gpu_h replaces it"
+        yield f"{gpu.name}: its price is {gpu.price.source}; replace it by cluster.price_per_gpu_h"
 
 
 def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:

@@ -45,7 +45,7 @@ def report(results: Replicated, config: SimulationConfig) -> dict[str, Any]:
         **told,
         "tokens_per_s_per_gpu": _divided(told["tokens_per_s"], told["gpus"]),
         "sources": [part._asdict() for part in cost_parts(config)],
-        "warnings": [*warnings(config), *filling_warnings(config, results.results)],
+        "warnings": [*warnings(config), *warmup_warnings(config, results.results)],
         "config": finite_json(config.model_dump()),
     }
 

@@ -179,7 +179,7 @@ class TraceLengths:
         group_correlation: float = 0.0,
         drift_per_step: float = 0.0,
     ) -> None:
-        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths as they are."""
+        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths unchanged."""
         self.max_tokens = max_tokens
         self._weights = histogram.weight / histogram.weight.sum()
         self._means = histogram.mean_tokens
@@ -322,6 +322,6 @@ def _check_mean(mean_tokens: float, max_tokens: int) -> None:
     if not 1 < mean_tokens < max_tokens:
         raise refusal(
             "workload.answers.mean_tokens",
-            f"workload.answers.mean_tokens is {mean_tokens}, but can only be between 1 and "
-            f"max_tokens ({max_tokens}), as it is the mean after the cap; change one of them",
+            f"workload.answers.mean_tokens is {mean_tokens}, but must be between 1 and max_tokens "
+            f"({max_tokens}), because it is the mean after the cap; change one of them",
         )

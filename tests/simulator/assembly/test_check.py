@@ -67,7 +67,7 @@ def test_the_defaults_can_be_simulated() -> None:
             "minibatches is 100, but a batch has only 32 sequences",
             "",
         ),
-        # --- what would overflow, or take for ever
+        # --- overflow, or endless runs
         ({"trainer__step_s": 1e308}, "step_s is 1e+308", "> 0 and <= 31,536,000, in seconds"),
         ({"trainer__step_s": math.inf}, "step_s is inf", "> 0 and <= 31,536,000"),
         ({"weights__poll_s": math.inf}, "poll_s is inf", "from 0 to 31,536,000"),
@@ -106,7 +106,7 @@ def test_the_defaults_can_be_simulated() -> None:
             "a response of 27,648 tokens in 2,765 s on 1 node then has 76.8 failures",
             "raise it to at least 0.154",
         ),
-        # --- what is not used
+        # --- unused settings
         ({"trainer__mfu": math.nan, "trainer__step_s": 2.0}, "trainer.mfu is nan", "> 0 and <= 1"),
         ({"trainer__mfu": 0.0, "trainer__step_s": 2.0}, "trainer.mfu is 0.0", "> 0 and <= 1"),
         ({"workload__reward__sigma": math.nan}, "reward.sigma is nan", "from 0 to 10"),
@@ -222,7 +222,7 @@ def test_a_measured_step_has_no_token_budget() -> None:
     assert len(problems(config(**settings))) == 1
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_listed_at_once() -> None:
     wrong = refused(workload__steps=0, seeds=-1, schedule__eta=-2.0, workload__turns=2.5)
     assert len(wrong) == 4
     broken = config(cluster__gpu="H10", workload__steps=1, model="Q", trainer__token_s=1.0)

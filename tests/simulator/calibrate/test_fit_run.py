@@ -409,4 +409,4 @@ def test_recorded_lengths_need_the_number_of_samples_of_the_run(synchronous: Pat
         "set it to 3"
     ]
     config.workload.answers.trace = ""
-    assert "name a run folder" in str(problems(config)[0])
+    assert "set it to a run folder" in str(problems(config)[0])

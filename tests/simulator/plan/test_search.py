@@ -131,9 +131,7 @@ def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candida
     )
     assert [one.config.cluster.gpus for one in found.space.possible] == [4]
     (refused,) = found.space.impossible
-    assert refused.why.startswith(
-        "trainer: a minibatch has 3 sequences, but must have >= 4"
-    )
+    assert refused.why.startswith("trainer: a minibatch has 3 sequences, but must have >= 4")
     assert found.best is not None
 
 
@@ -152,10 +150,10 @@ def test_an_impossible_space_lists_its_reasons() -> None:
     assert nothing_possible(found).startswith("no candidate is possible: 6 by divisibility (e.g. ")
 
 
-def test_what_every_candidate_has_is_told_as_such() -> None:
+def test_a_reason_common_to_all_candidates_is_named_once() -> None:
     told = nothing_possible(solved("base.trainer.micro_batch_tokens=10"))
-    assert told.startswith("no candidate is possible, for one reason: trainer.micro_batch_tokens")
-    assert told.endswith("change it in base, or give candidates without it")
+    assert told.startswith("no candidate is possible, because: trainer.micro_batch_tokens")
+    assert told.endswith("change it in base, or use other candidates")
 
 
 def test_impossible_settings_of_base_are_to_be_corrected_there() -> None:
@@ -164,8 +162,8 @@ def test_impossible_settings_of_base_are_to_be_corrected_there() -> None:
             "base.trainer.micro_batch_tokens=10", "candidates.placement=[disaggregated, colocated]"
         )
     )
-    assert "by settings (as: trainer.micro_batch_tokens" in told
-    assert told.endswith("; mend these settings in base, or change candidates")
+    assert "by settings (e.g. trainer.micro_batch_tokens" in told
+    assert told.endswith("; correct these settings in base, or change candidates")
 
 
 def test_bounds_that_leave_no_candidate_are_named_with_their_values() -> None:
@@ -196,7 +194,7 @@ def test_no_decision_depends_on_the_words_of_a_problem(monkeypatch: pytest.Monke
     assert [one.kind for one in others.impossible] == [one.kind for one in as_they_are.impossible]
 
 
-def test_a_model_that_does_not_fit_is_a_matter_of_memory() -> None:
+def test_a_model_that_does_not_fit_is_counted_as_memory() -> None:
     plan = small_plan("base.model=R1-Distill-Qwen-32B", "candidates.gpu=[A100-40]")
     space = expand(plan)
     assert not space.possible
