@@ -106,7 +106,7 @@ def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str
             display=Silent(),
             stop=StopSignal(),
             reward_fn=digits_share,
-            answer_tokens=workload.answer_tokens,
+            response_tokens=workload.answer_tokens,
         )
     )
     return figures(result, asynchronous=asynchronous)

@@ -41,7 +41,7 @@ from transformers import (
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
 from areal_lab.engines.embedded.batcher import Batcher, Sample
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from benchmarks.harness import Arguments, parse, report, spread
 
@@ -271,7 +271,7 @@ def retract_error(model: PreTrainedModel, requests: Sequence[GenerateRequest]) -
     for _ in range(MEDIAN_TOKENS // 2):
         ended += batcher.step()
     batcher.pause(PauseMode.RETRACT)
-    batcher.replace_weights(tied_once(changed), "1", flush=True)
+    batcher.replace_weights(deduplicated_state(changed), "1", flush=True)
     batcher.resume()
     ended += finish(batcher)
     return max(logprob_error({"0": model, "1": changed}, sample) for sample in ended)

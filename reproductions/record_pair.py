@@ -131,7 +131,7 @@ def _run(pair: Pair, kind: str, runs: Path) -> Path:
             display=Silent(),
             stop=StopSignal(),
             reward_fn=digits_share,
-            answer_tokens=answer_tokens,
+            response_tokens=answer_tokens,
         )
     )
     return result.folder

@@ -1,10 +1,10 @@
-"""Groups that were started and not yet trained on, kept in the way that each batch order needs.
+"""The backlog: groups that were started and not yet trained on, one class per batch order.
 
     started --> finished --> take
            \\--> removed (filtered)      late --> dropped
 
-Each class is one rule of `areal_lab.control.order`, kept up to date so that an event costs
-O(log groups); the tests compare them with the rules written plainly (`tests/reference/order.py`).
+Each class implements one rule of `areal_lab.control.order` at O(log groups) per event; the tests
+compare it with a plain version of the rule (`tests/reference/order.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from areal_lab.control.events import GroupId, Version
 
 
 class Backlog(Protocol):
-    """Groups that were started and not yet trained on, as one batch order sees them."""
+    """Groups that were started and not yet trained on, for one batch order."""
 
     def started(self, group: GroupId, version: Version, /) -> None:
-        """`group` is the youngest; the engines hold `version`, never older than before."""
+        """Add `group`, the newest one; the engines hold `version`, which never decreases."""
         ...
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
-        """`group`, begun at `old`, lost its engine and begins again at `new`, in its old place."""
+        """`group`, started at `old`, lost its engine and starts over at `new`, in its old place."""
         ...
 
     def finished(self, group: GroupId, version: Version, /) -> None:
-        """`group`, started at `version`, may be trained on."""
+        """`group`, started at `version`, finished and may be trained on."""
         ...
 
     def removed(self, group: GroupId, version: Version, /) -> None:
@@ -37,7 +37,7 @@ class Backlog(Protocol):
         ...
 
     def late(self, trained: Version, /) -> list[GroupId]:
-        """Forget and return, oldest first, the groups to drop when the trainer has `trained`."""
+        """Remove and return, oldest first, the groups to drop when the trainer has `trained`."""
         ...
 
     def ready(self, trained: Version, /) -> bool:
@@ -45,11 +45,11 @@ class Backlog(Protocol):
         ...
 
     def take(self) -> tuple[GroupId, ...]:
-        """The batch, removed from here; only after `ready` said yes."""
+        """Remove and return a batch; only after `ready` returned True."""
         ...
 
     def waiting_for(self, trained: Version, /) -> str:
-        """Why `ready` says no, for a progress display."""
+        """Why `ready` returns False, for a progress display."""
         ...
 
     def finished_groups(self) -> list[GroupId]:
@@ -62,23 +62,23 @@ def _progress(finished: int, batch_groups: int, trained: Version) -> str:
 
 
 class OldestFirst:
-    """The oldest among the finished; `late` is what started before `trained - max_lag`."""
+    """The oldest finished groups; those that started before `trained - max_lag` are `late`."""
 
     def __init__(self, batch_groups: int, max_lag: float = math.inf) -> None:
         self._batch_groups = batch_groups
         self._max_lag = max_lag
         self._heap: list[tuple[Version, GroupId]] = []
-        # Who runs is needed only to find the late ones.
+        # Running groups are needed only to find late ones.
         self._bounded = not math.isinf(max_lag)
         self._running: dict[Version, set[GroupId]] = {}
 
     def started(self, group: GroupId, version: Version, /) -> None:
-        """Only a bounded order needs to know who runs."""
+        """Record a running group, which only a bounded order needs."""
         if self._bounded:
             self._running.setdefault(version, set()).add(group)
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
-        """Its age counts from `new`."""
+        """Its lag counts from `new`."""
         self.removed(group, old)
         self.started(group, new)
 
@@ -94,7 +94,7 @@ class OldestFirst:
             self._running[version].remove(group)
 
     def late(self, trained: Version, /) -> list[GroupId]:
-        """Running or finished, the groups that started before `trained - max_lag`."""
+        """The groups, running or finished, that started before `trained - max_lag`."""
         oldest = trained - self._max_lag
         groups: list[GroupId] = []
         for version in [version for version in self._running if version < oldest]:
@@ -104,7 +104,7 @@ class OldestFirst:
         return sorted(groups)
 
     def ready(self, _trained: Version, /) -> bool:
-        """Whatever B groups finished."""
+        """Whether any B groups finished."""
         return len(self._heap) >= self._batch_groups
 
     def take(self) -> tuple[GroupId, ...]:
@@ -122,7 +122,7 @@ class OldestFirst:
 
 
 class StartOrder:
-    """The finished prefix of all groups in start order, and what follows the first unfinished."""
+    """All groups in start order: the finished prefix, and the rest from the first unfinished."""
 
     def __init__(self, batch_groups: int) -> None:
         self._batch_groups = batch_groups
@@ -132,11 +132,11 @@ class StartOrder:
         self._removed: set[GroupId] = set()
 
     def started(self, group: GroupId, _version: Version, /) -> None:
-        """It comes last."""
+        """Append the group."""
         self._rest.append(group)
 
     def restarted(self, _group: GroupId, _old: Version, _new: Version, /) -> None:
-        """It keeps its place, whatever version it begins again with."""
+        """Keep its place; its version does not matter."""
 
     def finished(self, group: GroupId, _version: Version, /) -> None:
         """It may extend the finished prefix; O(1) amortized."""
@@ -145,7 +145,7 @@ class StartOrder:
             self._extend_prefix()
 
     def removed(self, group: GroupId, _version: Version, /) -> None:
-        """The place closes up, and may extend the finished prefix."""
+        """Remove its place, which may extend the finished prefix."""
         self._removed.add(group)
         if group == self._rest[0]:
             self._extend_prefix()
@@ -155,7 +155,7 @@ class StartOrder:
         return []
 
     def ready(self, _trained: Version, /) -> bool:
-        """The B oldest of all finished."""
+        """Whether the B oldest of all groups finished."""
         return len(self._prefix) >= self._batch_groups
 
     def take(self) -> tuple[GroupId, ...]:
@@ -163,7 +163,7 @@ class StartOrder:
         return tuple([self._prefix.popleft() for _ in range(self._batch_groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
-        """How many finished, or the group that holds the others up."""
+        """How many finished, or the group that blocks the others."""
         finished = len(self._prefix) + len(self._finished)
         if finished >= self._batch_groups and self._rest:
             return f"group {self._rest[0]}, the oldest, to end"
@@ -203,15 +203,15 @@ class EarliestDeadlineFirst:
         self._batch_groups = batch_groups
         self._max_lag = max_lag
         self._heap: list[tuple[Version, GroupId]] = []
-        # Ascending, since every start comes with the newest version that the engines hold.
+        # In ascending order, since every start has the newest version that the engines hold.
         self._running: dict[Version, int] = {}
-        # While blocked: `_missing` more groups of `_blocking` or earlier must end before another
-        # look makes sense. Counted down, so that waiting costs O(1) per event.
+        # While blocked, `_missing` more groups of version `_blocking` or earlier must end before
+        # another check makes sense. Counted down, so that waiting costs O(1) per event.
         self._missing = 0
         self._blocking = -1
 
     def started(self, _group: GroupId, version: Version, /) -> None:
-        """Counted with the running groups of its version."""
+        """Count it with the running groups of its version."""
         self._running[version] = self._running.get(version, 0) + 1
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
@@ -225,7 +225,7 @@ class EarliestDeadlineFirst:
         self._ended(version)
 
     def removed(self, _group: GroupId, version: Version, /) -> None:
-        """One group less that a deadline waits for."""
+        """Count one group less for the deadlines."""
         self._ended(version)
 
     def _ended(self, version: Version) -> None:
@@ -242,7 +242,7 @@ class EarliestDeadlineFirst:
         return []
 
     def ready(self, trained: Version, /) -> bool:
-        """B finished and the condition holds; O(1) while it is known not to, or nothing is due."""
+        """Whether B groups finished and the condition holds; O(1) while blocked or none is due."""
         if len(self._heap) < self._batch_groups or self._missing:
             return False
         running = 0
@@ -264,7 +264,7 @@ class EarliestDeadlineFirst:
         return tuple([heappop(heap)[1] for _ in range(self._batch_groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
-        """How many finished, or which running groups the look-ahead waits for."""
+        """How many finished, or the running groups that block the batch."""
         if len(self._heap) < self._batch_groups or self.ready(trained):
             return _progress(len(self._heap), self._batch_groups, trained)
         plural = "s" if self._missing > 1 else ""

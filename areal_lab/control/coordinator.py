@@ -1,11 +1,11 @@
-"""Decide what happens next: events in, actions out; no clock, no randomness, no I/O.
+"""The coordinator decides what happens next: events in, actions out; no clock, randomness or I/O.
 
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
     trainer    free --Train--> training --TrainStepDone--> free --Save--> saving --> free
     weights    trained version >= pushed version; PushWeights always takes the newest
 
-`handle` notes the event, then decides everything that the state permits. Actions of one event come
-in the order in which they are to be performed:
+`handle` records the event, then decides everything that the state permits. Actions are returned in
+the order in which they must be performed:
 
     Drop*  Interrupt  Save | Train  PushWeights  Resume  StartGroup*  Finish
 """
@@ -49,7 +49,7 @@ from areal_lab.control.schedule import OnNewWeights
 __all__ = ["NO_ENGINE_LEFT", "Coordinator", "Counts", "Limits", "replay"]
 
 NO_ENGINE_LEFT = "no engine left"
-"""Why a run ended whose engines were all lost for good."""
+"""`Finish.reason` of a run whose engines were all lost for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Counts:
     """Groups and versions at one moment; `started == in_flight + finished + trained`."""
 
     started: int
-    """N_r of eq. 3: what was filtered or dropped does not count."""
+    """N_r of eq. 3; filtered and dropped groups do not count."""
     in_flight: int
     finished: int
     """Finished and not yet trained on."""
     trained: int
-    """Given to the trainer, the running step and the steps before a recovery included."""
+    """Given to the trainer, including the running step and the steps before a recovery."""
     filtered: int
     dropped: int
     trained_version: Version
@@ -70,16 +70,16 @@ class Counts:
 
 
 class Coordinator:
-    """The one owner of a run's state; see the module's text. Shells perform what it returns."""
+    """The one owner of a run's state. Shells perform the actions that it returns."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._backlog = limits.order.make_backlog(limits.batch_groups)
         self._router = limits.routing.make_router()
         self._awaited: set[EngineId] = set()
-        # Groups: running on an engine | waiting for one, as theirs was lost while all paused. The
-        # latter have the version they began with, or None: without tokens, a group counts from the
-        # version that the engines hold.
+        # Groups: running on an engine | waiting for one, because theirs was lost during a pause.
+        # The latter have the version they started with, or None: without tokens, a group has the
+        # version that the engines hold when it starts over.
         self._in_flight: dict[GroupId, StartGroup] = {}
         self._orphans: dict[GroupId, Version | None] = {}
         self._dropped_running: set[GroupId] = set()
@@ -91,7 +91,7 @@ class Coordinator:
         self._batches = 0
         self._filtered = 0
         self._dropped = 0
-        # Versions: of the trainer | of its newest checkpoint | of the engines | on its way to them.
+        # Versions: of the trainer | of its newest checkpoint | of the engines | being pushed.
         self._trained: Version = 0
         self._saved: Version = 0
         self._pushed: Version = 0
@@ -106,10 +106,10 @@ class Coordinator:
         self._over: str | None = None
 
     def handle(self, event: Event) -> tuple[Action, ...]:
-        """Note `event` and return what to do now, in order.
+        """Record `event` and return the actions to perform now, in order.
 
         Raises:
-            ValueError: if the event cannot have happened; the state is unchanged.
+            ValueError: if the event is impossible; the state is unchanged.
         """
         if not self._running:
             self._check_may_begin(event)
@@ -158,14 +158,14 @@ class Coordinator:
         return self._router.loads()
 
     def waiting_for(self) -> str:
-        """What the run waits for, in a few words for a progress display."""
+        """What the run is waiting for, in a few words for a progress display."""
         if not self._running:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
         if not len(self._router) and self._awaited:
-            return "an engine to be mended; none is left"
+            return "an engine to restart; none is left"
         if self._training or self._saving:
-            step, saved = f"trainer (step {self._trained + 1})", self._saved
-            return step if self._training else f"checkpoint of version {saved}"
+            step, saved = f"the trainer (step {self._trained + 1})", self._saved
+            return step if self._training else f"the checkpoint of version {saved}"
         if self._pushing is not None:
             return f"engines to load version {self._pushing}"
         if self._trained > self._pushed:
@@ -174,7 +174,7 @@ class Coordinator:
             return f"{groups} running group{plural} to end before version {self._trained} is loaded"
         return self._backlog.waiting_for(self._trained)
 
-    # --- what an event means ---------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def _check_may_begin(self, event: Event) -> None:
         if self._over is not None:
@@ -222,7 +222,7 @@ class Coordinator:
         return self._backlog.removed(event.group, began)
 
     def _check_was_dropped(self, event: Event, group: GroupId) -> None:
-        # Its end crossed the abort on the way; it was dropped and stays so.
+        # It ended while its abort was being sent; it stays dropped.
         if group not in self._dropped_running:
             raise ValueError(f"{event}: group {group} is not running; a running group was expected")
         self._dropped_running.remove(group)
@@ -245,7 +245,7 @@ class Coordinator:
 
     def _weights_pushed(self, event: WeightsPushed) -> None:
         if self._pushing is None and self._ending is not None:
-            return  # The last engine was lost meanwhile, and the push given up.
+            return  # The last engine was lost during the push.
         if event.version != self._pushing:
             expected = "no push" if self._pushing is None else f"version {self._pushing}"
             raise ValueError(f"{event}: {expected} was expected")
@@ -281,7 +281,7 @@ class Coordinator:
             self._awaited.discard(event.engine)
         drops: list[Action] = []
         if not len(self._router) and not self._awaited:
-            # Nothing answers a push any more, and nothing is left to resume.
+            # No engine is left to finish a push or to resume.
             self._pushing, self._interrupted = None, False
             if self._ending is None:
                 self._ending = NO_ENGINE_LEFT
@@ -305,14 +305,14 @@ class Coordinator:
 
     def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
         engines = sorted(self._router.loads())
-        raise ValueError(f"{event}: the engines are {engines}; a change of these was expected")
+        raise ValueError(f"{event} changes nothing: the engines are {engines}")
 
     def _stop_requested(self) -> None:
         # A run whose last step is done ends by itself, as complete.
         if self._ending is None and (self._training or self._trained < self._last_version):
             self._ending = "stopped"
 
-    # --- what to do ------------------------------------------------------------------------------
+    # --- decisions -------------------------------------------------------------------------------
 
     def _decide(self) -> tuple[Action, ...]:
         if self._ending is not None:
@@ -338,7 +338,7 @@ class Coordinator:
             and not (self._carry_over and self._training)
             and len(self._router) > 0
         )
-        # Most events come while eq. 3 admits nothing: worth asking before the call.
+        # Most events come while eq. 3 admits nothing, so checking before the call saves time.
         to_do = self._started < self._start_limit or self._interrupted or self._orphans
         if engines_run and to_do:
             self._generate(actions)
@@ -356,7 +356,7 @@ class Coordinator:
                 return not self._in_flight and not self._orphans and not self._open_slots()
 
     def _generate(self, actions: list[Action]) -> None:
-        """Let the engines run, and fill them: the lost engines' groups first, then new ones."""
+        """Resume the engines and start groups: first those of lost engines, then new ones."""
         if self._interrupted:
             self._interrupted = False
             actions.append(Resume())
@@ -374,11 +374,11 @@ class Coordinator:
     def _open_slots(self) -> int:
         limit = self._start_limit
         if self._trained > self._pushed:
-            # Newer weights wait for the engines to run empty.
+            # Newer weights wait until no group is running.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
                 return 0
             if self._pushed + self.limits.order.max_lag < self._trained:
-                return 0  # It would be too late before it began.
+                return 0  # A new group would exceed the lag bound from the start.
             limit = min(limit, whole_batches(self._started, self.limits.batch_groups))
         return open_slots(
             started=self._started,
@@ -393,7 +393,7 @@ class Coordinator:
         return start
 
     def _leave(self, group: GroupId) -> None:
-        """A group ended: on its engine, or, with all its tokens kept, waiting for another."""
+        """Remove a group that ended, on its engine or, with all tokens, waiting for another one."""
         start = self._in_flight.pop(group, None)
         if start is None:
             del self._orphans[group]
@@ -407,10 +407,10 @@ class Coordinator:
         return Save(self._trained)
 
     def _drop(self, groups: Iterable[GroupId], reason: str) -> list[Action]:
-        """Drops for groups that the backlog has forgotten already."""
+        """`Drop` actions for groups that the backlog no longer has."""
         drops: list[Action] = []
         for group in groups:
-            # Without tokens, a group that waits for an engine cannot have ended meanwhile.
+            # A group that waits for an engine without tokens cannot end at the same time.
             if group in self._in_flight or self._orphans.get(group) is not None:
                 self._dropped_running.add(group)
             if group in self._in_flight or group in self._orphans:
@@ -426,7 +426,7 @@ class Coordinator:
         return self._drop(sorted(groups), reason)
 
     def _wind_up(self, reason: str) -> tuple[Action, ...]:
-        """Once the trainer is free: save what is not saved, give up the rest, and end."""
+        """Once the trainer is free: save, drop all groups, and finish."""
         if self._training or self._saving:
             return ()
         if self._trained > self._saved:
@@ -450,6 +450,6 @@ class Coordinator:
 
 
 def replay(limits: Limits, events: Iterable[Event]) -> list[Action]:
-    """The actions that a coordinator takes on `events`: a log is true if it says the same."""
+    """The actions of a coordinator for `events`; a correct log has the same ones."""
     coordinator = Coordinator(limits)
     return [action for event in events for action in coordinator.handle(event)]

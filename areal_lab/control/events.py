@@ -1,11 +1,11 @@
-"""What happened and what to do: the two closed unions that the coordinator maps between.
+"""Events and actions: the input and the output of the coordinator, as two closed unions.
 
     shell --(Event)--> Coordinator.handle --> (Action, ...) --> shell performs them, in order
 
 A *group* is one prompt with all its samples; it is the unit of admission and of a training batch.
-Group ids are handed out by the coordinator in start order: group `n` is the n-th ever started.
-A *version* counts optimizer batches (not minibatches); the weights a run begins with have version 0
-unless it was recovered. None of these records carries a time: the log's envelope does.
+The coordinator assigns group ids in start order: group `n` is the n-th ever started. A *version*
+counts optimizer batches (not minibatches); the first weights of a run have version 0, unless it was
+recovered. These records have no times; the log adds them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RunStarted:
     engines: tuple[EngineId, ...]
     version: Version = 0
     next_group: GroupId = 0
-    """First group id to hand out; positive after recovery, where the count of started groups
-    begins again at `version * batch_groups`."""
+    """First group id to assign; positive after a recovery, where the count of started groups starts
+    at `version * batch_groups`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFinished:
-    """Every sample of the group ended and was rewarded; it may be trained on."""
+    """Every sample of the group ended and was scored; the group may be trained on."""
 
     group: GroupId
     head_version: Version
@@ -48,7 +48,7 @@ class GroupFinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupFiltered:
-    """The group ended and is not to be trained on; it does not count as started (eq. 3)."""
+    """The group ended and must not be trained on; it does not count as started (eq. 3)."""
 
     group: GroupId
     reason: str
@@ -56,20 +56,20 @@ class GroupFiltered:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine is gone; its groups start again elsewhere, or there, if it returns first."""
+    """The engine is gone; its groups restart on another engine, or on it if it returns first."""
 
     engine: EngineId
     tokens_kept: bool = False
-    """What its groups had generated is not lost with it: they go on from there, and keep the
-    version they began with. Otherwise they begin anew, at the version that the engines hold."""
+    """Whether its groups keep their tokens: then they continue, with the version they started with.
+    Otherwise they start over, with the version that the engines hold."""
     returns: bool = False
-    """It is being mended: `EngineJoined` follows, or this event again, without `returns`, when that
-    is given up. A run without engines waits for those that return."""
+    """Whether it is being restarted: `EngineJoined` follows, or this event again without `returns`
+    when it is given up. A run without engines waits for those that return."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineJoined:
-    """A new or restarted engine holds the weights of the pushed version and accepts work."""
+    """A new or restarted engine holds the pushed version and accepts work."""
 
     engine: EngineId
 
@@ -83,7 +83,7 @@ class TrainStepDone:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPushed:
-    """Every engine echoed `version`."""
+    """Every engine reported `version`."""
 
     version: Version
 
@@ -123,23 +123,23 @@ class StartGroup:
     group: GroupId
     engine: EngineId
     version: Version
-    """Version the engines hold at this decision, or held when a group began that goes on with its
-    tokens; the tokens may turn out newer, never older."""
+    """Version that the engines hold at this decision, or held when a group started that continues
+    with its tokens; its tokens may be newer, never older."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Pause generation on every engine; what is unfinished is kept and goes on after `Resume`."""
+    """Pause generation on every engine; unfinished samples continue after `Resume`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let every engine generate again, under the weights it now holds."""
+    """Resume generation on every engine, with the weights it now holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train on exactly these groups, in this order; answer with `TrainStepDone(version + 1)`."""
+    """Train on exactly these groups, in this order; then report `TrainStepDone(version + 1)`."""
 
     version: Version
     """The trainer's version before the step; the lag of a token is this minus its version."""
@@ -148,14 +148,14 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class PushWeights:
-    """Bring every engine to `version`; answer with `WeightsPushed(version)`."""
+    """Load `version` into every engine; then report `WeightsPushed(version)`."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give `group` up, finished or not: abort it if it runs, count it, and do not answer."""
+    """Give up `group`, finished or not: abort it if it runs, and report nothing."""
 
     group: GroupId
     reason: str
@@ -163,17 +163,17 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write a checkpoint of the trainer's `version`; answer with `CheckpointDone(version)`."""
+    """Write a checkpoint of the trainer's `version`; then report `CheckpointDone(version)`."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over; nothing is in flight any more. The last action of every log."""
+    """The run is over; nothing is in flight. The last action of every log."""
 
     reason: str
-    """`"complete"`, `"stopped"` (asked to) or `"no engine left"`."""
+    """`"complete"`, `"stopped"` (on request) or `"no engine left"`."""
 
 
 Action: TypeAlias = StartGroup | Interrupt | Resume | Train | PushWeights | Drop | Save | Finish

@@ -1,4 +1,4 @@
-"""The constants of one run, checked so that no combination of them can come to a standstill."""
+"""The constants of one run, checked so that no combination of them can deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Limits:
     max_in_flight: int
     """Groups the engines may generate at once."""
     train_steps: int | None = None
-    """Version at which the run is complete; None goes on until stopped."""
+    """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
     """Versions between checkpoints; 0 saves at the end only."""
     schedule: Schedule = field(default_factory=lambda: asynchronous(4))
@@ -37,7 +37,7 @@ class Limits:
             )
         if self.schedule.carry_over and self.schedule.on_new_weights is not OnNewWeights.INTERRUPT:
             raise ValueError(
-                f"schedule {self.schedule.name!r} carries answers over an update and also waits "
+                f"schedule {self.schedule.name!r} carries responses over an update and also waits "
                 "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
             )
         order, ahead = self.order, lag_bound(self.schedule)

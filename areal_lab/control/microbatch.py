@@ -1,4 +1,4 @@
-"""Cut a batch into pieces: as many as a token budget asks for, or a given number of equal weight.
+"""Cut a batch into micro-batches by a token budget, or into a given number of balanced parts.
 
 Lengths are tokens per sequence. Results hold indices into `lengths`, longest sequence first.
 """
@@ -21,10 +21,10 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
     sequences (the earliest opened of these). Fewer sequences than `min_batches` give one each.
     Source: AReaL (arXiv:2505.24298), Algorithm 1.
 
-    O(n log n). As lengths only fall, a micro-batch that has room keeps it until it is chosen.
-    Those with room are in a heap by (sequences, age), unless there is just one: it takes what
-    comes, as many at once as would fit if none of them were shorter than the first. The others
-    wait in a heap by room until lengths have fallen to it.
+    O(n log n). Since lengths decrease, a micro-batch that has room keeps it until it is chosen.
+    Those with room are in a heap by (sequences, age), unless there is only one: it takes the next
+    sequences, as many at once as would fit at the length of the first. The others wait in a heap
+    by room until a sequence is short enough.
 
     Raises:
         ValueError: if a sequence is longer than `max_tokens`, or a number is below 1.
@@ -35,18 +35,18 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
     if order and lengths[order[0]] > max_tokens:
         raise ValueError(
             f"a sequence of {lengths[order[0]]} tokens exceeds max_tokens = {max_tokens}; "
-            "raise max_tokens to it, or generate shorter answers"
+            "raise max_tokens to it, or generate shorter responses"
         )
-    # More than there can be: once one opens beyond `min_batches`, all before are over half full.
+    # An upper bound of batches: when one beyond `min_batches` opens, all others are over half full.
     most = max(min(min_batches, len(lengths)), 2 * sum(lengths) // max_tokens + 2) + 1
     batches = [[item] for item in order[:min_batches]]
     room = [max_tokens - lengths[item] for item in order[:min_batches]]
-    # Pairs in one number, cheaper to compare: sequences * most + index, and index - room * most.
+    # Pairs as one number are cheaper to compare: sequences * most + index, index - room * most.
     open_ones: list[int] = []
     waiting = [batch - left * most for batch, left in enumerate(room)]
     heapify(waiting)
-    widest = max(room, default=0)  # room of the first that waits
-    # One that is the only one with room, or just has none left: its members and room are here.
+    widest = max(room, default=0)  # room of the first in `waiting`
+    # The only micro-batch with room, or the one that just got full: its members and room.
     alone = left = -1
     members: list[int] = []
     at, end = len(batches), len(order)
@@ -106,24 +106,24 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
 
 
 _SEVERAL: Final = 7
-"""Sequences from which it is quicker to look how many may be taken at once."""
+"""More sequences than this are taken at once, since the search for their number then pays."""
 
 
 def balanced_parts(
     lengths: Sequence[int], parts: int, *, equal_size: bool = False
 ) -> list[list[int]]:
-    """`parts` parts with nearly the same number of tokens, for ranks that wait for each other.
+    """Cut into `parts` parts of nearly equal tokens, for ranks that wait for each other.
 
     Longest first, each sequence joins the part with the fewest tokens (the first of these), so
-    no part exceeds the mean by more than one sequence. None is empty.
+    no part exceeds the mean by more than one sequence. No part is empty.
     Source: longest processing time first, Graham (1969), within 4/3 of the best.
 
-    With `equal_size` every part gets the same number of sequences: a part that has its share takes
-    no more, so parts balance less well. The purpose is that of verl's partitions of equal size,
-    which come from the Karmarkar-Karp differencing of rounds of sequences of neighboring lengths.
-    Largest part over mean, for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl's
-    1.19), 8 parts of 16 1.10 (1.28). For uniform lengths verl's is up to 3 % better where
-    parts have few sequences (8 parts of 4: 1.01 against 1.04).
+    With `equal_size` every part gets the same number of sequences: a full part takes no more, so
+    tokens are less balanced. verl has partitions of equal size for the same purpose, by
+    Karmarkar-Karp differencing of rounds of sequences of similar length. Largest part over mean,
+    for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl 1.19), 8 parts of 16 1.10
+    (verl 1.28). For uniform lengths verl is up to 3 % better where parts have few sequences
+    (8 parts of 4: 1.01 against 1.04).
 
     Raises:
         ValueError: if there are fewer sequences than parts, with `equal_size` if their number is
@@ -131,8 +131,7 @@ def balanced_parts(
     """
     if not 1 <= parts <= len(lengths):
         raise ValueError(
-            f"cannot cut {len(lengths)} sequences into {parts} parts; "
-            "parts must be >= 1 and at most the number of sequences"
+            f"parts is {parts}, but must be from 1 to the number of sequences, {len(lengths)}"
         )
     if equal_size and len(lengths) % parts:
         raise ValueError(

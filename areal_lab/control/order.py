@@ -1,6 +1,6 @@
-"""Which finished groups form the next batch, and what is waited for if none can be formed yet.
+"""Batch orders: which finished groups form the next batch, and what training waits for otherwise.
 
-Eq. 3 bounds how many groups are started, not the age of one: with "oldest among the finished" a
+Eq. 3 bounds the number of started groups, not the age of each: with "oldest finished first" a
 straggler may be trained on at any lag. Lag is the trainer's version minus the version that the
 engines held when the group (last) started; the oldest group is the one with the oldest version,
 then with the lowest id.
@@ -11,7 +11,7 @@ then with the lowest id.
     bounded_lag(L)               <= L >= ceil(eta)    is overtaken while the bound permits
     bounded_lag(L, drop=True)    <= L                 is dropped, counted and replaced
 
-An order is data. What it decides from, the groups between start and training, is its `Backlog`.
+An order is data. The groups between start and training, from which it chooses, are its `Backlog`.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from areal_lab.control.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrder:
-    """A policy for forming batches. Make one with the functions below."""
+    """A policy for forming batches. Create one with the functions below."""
 
     name: str
     make_backlog: Callable[[int], Backlog] = field(compare=False, repr=False)
-    """From `batch_groups`."""
+    """Creates the backlog for batches of `batch_groups`."""
     max_lag: float = math.inf
-    """Lag, in whole versions, that is promised never to be exceeded, beside what eq. 3 gives."""
+    """Guaranteed bound of the lag in whole versions, in addition to eq. 3."""
     drop_late: bool = False
-    """Whether the promise is kept by dropping; otherwise by waiting."""
+    """Whether late groups are dropped to keep the bound; otherwise training waits."""
 
 
 def oldest_finished_first() -> BatchOrder:
-    """The B oldest among the finished, whatever still runs: what the released AReaL does."""
+    """The B oldest finished groups, whatever is still running, as in the released AReaL."""
     return BatchOrder(name="oldest_finished_first", make_backlog=OldestFirst)
 
 
 def strict_start_order() -> BatchOrder:
-    """The B oldest of all; waits until they finished. No lag exceeds ceil(eta)."""
+    """The B oldest of all groups; waits until they are finished. No lag exceeds ceil(eta)."""
     return BatchOrder(name="strict_start_order", make_backlog=StartOrder)
 
 
 def bounded_lag(max_lag: float, *, drop: bool = False) -> BatchOrder:
-    """The B oldest among the finished, unless a group would be trained on later than `max_lag`.
+    """The B oldest finished groups, if every group can still be trained on within `max_lag`.
 
-    Waiting looks ahead (earliest deadline first): a batch is taken only if, for every j >= 0, what
-    must be trained on within j further batches and is not in this one fits into j batches.
+    Waiting looks ahead (earliest deadline first): a batch is taken only if, for every j >= 0, the
+    groups due within the next j batches that are not in this one fit into j batches.
 
     Args:
-        max_lag: versions; a fraction has no meaning beyond its whole part. Waiting needs
-            `max_lag >= ceil(eta)`, which `Limits` checks.
-        drop: give up what can no longer be trained on in time, running or finished, instead of
-            waiting for it. Dropped groups do not count as started, so that others replace them.
+        max_lag: versions, rounded down. Waiting needs `max_lag >= ceil(eta)`, which `Limits`
+            checks.
+        drop: drop groups that can no longer be trained on in time, running or finished, instead of
+            waiting. Dropped groups do not count as started, so others replace them.
     """
     if math.isnan(max_lag) or max_lag < 0:
         raise ValueError(f"max_lag is {max_lag}, but a lag is a number >= 0 (versions)")
@@ -85,12 +85,12 @@ def order_named(
 
     Args:
         name: one of `ORDERS`.
-        schedule: gives `bounded_lag` its bound where `max_lag` does not.
-        max_lag: bound of `bounded_lag`, in versions; None takes `lag_bound(schedule)`.
-        drop_late: whether `bounded_lag` drops what would exceed the bound instead of waiting.
+        schedule: gives the bound of `bounded_lag` if `max_lag` is None.
+        max_lag: bound of `bounded_lag`, in versions; None uses `lag_bound(schedule)`.
+        drop_late: whether `bounded_lag` drops groups beyond the bound, instead of waiting.
 
     Raises:
-        ValueError: if there is no such order, with the names there are, or no bound.
+        ValueError: if the name is unknown, listing the known ones, or there is no bound.
     """
     match name:
         case "oldest_finished_first":

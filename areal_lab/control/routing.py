@@ -1,18 +1,18 @@
-"""Which engine takes the next piece of work: a group, or a turn of a conversation.
+"""Routing: which engine takes a task, which is a group or a turn of a conversation.
 
-    policy        an engine for work with a key               for
-    least_loaded  the fewest running, ties to the lowest id   work of unequal length
-    round_robin   the next in the circle of ids               work of equal length
-    sticky        the one that had the key before, while it   turns of a conversation, which find
-                  lives; the least loaded for a new key       their prefix in the engine's cache
+    policy        the engine for a task with a key            useful for
+    least_loaded  the fewest running, ties to the lowest id   tasks of unequal length
+    round_robin   the next id in turn                         tasks of equal length
+    sticky        the engine that had the key before, while   turns of a conversation, which find
+                  it lives; else the least loaded             their prefix in the engine's cache
 
-A group has its id as key. All its samples are one piece of work, so they share an engine, and
-their prompt's cache, under every policy. It asks once, and again only if its engine is lost, so in
-a run `sticky` decides as `least_loaded` does: it acts where a caller has several pieces of work
-with one key, as an agent with turns would, and the coordinator is no such caller.
+The key of a group is its id. All its samples are one task, so they share an engine, and their
+prompt's cache, under every policy. A group is routed once, and again only if its engine is lost, so
+in a run `sticky` equals `least_loaded`; it differs for callers with several tasks per key, such as
+agents with turns.
 
-Routing is data: `Routing` names the policy and makes its `Router`, which decides from nothing but
-the calls it had, so that a log replays.
+Routing is data: `Routing` names the policy and creates its `Router`, which depends on its earlier
+calls only, so that a log replays.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from typing import Final, Literal, Protocol
 from areal_lab.control.events import EngineId
 
 SPARE_ENTRIES: Final = 64
-"""Outdated heap entries that are tolerated beside two per engine before the heap is rebuilt."""
+"""Outdated heap entries, in addition to two per engine, before the heap is rebuilt."""
 
 
 class Router(Protocol):
-    """The engines, what runs on each, and a rule."""
+    """The live engines, their running tasks, and the rule that assigns new ones."""
 
     def __contains__(self, engine: EngineId) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def loads(self) -> dict[EngineId, int]:
-        """Running pieces of work of each engine."""
+        """Number of running tasks of each engine."""
         ...
 
     def add(self, engine: EngineId) -> None:
-        """Let an engine without work take some."""
+        """Add an engine, which has no tasks yet."""
         ...
 
     def remove(self, engine: EngineId) -> None:
-        """Forget an engine; its work is the caller's to place again."""
+        """Remove an engine; the caller routes its tasks again."""
         ...
 
     def acquire(self, key: Hashable) -> EngineId:
-        """The engine for work with this key, which now runs one piece more."""
+        """Assign a task with this key; returns its engine."""
         ...
 
     def release(self, engine: EngineId) -> None:
-        """One piece of work of `engine` ended."""
+        """Record that a task of `engine` ended."""
         ...
 
     def forget(self, key: Hashable) -> None:
-        """No work with this key comes any more."""
+        """Forget a key that gets no more tasks."""
         ...
 
 
 class LeastLoaded:
-    """Running work per engine, and the least loaded engine in O(log engines), amortized.
+    """Running tasks per engine, and the least loaded engine in O(log engines), amortized.
 
-    The heap is lazy: a change of load adds an entry, and an entry counts only while it tells the
-    engine's present load.
+    The heap is lazy: a change of load adds an entry, and an entry is valid only while it equals the
+    engine's current load.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class LeastLoaded:
         return len(self._loads)
 
     def loads(self) -> dict[EngineId, int]:
-        """Running pieces of work of each engine."""
+        """Number of running tasks of each engine."""
         return dict(self._loads)
 
     def add(self, engine: EngineId) -> None:
@@ -89,7 +89,7 @@ class LeastLoaded:
         heappush(self._heap, (0, engine))
 
     def remove(self, engine: EngineId) -> None:
-        """Its heap entries are outdated from now on."""
+        """Remove the engine, which makes its heap entries outdated."""
         del self._loads[engine]
 
     def acquire(self, _key: Hashable = None) -> EngineId:
@@ -104,7 +104,7 @@ class LeastLoaded:
         return engine
 
     def take(self, engine: EngineId) -> None:
-        """`engine`, chosen by the caller, runs one piece more."""
+        """Assign a task to `engine`, chosen by the caller."""
         self._loads[engine] = load = self._loads[engine] + 1
         self._note(load, engine)
 
@@ -124,11 +124,11 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """The engines in the order of their ids, one piece of work each, again and again."""
+    """The engines in the order of their ids, one task each, in turn."""
 
     def __init__(self) -> None:
         self._loads: dict[EngineId, int] = {}
-        self._circle: list[EngineId] = []
+        self._ring: list[EngineId] = []
         self._last: EngineId = -1
 
     def __contains__(self, engine: EngineId) -> bool:
@@ -138,24 +138,24 @@ class RoundRobin:
         return len(self._loads)
 
     def loads(self) -> dict[EngineId, int]:
-        """Running pieces of work of each engine."""
+        """Number of running tasks of each engine."""
         return dict(self._loads)
 
     def add(self, engine: EngineId) -> None:
-        """It takes its place in the circle."""
+        """Add the engine to the rotation."""
         assert engine not in self._loads
         self._loads[engine] = 0
-        insort(self._circle, engine)
+        insort(self._ring, engine)
 
     def remove(self, engine: EngineId) -> None:
-        """The circle closes up."""
+        """Remove the engine from the rotation."""
         del self._loads[engine]
-        self._circle.remove(engine)
+        self._ring.remove(engine)
 
     def acquire(self, _key: Hashable = None) -> EngineId:
         """The first id above the last one taken, or the lowest."""
-        place = bisect_right(self._circle, self._last)
-        self._last = engine = self._circle[place % len(self._circle)]
+        place = bisect_right(self._ring, self._last)
+        self._last = engine = self._ring[place % len(self._ring)]
         self._loads[engine] += 1
         return engine
 
@@ -168,17 +168,14 @@ class RoundRobin:
 
 
 class Sticky(LeastLoaded):
-    """A key stays where it was first put, while that engine lives."""
+    """A key stays on its first engine while that engine lives."""
 
     def __init__(self) -> None:
         super().__init__()
         self._home: dict[Hashable, EngineId] = {}
 
     def remove(self, engine: EngineId) -> None:
-        """Its keys have no engine any more: one of its number that comes back has an empty cache.
-
-        O(keys), and rare: an engine was lost.
-        """
+        """Remove the engine and its keys: if it comes back, its cache is empty. O(keys)."""
         super().remove(engine)
         self._home = {key: home for key, home in self._home.items() if home != engine}
 
@@ -192,13 +189,13 @@ class Sticky(LeastLoaded):
         return engine
 
     def forget(self, key: Hashable) -> None:
-        """The next work with this key is new."""
+        """Treat the next task with this key as new."""
         self._home.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A policy for placing work. Make one with the functions below."""
+    """A policy for assigning tasks. Create one with the functions below."""
 
     name: str
     make_router: Callable[[], Router] = field(compare=False, repr=False)
@@ -215,20 +212,20 @@ def round_robin() -> Routing:
 
 
 def sticky() -> Routing:
-    """The engine that had the key before; in a run, whose keys ask once, as `least_loaded`."""
+    """The engine that had the key before; in a run, which routes keys once, `least_loaded`."""
     return Routing("sticky", Sticky)
 
 
 RoutingName = Literal["least_loaded", "round_robin", "sticky"]
 ROUTINGS: Final = {make().name: make for make in (least_loaded, round_robin, sticky)}
-"""The functions above, by the names they give."""
+"""The functions above, by name."""
 
 
 def routing_named(name: str) -> Routing:
     """The policy of this name.
 
     Raises:
-        ValueError: if there is none, with the names there are.
+        ValueError: if the name is unknown; lists the known ones.
     """
     if name not in ROUTINGS:
         raise ValueError(f"routing is {name!r}, but must be one of {', '.join(ROUTINGS)}")

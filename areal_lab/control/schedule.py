@@ -1,10 +1,10 @@
-"""Schedules as data: when generation may run ahead, and what new weights do to running answers.
+"""Schedules as data: when generation may run ahead, and how new weights reach running responses.
 
 schedule             eta   new weights            while training
 synchronous          0     nothing runs           generation is idle
 one_step_overlap     1     wait for whole batch   generates the next batch with one version
 asynchronous(eta)    eta   interrupt or drain     generates
-partial_rollout      0     (paused already)       paused; unfinished answers are carried over
+partial_rollout      0     (paused already)       paused; unfinished responses are carried over
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from areal_lab.control.events import Version
 
 
 class OnNewWeights(StrEnum):
-    """What running answers do when the trainer has new weights."""
+    """What happens to running responses when the trainer has new weights."""
 
     INTERRUPT = "interrupt"
-    """Pause at once, load, go on with the partial answers under the new weights (AReaL)."""
+    """Pause, load, continue the partial responses under the new weights (AReaL)."""
     DRAIN = "drain"
-    """Start nothing more, wait until the running answers end, load (AReaL, Figure 6b)."""
+    """Start no more groups, wait until the running responses end, load (AReaL, Figure 6b)."""
     FINISH_BATCH = "finish_batch"
-    """As `DRAIN`, but start what is missing of the current batch first: one version per batch."""
+    """As `DRAIN`, but first start the rest of the current batch: one version per batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How generation and training interleave. Make one with the functions below."""
+    """How generation and training interleave. Create one with the functions below."""
 
     name: str
     eta: float
     """Staleness bound of eq. 3 in versions; a fraction f means at most f of a batch ahead."""
     on_new_weights: OnNewWeights
     carry_over: bool = False
-    """Pause generation when a batch is complete and carry unfinished answers over the update."""
+    """Pause generation when a batch is complete and carry unfinished responses over the update."""
 
     def __post_init__(self) -> None:
         check_eta(self.eta)
 
     @property
     def overlaps(self) -> bool:
-        """Whether generation goes on while the trainer works."""
+        """Whether generation continues while the trainer works."""
         return self.eta > 0 and not self.carry_over
 
     @property
@@ -59,7 +59,7 @@ class Schedule:
 
 
 def synchronous() -> Schedule:
-    """Generate a batch, train on it, push the weights, begin again."""
+    """Generate a batch, train on it, push the weights, repeat."""
     return Schedule(name="synchronous", eta=0, on_new_weights=OnNewWeights.INTERRUPT)
 
 
@@ -69,13 +69,13 @@ def one_step_overlap() -> Schedule:
 
 
 def asynchronous(eta: float, *, interruptible: bool = True) -> Schedule:
-    """Generate always, at most `eta` versions ahead; 0 gives exactly the synchronous result."""
+    """Always generate, at most `eta` versions ahead; 0 gives exactly the synchronous result."""
     on_new_weights = OnNewWeights.INTERRUPT if interruptible else OnNewWeights.DRAIN
     return Schedule(name="asynchronous", eta=eta, on_new_weights=on_new_weights)
 
 
 def partial_rollout(eta: float = math.inf) -> Schedule:
-    """Synchronous in time, but over-subscribed: unfinished answers go on after the update.
+    """Synchronous, but with extra groups: unfinished responses continue after the update.
 
     Source: Kimi k1.5 (arXiv:2501.12599), section 2.6.2.
     """
@@ -85,7 +85,7 @@ def partial_rollout(eta: float = math.inf) -> Schedule:
 
 
 FIXED_ETA: Final = {made.name: made.eta for made in (synchronous(), one_step_overlap())}
-"""Schedules that bring their own eta, by name."""
+"""Schedules with a fixed eta, by name."""
 ScheduleName = Literal["synchronous", "one_step_overlap", "asynchronous", "partial_rollout"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 """Names of the schedules above."""
@@ -96,11 +96,11 @@ def schedule_named(name: str, *, eta: float, interruptible: bool = True) -> Sche
 
     Args:
         name: one of `SCHEDULES`.
-        eta: staleness bound; ignored by schedules that bring their own.
+        eta: staleness bound; ignored by schedules with a fixed eta.
         interruptible: as for `asynchronous`, and ignored by the others.
 
     Raises:
-        ValueError: if there is no such schedule, with the names there are, or eta is no bound.
+        ValueError: if the name is unknown, listing the known ones, or eta is invalid.
     """
     match name:
         case "synchronous":

@@ -2,10 +2,10 @@
 
     2 + 3 = 5
     7 + 1 = 8
-    6 + 9 =          <- the prompt ends here; the right completion begins " 15\\n"
+    6 + 9 =          <- the prompt ends here; the correct completion starts with " 15\\n"
 
-The solved lines are the same for every prompt of a run, so their cache is shared. A raw prompt is
-what lets a 135M model begin at about 0.5; in its chat template it begins at 0.05.
+The solved lines are the same for every prompt of a run, so their cache is shared. With a raw prompt
+a 135M model starts at a reward of about 0.5; with its chat template it starts at 0.05.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OPERATIONS = {
     "subtract": _Operation("-", operator.sub, commutes=False),
     "multiply": _Operation("*", operator.mul, commutes=True),
 }
-"""By their names in `dataset.operations`. Differences are never negative."""
+"""Operations by their names in `dataset.operations`. Differences are never negative."""
 
-MOST_PROBLEMS = 20_000
-"""Operand pairs are enumerated up to here, and drawn without replacement beyond."""
+MAX_PROBLEMS = 20_000
+"""All operand pairs are used up to this number; of more, this many are drawn at random."""
 
-_MOST_DIGITS = 18  # a 64-bit integer holds every operand
+_MAX_DIGITS = 18  # a 64-bit integer holds every operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,17 @@ def arithmetic_problems(
     eval_size: int = 0,
     seed: int = 1,
 ) -> ProblemSet:
-    """Arithmetic problems, split so that no held-out sum is trained on in either order.
+    """Arithmetic problems, split so that no held-out problem is trained on in either order.
 
-    The few-shot lines, their commuted forms included, are in neither part.
+    The few-shot lines, including their commuted forms, are in neither part.
 
     Args:
         operations: of `add`, `subtract`, `multiply`.
-        digits: most digits of the left and the right operand; all operands from 0 up are used.
+        digits: maximum digits of the left and the right operand; operands start at 0.
         few_shot: solved lines before each problem.
-        eval_size: held-out problems, counting 3 + 4 and 4 + 3 as two. Pairs stay together, so one
-            more may be held out. 0 chooses, see `held_out_size`.
-        seed: of the few-shot lines, of the split and of the draw where there are too many problems.
+        eval_size: held-out problems, counting 3 + 4 and 4 + 3 as two. Such pairs stay together, so
+            one more may be held out. 0 uses the default of `held_out_size`.
+        seed: for the few-shot lines, the split, and the choice among too many problems.
 
     Raises:
         ValueError: naming the setting and its bounds.
@@ -102,7 +102,7 @@ def arithmetic_problems(
     problems = sum(len(classes[key]) for key in keys)
     if problems < 2:
         raise ValueError(
-            f"few_shot is {few_shot}, but of all problems {problems} are left beside these lines; "
+            f"few_shot is {few_shot}, which leaves {problems} problems, but at least 2 are needed; "
             "use fewer lines or more digits"
         )
     size = held_out_size(problems, eval_size)
@@ -123,12 +123,12 @@ def _check(operations: Sequence[str], digits: Sequence[int], few_shot: int) -> N
         raise ValueError(f"operations is empty, but needs at least one of {', '.join(OPERATIONS)}")
     for name in operations:
         if name not in OPERATIONS:
-            raise ValueError(f"operations has {name!r}, but knows {', '.join(OPERATIONS)}")
+            raise ValueError(f"operations has {name!r}, but may have {', '.join(OPERATIONS)}")
     if len(set(operations)) < len(operations):
-        raise ValueError(f"operations is {list(operations)}, but must name each one once")
-    if len(digits) != 2 or not all(1 <= count <= _MOST_DIGITS for count in digits):
+        raise ValueError(f"operations is {list(operations)}, but must name each operation once")
+    if len(digits) != 2 or not all(1 <= count <= _MAX_DIGITS for count in digits):
         raise ValueError(
-            f"digits is {list(digits)}, but must be two numbers from 1 to {_MOST_DIGITS} "
+            f"digits is {list(digits)}, but must be two numbers from 1 to {_MAX_DIGITS} "
             "(left and right operand)"
         )
     if few_shot < 0:
@@ -136,11 +136,11 @@ def _check(operations: Sequence[str], digits: Sequence[int], few_shot: int) -> N
 
 
 def _lines(operations: Sequence[str], digits: Sequence[int], rng: random.Random) -> Iterator[_Line]:
-    """All operand pairs if they are few, else distinct ones drawn at random; in no useful order."""
-    per_operation = MOST_PROBLEMS // len(operations)
+    """All operand pairs if they are few, else distinct ones drawn at random; in any order."""
+    per_operation = MAX_PROBLEMS // len(operations)
     for name in operations:
         left_end, right_end = 10 ** digits[0], 10 ** digits[1]
-        if name == "subtract":  # a longer right operand would only make differences negative
+        if name == "subtract":  # a longer right operand would make differences negative
             right_end = min(left_end, right_end)
         pairs = left_end * right_end
         numbers: Iterable[int] = range(pairs)
@@ -159,14 +159,14 @@ def _few_shot_lines(
     few_shot: int,
     rng: random.Random,
 ) -> list[_Line]:
-    """Solved lines, the operations taking turns."""
+    """Solved lines, with the operations in turn."""
     by_operation = {name: [k for k in keys if classes[k][0].name == name] for name in operations}
     lines = []
     for index in range(few_shot):
         name = operations[index % len(operations)]
         if not by_operation[name]:
             raise ValueError(
-                f"few_shot is {few_shot}, but there are only {index} different lines to show"
+                f"few_shot is {few_shot}, but must be <= {index}, the number of different lines"
             )
         lines.append(rng.choice(classes[by_operation[name].pop()]))
     return lines

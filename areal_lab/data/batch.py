@@ -4,10 +4,10 @@
                         '- b0             positions        0  1  2  3  4  3
                                           subtree_end      6  6  6  5  5  6
 
-Token `j` is seen by token `i` exactly when `j <= i < subtree_end[j]`. The last token of a sequence
-predicts nothing and is left out. Axes: `P` packed tokens, `U` distinct predictions (a position and
-the token it has to predict), `R` tokens that the policy chose, in sequence order, `N` sequences,
-`T` tokens of the longest sequence.
+Token `i` attends to token `j` exactly when `j <= i < subtree_end[j]`. The last token of a sequence
+predicts nothing and is omitted. Axes: `P` packed tokens, `U` distinct predictions (a position and
+the token to predict), `R` tokens that the policy chose, in sequence order, `N` sequences, `T`
+tokens of the longest sequence.
 
 Both layouts hold the same numbers: packed row `r` is the `r`-th True of the padded mask.
 """
@@ -27,7 +27,7 @@ from areal_lab.data.trajectory import Trajectory
 
 
 class TreeSpan(NamedTuple):
-    """Packed tokens `start` to `end` (excluded) attend to nothing outside the span."""
+    """Packed tokens from `start` up to, not including, `end`, which attend only to each other."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class TreeSpan(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """Sequences along their prefix trees; every shared prefix appears once."""
+    """Sequences packed along their prefix trees; every shared prefix is stored once."""
 
     tokens: Int[Tensor, " P"]
     positions: Int[Tensor, " P"]
@@ -52,7 +52,7 @@ class PackedBatch(NamedTuple):
     """Index into the trajectories that were packed."""
     group_ids: Int[Tensor, " R"]
     turn_ids: Int[Tensor, " R"]
-    """Number of the turn: chosen tokens of one trajectory without another between them."""
+    """Index of the turn: adjacent chosen tokens of one trajectory."""
     turn_count: int
 
 
@@ -70,18 +70,18 @@ class PaddedBatch(NamedTuple):
 
 
 def input_tokens(trajectory: Trajectory) -> tuple[int, ...]:
-    """Tokens a forward pass needs to predict every token the policy chose."""
+    """The tokens that a forward pass needs to predict every token the policy chose."""
     mask = trajectory.response_mask
     last_chosen = max(index for index, chosen in enumerate(mask) if chosen)
     return trajectory.prompt_tokens + trajectory.response_tokens[:last_chosen]
 
 
 def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> PackedBatch:
-    """Lay out the members of the trees, one tree after the other.
+    """Pack the members of the trees, one tree after the other.
 
     Args:
-        trajectories: all sequences; members of the trees index into them, and so do the returned
-            `sequence_ids`. What no tree holds is left out.
+        trajectories: all sequences; members of the trees and the returned `sequence_ids` index into
+            them. Sequences in no tree are omitted.
         trees: from `grow_trees` over `input_tokens` of each trajectory.
     """
     tokens: list[int] = []
@@ -142,7 +142,7 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
 
 
 def pad(trajectories: Sequence[Trajectory], *, pad_token: int = 0) -> PaddedBatch:
-    """Lay out one row per trajectory, prompt and response, padded on the right."""
+    """Make one row per trajectory, prompt and response, padded on the right."""
     shape = (
         len(trajectories),
         max(len(t.prompt_tokens) + len(t.response_tokens) for t in trajectories),
@@ -168,14 +168,14 @@ def pad(trajectories: Sequence[Trajectory], *, pad_token: int = 0) -> PaddedBatc
 
 
 def ancestor_mask(packed: PackedBatch, span: TreeSpan) -> Bool[Tensor, "S S"]:
-    """True where the row's token sees the column's: itself and what lies above it in the tree."""
+    """True where the row's token attends to the column's: itself and its ancestors in the tree."""
     index = torch.arange(span.start, span.end, device=packed.tokens.device)
     ends = packed.subtree_end[span.start : span.end]
     return (index[:, None] >= index[None, :]) & (index[:, None] < ends[None, :])
 
 
 def _subtree_ends(positions: Sequence[int], spans: Sequence[TreeSpan]) -> list[int]:
-    """First packed index after each token's subtree: where depth falls back to its own or less."""
+    """First packed index after each token's subtree: where the depth is no longer larger."""
     ends = [0] * len(positions)
     for span in spans:
         open_tokens: list[int] = []

@@ -1,7 +1,7 @@
-"""Problems from files: JSON lines of any kind, GSM8K's among them, and what `datasets` can read.
+"""Problems from files: JSON lines, such as GSM8K's, and formats that `datasets` reads.
 
-JSON lines are read here, since a broken one is to be named by its line, and since importing
-`datasets` takes 2 s and 140 MB. Parquet, CSV, Arrow and folders of `save_to_disk` go through it.
+JSON lines are read here so that errors name the line, and because importing `datasets` takes 2 s
+and 140 MB. Parquet, CSV, Arrow and folders of `save_to_disk` are read by `datasets`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def file_problems(
     eval_size: int = 0,
     seed: int = 1,
 ) -> ProblemSet:
-    """Problems of a file; held out is another file, or a seeded part of this one.
+    """Problems of a file; the held-out ones are another file, or a random part of this one.
 
-    Problems with one prompt stay on one side. With `eval_path`, what is held out there is left out
-    of training, and `eval_size` takes a seeded part of it (0 is all).
+    Problems with the same prompt stay in the same part. With `eval_path`, prompts held out there
+    are removed from training, and `eval_size` takes a random part of that file (0 takes all).
 
     Args:
         prompt_template: text around the problem; `{prompt}` is replaced, other braces are kept.
@@ -61,7 +61,7 @@ def file_problems(
         if len(keys_of_all) < 2:
             raise ValueError(
                 f"{path} has {len(keys_of_all)} different problems, but needs at least 2: "
-                "some to train on and some to hold out (or set dataset.eval_path)"
+                "at least one to train on and one to hold out (or set dataset.eval_path)"
             )
         keys = set(rng.sample(keys_of_all, held_out_size(len(keys_of_all), eval_size)))
         held_out = [problem for problem in problems if problem.key in keys]
@@ -86,12 +86,12 @@ def read_problems(
         for where, row in _rows(Path(path))
     ]
     if not problems:
-        raise ValueError(f"{path} has no problem in it")
+        raise ValueError(f"{path} has no problems, but needs at least one")
     return problems
 
 
 def gold_answer(answer: str) -> str:
-    """What stands after GSM8K's `####`, without thousands separators; else the answer itself.
+    """The text after GSM8K's `####`, without thousands separators; without the mark, the answer.
 
     >>> gold_answer("She has 4 * 300 = 1200 left.\\n#### 1,200")
     '1200'
@@ -102,7 +102,7 @@ def gold_answer(answer: str) -> str:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each row with where it stands, as in `train.jsonl, line 12`."""
+    """Each row with its place, such as `train.jsonl, line 12`."""
     if not path.exists():
         raise ValueError(f"{path} does not exist (paths are relative to {Path.cwd()})")
     if path.is_dir() or path.suffix in _BY_DATASETS:
@@ -115,7 +115,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     else:
         known = ", ".join(sorted({*_JSON_LINES, *_BY_DATASETS} - {""}))
-        raise ValueError(f"{path} has an unknown ending; known are {known}")
+        raise ValueError(f"{path} has an unknown extension; known are {known}")
 
 
 def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -146,7 +146,7 @@ def _rows_by_datasets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             table = datasets.load_dataset(
                 _BY_DATASETS[path.suffix], data_files=str(path), split="train"
             )
-    except Exception as error:  # every format's reader has its own
+    except Exception as error:  # each format's reader raises its own errors
         reason = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
         raise ValueError(f"datasets cannot read {path}: {reason}") from error
     if isinstance(table, dict):
@@ -178,7 +178,7 @@ def _text(row: Mapping[str, Any], where: str, field: str) -> str:
     value = row[field]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(
-            f"{where} has {type(value).__name__} in {field!r}, but text or a number is needed"
+            f"{where} has {type(value).__name__} in {field!r}, but must have text or a number"
         )
     return str(value)
 

@@ -1,13 +1,13 @@
-"""Which sequences to lay out as one prefix tree, so that what they share is computed once.
+"""Prefix trees: which sequences to pack together, so that shared prefixes are computed once.
 
     2 + 3 = 5 \\n 4 + 1 = |  5 \\n         one row each:  3 x 14 tokens
     2 + 3 = 5 \\n 4 + 1 = |  6 \\n         one tree:     14 + 2 + 2 tokens
     2 + 3 = 5 \\n 4 + 1 = |  5 5
 
-A tree with branches needs a dense attention mask over all its tokens; a plain chain uses the causal
-kernel, which skips half of the pairs. So sharing pays while prefixes are long and answers short,
-and stops paying when attention between tokens that do not see each other costs more than the
-prefix saves. Lengths are in tokens, work is in floating-point operations (FLOPs).
+A tree with branches needs a dense attention mask over all its tokens; a chain uses the causal
+kernel, which skips half of the pairs. So sharing pays while prefixes are long and responses short;
+it does not when masked attention between branches costs more than the prefix saves. Lengths are in
+tokens, work is in floating-point operations (FLOPs).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardCost:
-    """Work of one forward pass of a decoder; the backward pass is twice that, to both terms."""
+    """Work of one forward pass of a decoder; both terms double in the backward pass."""
 
     linear_flops_per_token: float
     """2 FLOPs for each weight outside the embedding."""
     attention_flops_per_pair: float
-    """Of one query and one key: 4 * layers * heads * head_dim (scores and weighted sum)."""
+    """For one query and one key: 4 * layers * heads * head_dim (scores and weighted sum)."""
 
     def tree_flops(self, tokens: int, *, branching: bool) -> float:
         """Work of one tree: causal attention for a chain, dense attention when it branches."""
@@ -34,12 +34,12 @@ class ForwardCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTree:
-    """Sequences that are laid out together."""
+    """Sequences that are packed together."""
 
     members: tuple[int, ...]
     """Indices of the sequences, in lexicographic order of their tokens."""
     tokens: int
-    """Distinct prefixes, which is the number of tokens computed."""
+    """Number of distinct prefixes, which is the number of computed tokens."""
     longest: int
     """Tokens of the longest member; equal to `tokens` exactly when the tree is a chain."""
 
@@ -52,12 +52,12 @@ class PrefixTree:
 def grow_trees(
     rows: Sequence[tuple[int, ...]], cost: ForwardCost, *, max_tokens: int
 ) -> list[PrefixTree]:
-    """Partition sequences into trees, joining neighbors wherever that makes the work smaller.
+    """Partition sequences into trees, joining adjacent ones wherever that reduces the work.
 
-    In lexicographic order the tree of a run of rows has `sum(len) - sum(shared prefix of
+    In lexicographic order, the tree of consecutive rows has `sum(len) - sum(shared prefix of
     neighbors)` tokens. Boundaries are visited from the longest shared prefix to the shortest; the
     two trees at a boundary are joined if the joint tree costs no more than both and stays within
-    `max_tokens`. Prompts of a group therefore join before groups do.
+    `max_tokens`. Samples of a group are therefore joined before groups are.
 
     Args:
         rows: tokens of each sequence, none empty.
@@ -68,10 +68,10 @@ def grow_trees(
         Trees in the order of their smallest member.
     """
     if any(not row for row in rows):
-        raise ValueError("a sequence without tokens cannot be laid out")
+        raise ValueError("a sequence has no tokens, but must have at least one")
     order = sorted(range(len(rows)), key=lambda index: rows[index])
     shared = [common_prefix(rows[a], rows[b]) for a, b in pairwise(order)]
-    # Trees are runs of `order`; each is kept at both its ends, where neighbors look for it.
+    # Trees are slices of `order`; each is recorded at both ends, where adjacent trees find it.
     first = list(range(len(order)))
     last = list(range(len(order)))
     tokens = [len(rows[index]) for index in order]
@@ -100,7 +100,7 @@ def grow_trees(
 
 
 def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Tokens that both begin with, by bisection on slices (which compare at the speed of C)."""
+    """Length of the common prefix, by bisection on slices (which compare at the speed of C)."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

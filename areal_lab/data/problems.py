@@ -1,4 +1,4 @@
-"""Problems, their split into trained and held-out ones, and the endless order they are trained in.
+"""Problems, their split into training and held-out sets, and the endless order of prompts.
 
 ProblemSet --train--> PromptSource[n]    prompt number n of a run, the same at every call
            --held_out--> evaluation
@@ -15,15 +15,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A prompt and what is needed to judge an answer to it."""
+    """A prompt, its gold answer, and further fields for scoring."""
 
     prompt: str
     """The text the model completes, few-shot lines and template included."""
     answer: str
-    """The gold answer, as the reward function compares it."""
+    """The gold answer, in the form that the reward function compares."""
     key: str
-    """What makes it this problem: no key is both trained on and held out. `3 + 4` and `4 + 3`
-    share one."""
+    """Identity of the problem: no key is both trained on and held out. `3 + 4` and `4 + 3` share
+    one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for the reward function; for a JSONL problem the other fields of its line."""
 
@@ -32,26 +32,26 @@ class Problem:
             raise ValueError(f"problem {self.key!r} has an empty prompt")
 
     def as_example(self) -> dict[str, Any]:
-        """What a reward function gets as its second argument: `prompt`, `answer`, the metadata."""
+        """The second argument of a reward function: `prompt`, `answer` and the metadata."""
         return {**self.metadata, "prompt": self.prompt, "answer": self.answer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemSet:
-    """Problems to train on and problems to measure on; no key is in both."""
+    """Problems to train on and held-out problems for evaluation; no key is in both."""
 
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
 
     def __post_init__(self) -> None:
         if not self.train:
-            raise ValueError("there is no problem to train on")
+            raise ValueError("there are no problems to train on; at least one is needed")
         if not self.held_out:
-            raise ValueError("there is no held-out problem to measure on")
+            raise ValueError("there are no held-out problems; at least one is needed")
         both = {problem.key for problem in self.train} & {p.key for p in self.held_out}
         if both:
             raise ValueError(
-                f"{len(both)} problems are both trained on and held out, as {min(both)!r}"
+                f"{len(both)} problems are both trained on and held out, such as {min(both)!r}"
             )
 
 
@@ -59,13 +59,13 @@ class PromptSource:
     """Prompt number n of a run, for any n >= 0: shuffled epoch by epoch, addressed at random.
 
     >>> source = PromptSource(problems, seed=1)
-    >>> source[10_000] == source[10_000]      # no position to lose when a run is recovered
+    >>> source[10_000] == source[10_000]      # a recovered run has no position to restore
     True
 
-    Every epoch holds each problem once. The answer depends on the problems, the seed and n only.
+    Every epoch has each problem once. The prompt depends on the problems, the seed and n only.
     """
 
-    _EPOCHS_KEPT = 4  # groups in flight lie a few batches apart: at most some epochs of a tiny set
+    _EPOCHS_KEPT = 4  # groups in flight are a few batches apart: some epochs of a tiny set
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
@@ -76,7 +76,7 @@ class PromptSource:
 
     @property
     def epoch_length(self) -> int:
-        """Prompts until each problem came once."""
+        """Number of prompts in one epoch."""
         return len(self._problems)
 
     def __getitem__(self, n: int) -> Problem:
@@ -102,22 +102,23 @@ class PromptSource:
 
 
 SMALLEST_HELD_OUT = 32
-"""Fewer problems than this cannot tell 0.5 from 0.85 with confidence."""
+"""Fewer problems cannot distinguish rewards of 0.5 and 0.85 with confidence."""
 
 LARGEST_HELD_OUT = 256
 
 
 def held_out_size(problems: int, asked: int) -> int:
-    """How many of so many problems to hold out.
+    """Number of problems to hold out.
 
     Args:
-        asked: the setting; 0 takes a fifth, at least 32 and at most 256, but never above half.
+        problems: number of all problems.
+        asked: the setting; 0 takes a fifth, at least 32 and at most 256, but at most half.
 
     Raises:
-        ValueError: if `asked` is negative or leaves nothing to train on.
+        ValueError: if `asked` is negative or leaves no problem to train on.
     """
     if asked < 0:
-        raise ValueError(f"eval_size is {asked}, but must be >= 0 (0 chooses)")
+        raise ValueError(f"eval_size is {asked}, but must be >= 0 (0: a fifth of the problems)")
     if asked >= problems:
         raise ValueError(
             f"eval_size is {asked}, but there are {problems} problems: none is left to train on"

@@ -1,4 +1,4 @@
-"""The problems that a configuration asks for."""
+"""Load the problems that a configuration names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
     """Generate or read the problems of a run, split into trained and held-out ones.
 
     Args:
-        seed: the run's seed; it decides the split and the few-shot lines.
+        seed: the run's seed, for the split and the few-shot lines.
 
     Raises:
         ValueError: in one line, naming the file and line or the setting and its bounds.

@@ -1,7 +1,7 @@
-"""Text to tokens and back, with the model's own tokenizer and without torch.
+"""Tokenization with the model's tokenizer, without torch.
 
-The `tokenizers` library reads `tokenizer.json` in 0.2 s; `transformers` would bring torch with it
-(seconds, hundreds of MB) into a process that only moves tokens around.
+The `tokenizers` library reads `tokenizer.json` in 0.2 s; `transformers` would import torch (takes
+seconds and hundreds of MB) into a process that does no tensor math.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class TextCodec:
     """Encodes prompts and decodes completions."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # A saved tokenizer may carry the truncation and padding of whoever saved it.
+        # A saved tokenizer may have truncation and padding enabled.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
-        """The tokenizer of a Hugging Face model folder.
+        """Load the tokenizer of a Hugging Face model folder.
 
         Raises:
-            ValueError: if the folder has no readable `tokenizer.json`; says how to make one.
+            ValueError: if the folder has no readable `tokenizer.json`; names the fix.
         """
         path = Path(folder) / TOKENIZER_FILE
         if not path.is_file():
@@ -43,7 +43,7 @@ class TextCodec:
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens, including added ones."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class TextCodec:
         return tuple(self._tokenizer.encode(text).ids)
 
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """As `encode` for many texts, on several threads."""
+        """Encode many texts on several threads."""
         return [tuple(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(list(texts))]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -61,8 +61,8 @@ class TextCodec:
     def stop_token_ids(self, stops: Sequence[str]) -> tuple[int, ...]:
         """The single token of each stop string.
 
-        Generation ends at exactly this token: with `"\\n"`, a token that spells two line breaks
-        does not end it.
+        Generation ends at exactly this token: with `"\\n"`, a token for two line breaks does not
+        end it.
 
         Raises:
             ValueError: naming the string and its tokens if they are not exactly one.
@@ -73,7 +73,7 @@ class TextCodec:
             if len(encoding.ids) != 1:
                 raise ValueError(
                     f"gconfig.stop has {stop!r}, which is {len(encoding.ids)} tokens in this "
-                    f"vocabulary ({', '.join(map(repr, encoding.tokens))}), but must be one"
+                    f"vocabulary ({', '.join(map(repr, encoding.tokens))}), but must be one token"
                 )
             ids.append(int(encoding.ids[0]))
         return tuple(ids)

@@ -1,4 +1,4 @@
-"""What was generated: segments of one version each, joined to trajectories and groups.
+"""Trajectories: one sample each, made of segments that one version generated.
 
     prompt | segment v3 | segment v4 | observation | segment v4
            '--------------------- response ------------------'
@@ -19,13 +19,13 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One uninterrupted stretch of tokens that one version of the policy generated."""
+    """Consecutive tokens that one version of the policy generated."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     """log pi_behav of each token, as the engine reported it."""
     version: Version
-    """The version the engine stamped on these tokens; never guessed by a client."""
+    """The version that the engine reported for these tokens; never guessed by a client."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
@@ -33,17 +33,17 @@ class Segment:
                 f"a segment has {len(self.tokens)} tokens but {len(self.logprobs)} log-probs"
             )
         if not self.tokens:
-            raise ValueError("a segment has at least one token; leave empty stretches out")
+            raise ValueError("a segment has no tokens, but must have at least one; omit it")
         if self.version < 0:
-            raise ValueError(f"version is {self.version}, but generated tokens have one >= 0")
+            raise ValueError(f"version is {self.version}, but must be >= 0 for generated tokens")
         if not all(math.isfinite(value) and value <= 1e-4 for value in self.logprobs):
             worst = next(v for v in self.logprobs if not (math.isfinite(v) and v <= 1e-4))
-            raise ValueError(f"log-prob {worst} of a sampled token: must be finite and <= 0")
+            raise ValueError(f"a log-prob is {worst}, but must be finite and <= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Tokens that the environment wrote into the response (a tool's answer); not trained on."""
+    """Tokens that the environment wrote into the response (a tool's output); not trained on."""
 
     tokens: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Trajectory:
     finish_reason: FinishReason
     reward: float
     rewards: dict[str, float] = field(default_factory=dict)
-    """Named components, where the reward function gave some; `reward` is what is trained on."""
+    """Named components, if the reward function returned some; `reward` is trained on."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
@@ -68,11 +68,14 @@ class Trajectory:
         if not any(isinstance(part, Segment) for part in self.parts):
             raise ValueError(f"trajectory {self.group}/{self.sample} has no generated token")
         if not math.isfinite(self.reward):
-            raise ValueError(f"trajectory {self.group}/{self.sample} has reward {self.reward}")
+            raise ValueError(
+                f"trajectory {self.group}/{self.sample} has reward {self.reward}, "
+                "but rewards must be finite"
+            )
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The generated stretches, in order."""
+        """The generated segments, in order."""
         return tuple(part for part in self.parts if isinstance(part, Segment))
 
     @property
@@ -105,7 +108,7 @@ class Trajectory:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that the policy chose, hence that are trained on."""
+        """Number of tokens that the policy chose, which are trained on."""
         return sum(len(segment.tokens) for segment in self.segments)
 
     @property

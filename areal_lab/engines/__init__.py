@@ -1,1 +1,5 @@
-"""The engine protocol, the embedded server, the client, weight transfer."""
+"""Inference engines: their interface, a client, a small server, and the transfer of weights.
+
+May import models, host, data and control; imported by `pipeline`, `preflight` and `cli`. `training`
+may import `protocol` and `weights` only.
+"""

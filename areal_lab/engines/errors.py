@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its engine."""
+"""Errors of an engine and of the connection to it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NOTHING: Mapping[str, Generated] = MappingProxyType({})
 
 
 class EngineError(RuntimeError):
-    """An engine refused or failed; the message names the engine and what was asked."""
+    """An engine refused or failed; the message names the engine and the request."""
 
 
 class EngineUnreachable(EngineError):
-    """The engine's server is gone, or did not answer in time."""
+    """The engine's server is gone, or did not reply in time."""
 
     def __init__(
         self,
@@ -28,10 +28,10 @@ class EngineUnreachable(EngineError):
     ) -> None:
         super().__init__(message)
         self.partial = partial
-        """What had arrived of each sample of a `generate` call, by request id: tokens, log-probs
-        and versions. Samples without a token are left out; those cut off end with `abort`."""
+        """The part received of each sample of a `generate` call, by request id: tokens, log-probs
+        and versions. Samples without a token are left out; unfinished ones end with `abort`."""
         self.discarded_tokens = discarded_tokens
-        """That had arrived as well, and which weights drew them is not known."""
+        """Further received tokens, discarded because the weights behind them are unknown."""
 
 
 class VersionMismatch(EngineError):

@@ -1,9 +1,9 @@
-"""What the pipeline needs of an inference engine: tokens in, tokens with log-probs and versions.
+"""The interface of an inference engine: tokens in, tokens with log-probs and versions out.
 
     generate ... pause -> load_weights -> resume ... (the same generate calls return)
 
-Engines run in processes of their own and are spoken to over HTTP only; `client.EngineClient` is the
-one implementation, for the embedded engine, SGLang and vLLM alike.
+Engines run in separate processes and are called over HTTP only; `client.EngineClient` is the one
+implementation, for the embedded engine, SGLang and vLLM alike.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class PauseMode(StrEnum):
     """What a pause does to running requests (names and meaning as in SGLang)."""
 
     RETRACT = "retract"
-    """Keep the tokens, drop the KV cache; recomputed under the new weights. Exact."""
+    """Keep the tokens, drop the KV cache; it is recomputed under the new weights. Exact."""
     ABORT = "abort"
-    """End every running request with what it has; the client resubmits it."""
+    """End every running request with the tokens it has; the client resubmits it."""
     IN_PLACE = "in_place"
     """Keep the KV cache of the old weights. Fast and biased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens.
+    """How to sample tokens.
 
     Reported log-probs are of softmax(logits / temperature); with top-p or top-k this is over the
-    whole vocabulary or over the tokens left, as `Backend.whole_logprobs` says.
+    whole vocabulary or over the remaining tokens, as `Backend.whole_logprobs` says.
     """
 
     max_new_tokens: int
@@ -44,12 +44,12 @@ class SamplingParams:
     top_k: int = -1
     """-1 is the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's end-of-sequence token; the stop token is part of the output."""
+    """In addition to the model's end-of-sequence token; the stop token is part of the output."""
     ignore_eos: bool = False
-    """Only the length ends an answer. Not together with `stop_token_ids`, which engines then treat
+    """Only the length ends a response. Not together with `stop_token_ids`, which engines then treat
     in different ways."""
     seed: int = 0
-    """Draws of one request depend on this and the position only, not on the batch around it."""
+    """Random numbers of a request depend on this and the position only, not on its batch."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -63,13 +63,13 @@ class SamplingParams:
         if self.ignore_eos and self.stop_token_ids:
             raise ValueError(
                 f"stop_token_ids is {self.stop_token_ids}, but with ignore_eos nothing but the "
-                "length ends an answer; leave one of the two out"
+                "length ends a response; set only one of the two"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One sample to draw."""
+    """One sample to generate."""
 
     request_id: str
     prompt_tokens: tuple[int, ...]
@@ -79,55 +79,55 @@ class GenerateRequest:
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError(
-                f"request {self.request_id} has an empty prompt, but engines need a token to begin"
+                f"request {self.request_id} has an empty prompt, but needs at least one token"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One sample drawn, cut where the version changed."""
+    """One generated sample, split where the version changed."""
 
     request_id: str
     segments: tuple[Segment, ...]
     """Empty only if the request was aborted before its first token."""
     finish_reason: FinishReason
     retractions: int
-    """How often the request lost its KV cache to an interruption."""
+    """Interruptions that dropped the request's KV cache."""
     cached_tokens: int
     """Prompt tokens whose KV cache was shared with another request."""
 
 
 ALL_LINEAR: Final = "all-linear"
-"""As a target of adapters: every linear layer but the output layer."""
+"""As a target of adapters: every linear layer except the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraShape:
-    """What an engine has to know of an adapter before there is one."""
+    """The shape of a LoRA adapter, which an engine needs before it gets one."""
 
     rank: int
     target_modules: tuple[str, ...]
-    """The layers that have one, by the last parts of their names."""
+    """The layers with an adapter, by the last parts of their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFolder:
-    """A complete set of weights on disk or in shared memory, ready to be loaded; or an adapter."""
+    """A complete set of weights, or an adapter, on disk or in shared memory, ready to load."""
 
     path: Path
     version: Version
     checksum: str
-    """Of the tensors' names, shapes, types and bytes; the engine recomputes and compares it."""
+    """Over the tensors' names, shapes, types and bytes; the engine recomputes and compares it."""
     size_bytes: int
     adapter: LoraShape | None = None
-    """Set if these are not all weights, but a LoRA adapter to those that the engine began with."""
+    """Set if this is a LoRA adapter to the weights that the engine started with."""
 
 
 class Engine(Protocol):
     """An inference server as its client sees it."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request; returns when the last one ended, in the given order."""
+        """Generate one sample per request; returns when the last one ended, in the given order."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -135,25 +135,25 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Go on, with the held requests too."""
+        """Resume decoding, including the held requests."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; their `generate` returns what they have."""
+        """End these requests now; their `generate` returns the tokens so far."""
         ...
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
-        """Load and return the version the engine then reports.
+        """Load the weights and return the version that the engine then reports.
 
         Raises:
-            VersionMismatch: if the version or checksum echoed is not the one sent.
+            VersionMismatch: if it reports another version or checksum than was sent.
         """
         ...
 
     async def version(self) -> Version:
-        """Version the engine reports now."""
+        """The version that the engine reports now."""
         ...
 
     async def close(self) -> None:
-        """Release the connection; the server is stopped by whoever started it."""
+        """Close the connection; the server keeps running."""
         ...

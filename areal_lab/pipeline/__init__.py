@@ -1,1 +1,4 @@
-"""The asyncio shell that performs what `areal_lab.control` decides."""
+"""One training run, performed: the asyncio shell around the decisions of `areal_lab.control`.
+
+May import every room of areal_lab but `cli`; imported by `cli`, `benchmarks` and `reproductions`.
+"""

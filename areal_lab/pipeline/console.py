@@ -1,7 +1,7 @@
-"""A run as a terminal shows it: progress, Ctrl-C, a summary at the end, an exit code.
+"""A training run in a terminal: progress, Ctrl-C, a summary at the end, an exit code.
 
 Ctrl-C once     finish the step, save, exit 130
-Ctrl-C twice    stop at once, exit 130; every process ends, the run folder stays readable
+Ctrl-C twice    stop at once, exit 130; every process ends and the run folder stays readable
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INTERRUPTED: Final = 130
 
 
 def run_to_end(config: TrainConfig) -> int:
-    """Check, run and report; the run folder is the last line on standard output.
+    """Check, run and report; prints the run folder as the last line on standard output.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -44,9 +44,9 @@ def run_to_end(config: TrainConfig) -> int:
         with terminal_display(lambda: state.waiting_for, lambda: state.counts) as display:
             result = asyncio.run(until_done(display))
     except asyncio.CancelledError:
-        saved = state.live.last_checkpoint if state.live is not None else None
+        saved = state.performer.last_checkpoint if state.performer is not None else None
         what = "nothing was saved" if saved is None else f"version {saved} is saved"
-        Console(stderr=True).print(f"stopped at once, as asked; {what}", style="red")
+        Console(stderr=True).print(f"stopped at once, as requested; {what}", style="red")
         return INTERRUPTED
     console = Console()
     console.print(summary_table(result.summary))
@@ -56,7 +56,7 @@ def run_to_end(config: TrainConfig) -> int:
 
 
 def _stop_on_interrupt(stop: StopSignal) -> None:
-    """The first Ctrl-C asks for an orderly end, the second cancels the run."""
+    """The first Ctrl-C requests an orderly end, the second cancels the run."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "called from a coroutine"
 
@@ -70,7 +70,7 @@ def _stop_on_interrupt(stop: StopSignal) -> None:
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """What a run reached, for a person."""
+    """The results of a run as a table for people."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="dim", justify="right")
     table.add_column()
@@ -90,33 +90,32 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row(
         "interruptions",
         f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
-        f"tokens of two or more versions; {summary['recomputed_tokens']:,} tokens recomputed",
+        f"tokens from two or more versions; {summary['recomputed_tokens']:,} tokens recomputed",
     )
     if summary["engine_losses"]:
         table.add_row(
             "engines",
             f"{summary['engine_losses']} lost, {summary['engine_restarts']} came back; "
-            f"{summary['resubmitted_samples']:,} samples went on elsewhere with "
-            f"{summary['kept_tokens']:,} tokens that they had"
-            + _discarded(summary["discarded_tokens"]),
+            f"{summary['resubmitted_samples']:,} samples resubmitted to other engines, "
+            f"keeping {summary['kept_tokens']:,} tokens" + _discarded(summary["discarded_tokens"]),
         )
-    # Where versions changed, 0 is an answer and not a row to leave out.
+    # Where versions changed, 0 mismatches is a result worth showing.
     if summary["version_mismatches"] or summary["interruptions"] or summary["steps"]:
         table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
-    table.add_row("dropped, filtered", f"{summary['dropped']}, {summary['filtered']} groups")
+    table.add_row("groups", f"{summary['dropped']} dropped, {summary['filtered']} filtered")
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
 
 
 def _mismatches(count: int) -> str:
-    """Servers that told another version than that of the weights they were sent."""
-    return f"{count}, none of them used" if count else "0"
+    """Servers that reported another version than that of the weights they were sent."""
+    return f"{count}; tokens of unknown versions were discarded" if count else "0"
 
 
 def _discarded(tokens: int) -> str:
-    """Tokens that were paid for and not used."""
-    return f"; {tokens:,} of unclear versions were drawn again" if tokens else ""
+    """Tokens that were generated and not used."""
+    return f"; {tokens:,} tokens of unknown versions were generated again" if tokens else ""
 
 
 def _interval(reward: dict[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""Perform the coordinator's actions for real: one queue of events, one owner of the state.
+"""The event loop of a run: performs the coordinator's actions and reports events back to it.
 
     actions --> lanes and group tasks --> events queue --> Coordinator.handle() --> actions
 
@@ -8,11 +8,11 @@
     train lane    TrainStepDone, CheckpointDone    Train, Save            the trainer's reply
     weights lane  WeightsPushed                    Interrupt, PushWeights, Resume
                                                                           every engine's echo
-    others        EngineLost, EngineJoined, StopRequested: whoever was given the queue
+    others        EngineLost, EngineJoined, StopRequested: callers that hold the queue
 
-The lanes keep order: what touches the trainer happens one after the other, and so does what touches
-the weights of the engines. Their queues are unbounded because the coordinator bounds them: it never
-has more than one step, one save and one push outstanding.
+The lanes keep order: actions on the trainer run one after the other, and so do actions on the
+engines' weights. Their queues need no bound because the coordinator never has more than one step,
+one save and one push outstanding.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from areal_lab.control.events import (
 
 
 class Performer(Protocol):
-    """What a run can do; each call returns when it is done, and raises when it cannot be."""
+    """The actions of a run; each call returns when the action is done, or raises."""
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
-        """Draw and reward the samples of one group, and keep them until trained or dropped.
+        """Generate and score the samples of one group; keep them until trained or dropped.
 
-        If its engine is lost meanwhile, the call waits for `move_group` and goes on.
+        If the engine is lost meanwhile, the call waits for `move_group` and continues there.
         """
         ...
 
     def move_group(self, start: StartGroup) -> None:
-        """The engine of a group was lost: what is left of it is generated elsewhere."""
+        """Continue a group whose engine was lost on another engine."""
         ...
 
     async def train(self, train: Train) -> Version:
@@ -68,7 +68,7 @@ class Performer(Protocol):
         ...
 
     def announce_push(self, version: Version) -> None:
-        """`push_weights(version)` comes as soon as engines are ready: keep these weights."""
+        """Keep these weights: `push_weights(version)` follows as soon as the engines are ready."""
         ...
 
     async def interrupt(self) -> None:
@@ -76,20 +76,20 @@ class Performer(Protocol):
         ...
 
     async def push_weights(self, version: Version) -> None:
-        """Load the version into every engine and compare what they echo."""
+        """Load the version into every engine and check the version each of them reports."""
         ...
 
     async def resume(self) -> None:
-        """Let every engine go on."""
+        """Resume every engine."""
         ...
 
     async def drop_group(self, group: GroupId) -> None:
-        """Forget the group; abort what still runs of it."""
+        """Forget the group and abort its running samples."""
         ...
 
 
 class Observer(Protocol):
-    """Who is told of everything, in order: the log and the progress display."""
+    """Receives every event and action in order, as the log does."""
 
     def event(self, event: Event) -> None:
         """An event, before it is handled."""
@@ -102,10 +102,10 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Actions performed strictly one after the other."""
+    """A queue of actions, performed strictly one after the other."""
 
     queue: asyncio.Queue[Action | None]
-    """`None` ends the lane, after what was put before it."""
+    """`None` ends the lane after the actions before it."""
 
     @classmethod
     def new(cls) -> Lane:
@@ -113,7 +113,7 @@ class Lane:
         return cls(asyncio.Queue())
 
     async def run(self, perform: Callable[[Action], Awaitable[None]]) -> None:
-        """Perform what arrives, until the end is put."""
+        """Perform the actions in the queue until `None` arrives."""
         while (action := await self.queue.get()) is not None:
             await perform(action)
 
@@ -128,7 +128,7 @@ async def drive(
     """Drive a run from `started` to its `Finish`.
 
     Args:
-        events: where the tasks put what happened; others put what happens to engines into it, and
+        events: the tasks put their events here; callers put losses and returns of engines and
             `StopRequested`.
 
     Raises:
@@ -163,7 +163,7 @@ async def drive(
                             task.cancel()
                         await performer.drop_group(action.group)
                     case Finish():
-                        # A Resume may still be queued: engines are left running, not paused.
+                        # Queued actions are performed first: a Resume leaves engines running.
                         train_lane.queue.put_nowait(None)
                         weights_lane.queue.put_nowait(None)
                         return action

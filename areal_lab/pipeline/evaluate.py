@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from areal_lab.data.problems import Problem
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout import RolledOut, Rollout
+from areal_lab.pipeline.rollout import Rollout, ScoredGroup
 
-_SAID_TIMES = 4
-"""How often an evaluation says how far it is."""
+_PROGRESS_MESSAGES = 4
+"""Progress messages of one evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class HeldOutReward:
     """Rewards on held-out problems."""
 
     problem_means: tuple[float, ...]
-    """Mean reward of each problem's samples, over those that were judged."""
-    unjudged: int
-    """Samples whose reward function failed or timed out: counted, not scored."""
+    """Mean reward of each problem's samples, over those that were scored."""
+    unscored: int
+    """Samples without a reward because the reward function failed or timed out."""
 
 
 async def measure(
@@ -31,31 +31,31 @@ async def measure(
     when: str,
     display: Display,
 ) -> HeldOutReward:
-    """Draw `samples` answers to each problem with the weights the engines hold.
+    """Sample `samples` responses to each problem with the weights the engines hold.
 
-    Every call draws with the same seeds, so that before and after a run the same draws meet
-    different weights.
+    Every call uses the same seeds, so measurements before and after a run differ in the weights
+    only.
 
     Args:
-        when: as in "before training", for the display.
+        when: such as "before training", for the display.
     """
     total, done = len(problems), 0
-    every = max(1, total // _SAID_TIMES)
+    every = max(1, total // _PROGRESS_MESSAGES)
     display.phase(f"held-out problems {when}: 0 of {total}, {samples} samples each")
 
-    def one_more() -> None:
+    def count_problem() -> None:
         nonlocal done
         done += 1
         if done % every == 0 and done < total:
             display.phase(f"held-out problems {when}: {done} of {total}")
 
-    rolled = await rollout.held_out(problems, samples=samples, done=one_more)
-    judged = [_judged(answers) for answers in rolled]
+    groups = await rollout.held_out(problems, samples=samples, done=count_problem)
+    rewards = [_rewards(group) for group in groups]
     return HeldOutReward(
-        problem_means=tuple(sum(r) / len(r) for r in judged if r),
-        unjudged=total * samples - sum(len(rewards) for rewards in judged),
+        problem_means=tuple(sum(values) / len(values) for values in rewards if values),
+        unscored=total * samples - sum(len(values) for values in rewards),
     )
 
 
-def _judged(answers: RolledOut) -> list[float]:
-    return [outcome.reward for outcome in answers.outcomes if outcome.status == "ok"]
+def _rewards(group: ScoredGroup) -> list[float]:
+    return [outcome.reward for outcome in group.outcomes if outcome.status == "ok"]

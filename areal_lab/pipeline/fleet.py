@@ -1,7 +1,7 @@
-"""The processes of one run: started here, watched while the run works, stopped when it ends.
+"""The processes of one run: started here, watched during the run, stopped at its end.
 
 guard(work)   returns what `work` returns, or raises
-    the death of the trainer, with its last words, as soon as it happens
+    ChildDied, with the end of its output, as soon as the trainer dies
     the first error of `work`, taken out of the exception groups around it
 """
 
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Fleet:
-    """The children of one run, and everything else that is closed with it."""
+    """The child processes of one run, and everything else that is closed with it."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     children: list[Child] = field(default_factory=list)
-    """Trainer and engines, as they were started."""
+    """Trainer and engines, in start order."""
     _deaths: asyncio.Queue[ChildDied] = field(default_factory=asyncio.Queue)
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Fleet:
-        """Nothing is started yet."""
+        """Start nothing yet."""
         return self
 
     async def __aexit__(
@@ -44,7 +44,7 @@ class Fleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop everything, the youngest first."""
+        """Stop everything, newest first."""
         for watcher in self._watchers:
             watcher.cancel()
         await self.stack.aclose()
@@ -56,13 +56,13 @@ class Fleet:
         self.watch(trainer.child)
         return trainer
 
-    def note_engine(self, engine: EngineProcess | EngineClient) -> None:
-        """An engine is there; whoever keeps the servers watches and stops it."""
+    def add_engine(self, engine: EngineProcess | EngineClient) -> None:
+        """List an engine; the server pool watches and stops it."""
         if isinstance(engine, EngineProcess):
             self.children.append(engine.child)
 
     def watch(self, child: Child) -> None:
-        """From now on the death of `child` ends the run."""
+        """End the run if `child` dies from now on."""
 
         self.children.append(child)
 
@@ -72,7 +72,7 @@ class Fleet:
         self._watchers.append(asyncio.create_task(report(), name=f"watch {child.name}"))
 
     async def guard(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` until it returns or something breaks."""
+        """Run `work` until it returns, raises, or a watched process dies."""
         working = asyncio.create_task(work, name="run")
         dying = asyncio.create_task(self._deaths.get(), name="watch processes")
         try:
@@ -86,12 +86,12 @@ class Fleet:
         finally:
             dying.cancel()
             working.cancel()
-            with suppress(BaseException):  # it was raised above, or lost to the first error
+            with suppress(BaseException):  # already raised above, or superseded by the first error
                 await working
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups; a child's death goes first."""
+    """The first error inside nested exception groups; a child's death takes precedence."""
     leaves: list[BaseException] = []
 
     def collect(node: BaseException) -> None:

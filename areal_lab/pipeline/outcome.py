@@ -1,7 +1,7 @@
-"""What summary.json says of a run, however it ended: what is known by then, null for the rest.
+"""The content of summary.json, however a run ended: what is known by then, null for the rest.
 
-Known + events.jsonl --summary_so_far--> the fields of a run that came to its end
-                     --write_failure---> the same fields, why it ended, what was saved
+SummaryInputs + events.jsonl --summary_so_far--> the fields of a run that finished
+                             --write_failure---> the same fields, the error, the saved version
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.evaluate import HeldOutReward
-from areal_lab.pipeline.performer import LiveRun
-from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.performer import RunPerformer
+from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import Threads, limits_of
 from areal_lab.runlog.file import read_log_file
@@ -27,27 +27,29 @@ from areal_lab.training.process.client import TrainerProcess
 
 
 @dataclass(slots=True)
-class Known:
-    """What a run has come to know of itself; filled in as it goes on."""
+class SummaryInputs:
+    """What summary.json is made from; filled in while the run continues."""
 
     threads: Threads | None = None
     trainer: TrainerProcess | None = None
-    servers: Servers | None = None
-    live: LiveRun | None = None
+    servers: ServerPool | None = None
+    performer: RunPerformer | None = None
     before: HeldOutReward | None = None
     """Held-out rewards before training."""
     after: HeldOutReward | None = None
 
 
-def summary_so_far(known: Known, config: TrainConfig, log: Log, *, wall_s: float) -> dict[str, Any]:
+def summary_so_far(
+    inputs: SummaryInputs, config: TrainConfig, log: Log, *, wall_s: float
+) -> dict[str, Any]:
     """The object of summary.json; null where nothing is known.
 
     Args:
-        log: of the run, as far as it got.
+        log: of the run, possibly incomplete.
         wall_s: from the command until now.
     """
-    servers, live, threads = known.servers, known.live, known.threads
-    before, after = known.before, known.after
+    servers, performer, threads = inputs.servers, inputs.performer, inputs.threads
+    before, after = inputs.before, inputs.after
     return build_summary(
         log,
         reward_before=before.problem_means if before else None,
@@ -58,12 +60,12 @@ def summary_so_far(known: Known, config: TrainConfig, log: Log, *, wall_s: float
             "engine_version": (servers.engine_version if servers else "") or None,
             "seed": config.seed,
             "model": config.actor.path,
-            "compute_dtype": known.trainer.ready.compute_dtype if known.trainer else None,
+            "compute_dtype": inputs.trainer.ready.compute_dtype if inputs.trainer else None,
             "threads": {"trainer": threads.trainer, "engine": threads.engine} if threads else None,
-            "rewards": live.rollout.rewards.counts if live else None,
+            "rewards": performer.rollout.rewards.counts if performer else None,
             "held_out_unjudged": {
-                "before": before.unjudged if before else None,
-                "after": after.unjudged if after else None,
+                "before": before.unscored if before else None,
+                "after": after.unscored if after else None,
             },
         },
     )
@@ -73,55 +75,55 @@ def write_failure(
     error: BaseException,
     folder: RunFolder,
     config: TrainConfig,
-    known: Known,
+    inputs: SummaryInputs,
     *,
     wall_s: float,
     note: Callable[[str], None],
 ) -> None:
     """Write summary.json of a run that `error` ended.
 
-    The caller raises `error` next: whatever goes wrong here is told, and does not take its place.
+    The caller raises `error` next, so a failure here is noted and does not replace it.
     """
     try:
-        summary = _of_what_is_left(folder, config, known, wall_s=wall_s)
-        # A second Ctrl-C cancels: that is no failure, and what was saved before stays.
+        summary = _summary_of_failed_run(folder, config, inputs, wall_s=wall_s)
+        # A second Ctrl-C cancels: not a failure, and earlier checkpoints stay.
         cancelled = isinstance(error, asyncio.CancelledError)
         summary["status"] = "stopped at once" if cancelled else "failed"
         summary["error"] = str(error) or type(error).__name__
-        summary["saved_version"] = known.live.last_checkpoint if known.live else None
+        summary["saved_version"] = inputs.performer.last_checkpoint if inputs.performer else None
         folder.write_json("summary.json", summary)
     except Exception as problem:
         note(f"summary.json was not written: {str(problem) or type(problem).__name__}")
 
 
-def _of_what_is_left(
-    folder: RunFolder, config: TrainConfig, known: Known, *, wall_s: float
+def _summary_of_failed_run(
+    folder: RunFolder, config: TrainConfig, inputs: SummaryInputs, *, wall_s: float
 ) -> dict[str, Any]:
-    """The summary by the log, if there is one that can be read, and by what was counted since."""
+    """The summary from the log, if it can be read, and from the counts since its last step."""
     header = RunHeader(
         mode="train", started_at=0.0, limits=limits_to_fields(limits_of(config)), processes=()
     )
     nothing = Log(header, ())
-    summary = summary_so_far(known, config, nothing, wall_s=wall_s)
-    if folder.events.exists():  # else nothing happened that a log would tell
+    summary = summary_so_far(inputs, config, nothing, wall_s=wall_s)
+    if folder.events.exists():  # else the run ended before it had a log
         try:
-            summary = summary_so_far(known, config, read_log_file(folder.events), wall_s=wall_s)
-        except (OSError, ValueError):  # damaged: what it counts is unknown
-            summary |= dict.fromkeys(counted(nothing)) | _tallied(known)
-    return summary | _incidents_so_far(known)
+            summary = summary_so_far(inputs, config, read_log_file(folder.events), wall_s=wall_s)
+        except (OSError, ValueError):  # damaged: its counts are unknown
+            summary |= dict.fromkeys(counted(nothing)) | _tally_counts(inputs)
+    return summary | _incidents_so_far(inputs)
 
 
-def _tallied(known: Known) -> dict[str, int]:
-    """Counts that the log has, too."""
-    if known.live is None:
+def _tally_counts(inputs: SummaryInputs) -> dict[str, int]:
+    """Counts that are in the log too."""
+    if inputs.performer is None:
         return {}
-    tally = known.live.tally
+    tally = inputs.performer.tally
     return {"generated_tokens": tally.generated_tokens, "interruptions": tally.interruptions}
 
 
-def _incidents_so_far(known: Known) -> dict[str, int]:
-    """The log has these as of the step before."""
-    if known.live is not None:
-        return known.live.counts()
-    counts = known.servers.counts if known.servers is not None else {}
+def _incidents_so_far(inputs: SummaryInputs) -> dict[str, int]:
+    """Counts of incidents until now; the log has them up to its last step."""
+    if inputs.performer is not None:
+        return inputs.performer.counts()
+    counts = inputs.servers.counts if inputs.servers is not None else {}
     return {name: counts[name] for name in COUNTED if name in counts}

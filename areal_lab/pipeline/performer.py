@@ -1,8 +1,7 @@
-"""The real performer: engines, trainer and rewards behind the coordinator's actions.
+"""The performer of a training run: engines, trainer and rewards behind the coordinator's actions.
 
-It owns what the actions are about: the samples of groups not yet trained on, the weight folders not
-yet loaded everywhere, and the counts of the run. Only `drive`'s tasks call it, one step at a time,
-on one event loop.
+It owns the samples of groups that are not trained on yet, the weights that are not loaded into
+every engine yet, and the counts of the run. Only the tasks of `drive` call it, on one event loop.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from areal_lab.control.events import (
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
-from areal_lab.engines.client.resubmit import NOTHING, Partial
+from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.pipeline.rollout import RolledOut, Rollout, Unfinished, request_id
-from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
+from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import Weights
 from areal_lab.pipeline.servers.server import Server
 from areal_lab.pipeline.step_report import StepReport
@@ -41,23 +40,23 @@ from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 
 @dataclass(slots=True)
 class Tally:
-    """Counts that a display shows while the run goes on; the summary counts from the log."""
+    """Counts that a display shows during the run; the summary counts from the log."""
 
     generated_tokens: int = 0
     interruptions: int = 0
-    """Times that running answers were interrupted for new weights."""
+    """Times that generation was interrupted for new weights."""
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveRun:
-    """Performs actions with real processes."""
+class RunPerformer:
+    """Performs the coordinator's actions with real processes."""
 
     folder: RunFolder
     log: EventLog
     rollout: Rollout
     source: PromptSource
     trainer: TrainerProcess
-    servers: Servers
+    servers: ServerPool
     samples: int
     """Samples per group."""
     total_steps: int
@@ -66,7 +65,7 @@ class LiveRun:
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     last_checkpoint: Version | None = None
-    _kept: dict[GroupId, tuple[RolledOut, tuple[Trajectory, ...]]] = field(default_factory=dict)
+    _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
@@ -74,25 +73,25 @@ class LiveRun:
     _span_cursor: dict[Server, int] = field(default_factory=dict)
     _logged_counts: dict[str, int] = field(default_factory=dict)
     _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
-    """Where each running group is told its next engine, if it needs one."""
+    """For each running group, a queue with its next engine, used if its engine is lost."""
 
     def begin(self) -> None:
-        """Training begins now: step times and rates count from here."""
+        """Start training: step times and rates count from here."""
         self._loaded.set()
         self.began_s = time.time()
         self._last_step_s, self._tokens_at_last_step = 0.0, self.tally.generated_tokens
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
-        """Draw and judge one group; keep it if it can be trained on."""
-        start, rolled = await self._roll_out(start)
+        """Generate and score one group; keep it if it can be trained on."""
+        start, scored = await self._generate_and_score(start)
         self.tally.generated_tokens += sum(
-            len(part.tokens) for sample in rolled.generated for part in sample.segments
+            len(part.tokens) for sample in scored.generated for part in sample.segments
         )
-        self._log_group(start, rolled)
-        if (reason := rolled.failure) is not None:
+        self._log_group(start, scored)
+        if (reason := scored.failure) is not None:
             return GroupFiltered(start.group, reason)
-        trajectories = rolled.trajectories(start.group)
-        self._kept[start.group] = (rolled, trajectories)
+        trajectories = scored.trajectories(start.group)
+        self._kept[start.group] = (scored, trajectories)
         return GroupFinished(
             start.group,
             head_version=min(t.head_version for t in trajectories),
@@ -100,14 +99,14 @@ class LiveRun:
         )
 
     def move_group(self, start: StartGroup) -> None:
-        """Tell the group its next engine; one that has all its tokens will not ask."""
+        """Give the group its next engine; a group that has all its tokens never reads it."""
         if (moves := self._moves.get(start.group)) is not None:
             moves.put_nowait(start)
 
-    async def _roll_out(self, start: StartGroup) -> tuple[StartGroup, RolledOut]:
-        """The group, from as many engines as it takes; and where it ended."""
+    async def _generate_and_score(self, start: StartGroup) -> tuple[StartGroup, ScoredGroup]:
+        """Generate the group on as many engines as it takes; returns where it ended."""
         moves = self._moves[start.group] = asyncio.Queue()
-        partial: Partial = NOTHING
+        partial: PartialSamples = NO_SAMPLES
         try:
             while True:
                 try:
@@ -124,7 +123,7 @@ class LiveRun:
         """One optimizer batch in the trainer's process."""
         kept = [self._kept.pop(group) for group in train.groups]
         trajectories = tuple(t for _, of_group in kept for t in of_group)
-        texts = [(rolled.problem.prompt, text) for rolled, _ in kept for text in rolled.completions]
+        texts = [(scored.problem.prompt, text) for scored, _ in kept for text in scored.completions]
         await asyncio.to_thread(
             self.folder.write_trajectories, train.version + 1, trajectories, texts
         )
@@ -139,10 +138,10 @@ class LiveRun:
         return result.version
 
     async def _export(self, version: Version) -> None:
-        """Have the weights written for the engines, when they are done with those before.
+        """Have the trainer write its weights, once the engines have loaded the version before.
 
-        So shared memory holds one set of weights, and two while engines are still to end running
-        answers before they load (a push that does not interrupt).
+        So shared memory holds one set of weights, or two while engines finish running samples
+        before they load (a push that does not interrupt).
         """
         await self._loaded.wait()
         for superseded in sorted(self.weights)[:-1]:
@@ -154,16 +153,16 @@ class LiveRun:
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     def _may_be_needed(self, version: Version) -> bool:
-        """Whether an engine may come back that is to have what the others hold."""
-        return self.servers.returns_possible and version >= self.servers.weights.version
+        """Whether a restarted engine may need this version, because the others hold it."""
+        return self.servers.restarts_possible and version >= self.servers.weights.version
 
     async def _remove(self, version: Version) -> None:
         weights = self.weights.pop(version)
-        if isinstance(weights, WeightsFolder):  # else the trainer has it, and writes over it
+        if isinstance(weights, WeightsFolder):  # else the trainer has it and overwrites it
             await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
 
     async def save(self, version: Version) -> None:
-        """A Hugging Face folder of the trainer's weights."""
+        """Save the trainer's weights as a Hugging Face folder."""
         saved = await self.trainer.save(SaveRequest(self.folder.checkpoint(version)))
         span = saved.span
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
@@ -171,7 +170,7 @@ class LiveRun:
         self.last_checkpoint = version
 
     def announce_push(self, version: Version) -> None:
-        """From now on the weights of `version` are needed."""
+        """Keep the weights of `version` from now on."""
         assert version in self.weights, f"version {version} was never exported"
         self._loaded.clear()
 
@@ -181,9 +180,9 @@ class LiveRun:
         await self.servers.pause()
 
     async def push_weights(self, version: Version) -> None:
-        """Load one version into all engines; once all hold it, its folder and older ones go.
+        """Load one version into all engines, then remove its folder and older ones.
 
-        Its own folder stays while an engine may come back that needs it.
+        Its own folder stays while a restarted engine may need it.
         """
         await self.servers.load(self.weights[version])
         for old in [v for v in self.weights if v <= version]:
@@ -192,33 +191,33 @@ class LiveRun:
         self._loaded.set()
 
     async def resume(self) -> None:
-        """Let all engines go on."""
+        """Resume all engines."""
         await self.servers.resume()
 
     async def drop_group(self, group: GroupId) -> None:
-        """Forget its samples, abort what still runs of it; the log has the reason."""
+        """Forget its samples and abort those that are running; the log has the reason."""
         if self._kept.pop(group, None) is None:
             ids = [request_id("train", group, index) for index in range(self.samples)]
             await self.servers.abort(ids)
 
     async def collect_engine_spans(self, *, final: bool = False) -> None:
-        """Bring what the engines did since the last call into the log.
+        """Copy the engines' spans since the last call into the log.
 
-        The newest span of an engine may still grow, so it is left for the next call, unless this
+        The newest span of an engine may still grow, so it is left for the next call unless this
         is the last one.
         """
         for engine, server in list(self.servers.alive.items()):
             try:
                 spans, cursor = await server.spans(self._span_cursor.get(server, 0))
             except EngineError:
-                continue  # it is lost, or attached and never tells
+                continue  # it is lost, or attached and reports no spans
             self._span_cursor[server] = cursor
             for span in spans if final else spans[:-1]:
                 times_s = span["start_s"], span["end_s"]
                 self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
 
     def counts(self) -> dict[str, int]:
-        """What losses and interruptions cost so far."""
+        """Counts of losses and interruptions so far, and of the tokens they cost."""
         recomputed = self.rollout.recomputed
         counts = {
             **self.servers.counts,
@@ -230,26 +229,26 @@ class LiveRun:
         return {name: counts.get(name, 0) for name in COUNTED}
 
     def log_counts(self) -> None:
-        """Note what losses and interruptions cost so far; the newest line counts."""
+        """Write the counts that changed into the log; the newest line of each name counts."""
         for name, value in self.counts().items():
             if value != self._logged_counts.get(name, 0):
                 self._logged_counts[name] = value
                 self.log.metric(PIPELINE, name, value)
 
-    def _log_group(self, start: StartGroup, rolled: RolledOut) -> None:
+    def _log_group(self, start: StartGroup, scored: ScoredGroup) -> None:
         self.log.group(
             group=start.group,
             engine=start.engine,
-            start_s=rolled.started_s,
-            end_s=rolled.judged_s,
-            generated_s=rolled.generated_s,
+            start_s=scored.started_s,
+            end_s=scored.scored_s,
+            generated_s=scored.generated_s,
             samples=[
                 {
                     "segments": [[part.version, len(part.tokens)] for part in sample.segments],
                     "reward": outcome.reward,
                     "finish_reason": sample.finish_reason,
                 }
-                for sample, outcome in zip(rolled.generated, rolled.outcomes, strict=True)
+                for sample, outcome in zip(scored.generated, scored.outcomes, strict=True)
             ],
         )
 

@@ -1,7 +1,7 @@
-"""What a person sees while a run goes on: step, reward, speed, staleness, what is waited for.
+"""Progress displays of a run: step, reward, speed, staleness, and what it is waiting for.
 
-On a terminal a few lines are redrawn in place; elsewhere each step and each phase is one line, and
-so is what is still waited for after 10, 20, 40 s and so on.
+On a terminal a panel is redrawn in place; elsewhere each step and each phase is one line, and a
+reminder of what the run is waiting for comes after 10, 20, 40 s of silence and so on.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from areal_lab.pipeline.step_report import StepReport
 
 _BAR_WIDTH = 32
 _REMIND_S = 10.0
-"""Of silence until the first reminder of what is waited for; the next one comes after twice as
-long."""
-_LOOK_S = 0.5
+"""Silence before the first reminder of what the run is waiting for; doubles for each further
+one."""
+_CHECK_S = 0.5
 
 
 class Display(Protocol):
-    """Where a run says how it goes."""
+    """Shows the progress of a run."""
 
     def phase(self, text: str) -> None:
-        """A new phase begins; `text` says what is done or waited for."""
+        """A new phase starts; `text` says what is done or waited for."""
         ...
 
     def step(self, report: StepReport) -> None:
@@ -40,21 +40,21 @@ class Display(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something a user should read that is neither."""
+        """A message for the user that is neither."""
         ...
 
 
 class Silent:
-    """No output: for library use."""
+    """No output, for library use."""
 
     def phase(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def step(self, report: StepReport) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
 
 @dataclass
@@ -63,11 +63,11 @@ class Lines:
 
     console: Console
     waiting_for: Callable[[], str] = str
-    """What the run waits for; empty before it has begun."""
+    """What the run is waiting for; empty before training."""
     clock: Callable[[], float] = time.monotonic
     _began_s: float = field(init=False)
     _line_s: float = field(init=False)
-    """When the last line came that was no reminder."""
+    """Time of the last line that was not a reminder."""
     _remind_s: float = _REMIND_S
     _phase: str = "starting"
 
@@ -77,18 +77,18 @@ class Lines:
     def phase(self, text: str) -> None:
         """Print the phase with the seconds since the start."""
         self._phase = text
-        self._news(text)
+        self._report(text)
 
     def step(self, report: StepReport) -> None:
         """Print the step."""
-        self._news(describe(report))
+        self._report(describe(report))
 
     def note(self, text: str) -> None:
         """Print the note."""
-        self._news(text)
+        self._report(text)
 
     def remind(self) -> None:
-        """Say what is waited for, if nothing was said for long; to be called again and again."""
+        """Print what the run is waiting for after a long silence; call this repeatedly."""
         silent_s = self.clock() - self._line_s
         if silent_s >= self._remind_s:
             self._remind_s *= 2
@@ -96,7 +96,7 @@ class Lines:
             what = f"still waiting for {waiting}" if waiting else f"still: {self._phase}"
             self._print(f"{what} ({silent_s:.0f} s)")
 
-    def _news(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._line_s, self._remind_s = self.clock(), _REMIND_S
         self._print(text)
 
@@ -111,9 +111,9 @@ class Screen:
 
     console: Console
     waiting_for: Callable[[], str]
-    """What the run waits for, asked at every redraw."""
+    """What the run is waiting for, read at every redraw."""
     live_counts: Callable[[], str]
-    """Versions, groups in flight and tokens, asked at every redraw."""
+    """Versions, groups in flight and tokens, read at every redraw."""
     _began_s: float = field(default_factory=time.monotonic)
     _phase: str = "starting"
     _phase_s: float = field(default_factory=time.monotonic)
@@ -168,7 +168,7 @@ def describe(report: StepReport) -> str:
 def terminal_display(
     waiting_for: Callable[[], str], live_counts: Callable[[], str]
 ) -> Iterator[Display]:
-    """The display that fits where standard error goes."""
+    """The display for standard error: a panel on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         lines = Lines(console, waiting_for)
@@ -182,11 +182,11 @@ def terminal_display(
 
 @contextmanager
 def _reminders(lines: Lines) -> Iterator[None]:
-    """Let them come from a thread: what is waited for may hold up this one."""
+    """Print reminders from another thread, because this one may be blocked."""
     over = threading.Event()
 
     def remind() -> None:
-        while not over.wait(_LOOK_S):
+        while not over.wait(_CHECK_S):
             lines.remind()
 
     thread = threading.Thread(target=remind, name="reminders", daemon=True)

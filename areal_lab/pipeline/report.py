@@ -1,9 +1,9 @@
-"""What a run did, read back from its folder: pictures, trace, and a page of text.
+"""The report of a run, made from its folder: pictures, a trace, and a page of text.
 
     run folder --write_report--> reward.png timeline.png staleness.png trace.json
                --format_run----> text for `areal-lab trace RUN`
 
-Everything works on a run that was killed, from what it had written.
+All of it works for a run that was killed, from what it had written.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from areal_lab.control.events import EngineJoined, EngineLost
-from areal_lab.runlog.activity import idle_by_cause, training_window
+from areal_lab.runlog.activity import idle_by_cause, label, training_window
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from areal_lab.runlog.replay import check_replay
 from areal_lab.runlog.summary import lag_summary, run_status
 
-_MOST_STEPS = 40
-"""Lines of the table of steps; of longer runs, evenly spaced ones are shown."""
-_LEAST_SHARE = 0.0005
-"""Of a process's time: what would be listed with 0.0 % is left out."""
+_MAX_STEPS = 40
+"""Most lines in the table of steps; longer runs show evenly spaced steps."""
+_MIN_SHARE = 0.0005
+"""Smallest listed share of a process's time: 0.0 % is left out."""
 _COLUMNS = (  # title, key in metrics.jsonl, format
     ("step", "step", "{:.0f}"),
     ("time s", "time_s", "{:.1f}"),
@@ -41,10 +41,10 @@ _COLUMNS = (  # title, key in metrics.jsonl, format
 
 
 def write_report(run_dir: Path) -> list[Path]:
-    """Draw the pictures of a run and export its trace into its folder; returns what was written.
+    """Draw the pictures of a run and export its trace into its folder; returns the paths.
 
     Raises:
-        ValueError: if it is no run folder, or its log is damaged other than at its end.
+        ValueError: if it is not a run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
@@ -53,24 +53,24 @@ def write_report(run_dir: Path) -> list[Path]:
 def export_trace(run_dir: Path, out: Path) -> Path:
     """Write the run's Chrome trace to `out`; open it at ui.perfetto.dev or chrome://tracing."""
     trace = chrome_trace(read_run(run_dir).log)
-    aside = out.with_name(f".{out.name}.tmp")
-    aside.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
-    os.replace(aside, out)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
+    os.replace(temporary, out)
     return out
 
 
 def format_run(run_dir: Path) -> str:
-    """What a run did, as text: steps, phases, idle time by cause, lags; and if its log is true.
+    """The report as text: steps, phases, idle time by cause, lags, and a check of the log.
 
     Raises:
-        ValueError: if it is no run folder, or its log is damaged other than at its end.
+        ValueError: if it is not a run folder, or its log is damaged other than at its end.
     """
     run = read_run(run_dir)
     sections = (
         ("", _overview(run)),
         ("Steps", _steps(run)),
-        ("Where the time of each process went, while training", _processes(run)),
-        ("Lag of what was trained on, in versions", _lags(run)),
+        ("Time of each process during training", _processes(run)),
+        ("Lag of the trained tokens and samples, in versions", _lags(run)),
         *([("Incidents", _incidents(run))] if any(asdict(incidents(run.log)).values()) else []),
         ("Log", _log(run)),
     )
@@ -104,8 +104,8 @@ def _overview(run: RecordedRun) -> list[str]:
 
 def _steps(run: RecordedRun) -> list[str]:
     if not run.metrics:
-        return ["  no training step was finished"]
-    every = -(-len(run.metrics) // _MOST_STEPS)
+        return ["  no training step finished"]
+    every = -(-len(run.metrics) // _MAX_STEPS)
     last = len(run.metrics) - 1
     shown = [line for i, line in enumerate(run.metrics) if i % every == 0 or i == last]
     columns = [column for column in _COLUMNS if any(column[1] in line for line in shown)]
@@ -124,11 +124,11 @@ def _processes(run: RecordedRun) -> list[str]:
         lines.append(f"  {name}: busy {use.busy_share:.1%}, idle {use.idle_share:.1%}")
         for kind, seconds_of in (("", use.busy_s), ("idle: ", use.idle_s)):
             lines.extend(
-                f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{what}"
+                f"    {seconds:8.1f} s  {seconds / use.total_s:6.1%}  {kind}{label(what)}"
                 for what, seconds in seconds_of.items()
-                if seconds >= _LEAST_SHARE * use.total_s
+                if seconds >= _MIN_SHARE * use.total_s
             )
-    return lines or ["  training did not begin"]
+    return lines or ["  training did not start"]
 
 
 def _lags(run: RecordedRun) -> list[str]:
@@ -143,19 +143,19 @@ def _lags(run: RecordedRun) -> list[str]:
     multi = sum(batch.multi_version_samples for batch in batches)
     share = multi / samples if samples else 0.0
     return [
-        *_table(["", "mean", "largest"], rows),
+        *_table(["", "mean", "max"], rows),
         f"  {samples} samples, {share:.1%} of them generated by two or more versions",
     ]
 
 
 def _incidents(run: RecordedRun) -> list[str]:
-    """When engines were lost and came back, and what that and the interruptions cost."""
+    """When engines were lost and came back, and what losses and interruptions cost."""
     lines = []
     for record in run.log.events:
         match record.event:
             case EngineLost(engine=engine, returns=returns):
-                after = "to come back" if returns else "for good"
-                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost {after}")
+                after = "restarting" if returns else "for good"
+                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost ({after})")
             case EngineJoined(engine=engine):
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} joined")
             case _:
@@ -168,7 +168,7 @@ def _incidents(run: RecordedRun) -> list[str]:
 def _log(run: RecordedRun) -> list[str]:
     lines = []
     if run.log.cut:
-        lines.append("  the last line is incomplete and was left out: the run was killed")
+        lines.append("  the last line is incomplete and was skipped: the run was killed")
     try:
         replay = check_replay(run.log)
     except ValueError as error:
@@ -186,7 +186,7 @@ def _log(run: RecordedRun) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, flush right."""
+    """Columns as wide as their widest cell, right-aligned."""
     cells = [list(titles), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     return [
@@ -197,7 +197,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
     """Draw every picture of a run into `folder`; returns their paths."""
-    # matplotlib takes half a second to import, which a page of text does without
+    # matplotlib takes half a second to import, which the text report avoids
     from areal_lab.plots.reward import draw_reward
     from areal_lab.plots.staleness import draw_staleness
     from areal_lab.plots.style import save_picture

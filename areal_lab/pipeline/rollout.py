@@ -1,9 +1,9 @@
-"""One group from its prompt to its rewards: generate, decode, judge.
+"""One group from its prompt to its rewards: generate, decode, score.
 
-    prompt --(engine)--> samples --(tokenizer)--> texts --(reward function)--> trajectories
+    prompt --(engine)--> samples --(tokenizer)--> completions --(reward function)--> trajectories
 
-A group whose reward function failed or timed out is filtered; no reward is made up for it. A group
-whose engine is lost keeps the tokens it has, and goes on elsewhere (`engines.client.resubmit`).
+A group whose reward function failed or timed out is filtered; no reward is invented for it. A group
+whose engine is lost keeps its tokens and continues on another one (`engines.client.resubmit`).
 """
 
 from __future__ import annotations
@@ -21,73 +21,73 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineUnreachable
 from areal_lab.engines.client.resubmit import (
-    NOTHING,
-    Partial,
-    joined,
+    NO_SAMPLES,
+    PartialSamples,
+    merged_samples,
     recomputed_tokens,
-    to_go_on,
-    tokens_of,
+    remaining_requests,
+    token_count,
 )
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.rewards.service import RewardOutcome, RewardService
 
 
 def sample_seed(run_seed: int, stream: str, group: GroupId, sample: int) -> int:
-    """Seed of one sample: a 31-bit hash, so that neighboring groups share no draws.
+    """Seed of one sample: a 31-bit hash, so that neighboring groups share no random numbers.
 
     Args:
-        stream: what the sample is for, as in "train"; streams never share seeds on purpose.
+        stream: purpose of the sample, such as "train"; each purpose has its own seeds.
     """
     text = f"{run_seed}/{stream}/{group}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
-class Generates(Protocol):
-    """An engine, as far as a group needs it."""
+class GeneratingEngine(Protocol):
+    """The part of an engine that a group needs."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request."""
+        """Generate one sample per request."""
         ...
 
 
-class Engines(Protocol):
+class EnginePool(Protocol):
     """The engines that are alive."""
 
-    def engine(self, number: EngineId) -> Generates:
-        """The engine of this number; raises `EngineUnreachable` if it is lost."""
+    def engine(self, number: EngineId) -> GeneratingEngine:
+        """The engine with this number; raises `EngineUnreachable` if it is lost."""
         ...
 
-    async def in_turn(self, turn: int) -> EngineId:
-        """One of them, in turn."""
+    async def round_robin(self, turn: int) -> EngineId:
+        """The number of the next engine, in turn."""
         ...
 
 
 class Unfinished(Exception):
-    """The engine was lost before the group ended; here is what there is of its samples."""
+    """The engine was lost before the group ended; carries the samples so far."""
 
-    def __init__(self, samples: Partial, cause: Exception) -> None:
+    def __init__(self, samples: PartialSamples, cause: Exception) -> None:
         super().__init__(str(cause))
         self.samples = samples
 
 
 @dataclass(slots=True)
-class Recomputed:
-    """What interruptions and lost engines cost; counted by whoever rolls out."""
+class RecomputeCounts:
+    """What interruptions and lost engines cost, in tokens and samples."""
 
     tokens: int = 0
-    """Of prompts and answers whose keys and values were computed again; a prompt that several
-    samples share is counted for each."""
+    """Tokens of prompts and responses whose keys and values were computed again; a prompt that
+    several samples share is counted for each."""
     resubmitted_samples: int = 0
-    """That had not ended when their engine was lost."""
+    """Samples that had not ended when their engine was lost."""
     kept_tokens: int = 0
-    """That these had, and that were not drawn again."""
+    """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
-    """That these had, too, and that were drawn again: which weights drew them was not known."""
+    """Tokens generated a second time because the weights behind the first ones are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
-    """One group after generation and judgement."""
+class ScoredGroup:
+    """One group, generated and scored."""
 
     problem: Problem
     generated: tuple[Generated, ...]
@@ -96,11 +96,11 @@ class RolledOut:
     prompt_tokens: tuple[int, ...]
     started_s: float
     generated_s: float
-    judged_s: float
+    scored_s: float
     """Seconds since the epoch."""
 
     def trajectories(self, group: GroupId) -> tuple[Trajectory, ...]:
-        """The samples as trajectories; call it only if every outcome is ok."""
+        """The samples as trajectories; requires that every outcome is ok."""
         return tuple(
             Trajectory(
                 group=group,
@@ -129,21 +129,21 @@ class RolledOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What a group needs on its way; shared by training and evaluation."""
+    """Generates and scores groups, for training and evaluation."""
 
-    engines: Engines
+    engines: EnginePool
     codec: TextCodec
     rewards: RewardService
     sampling: SamplingParams
     run_seed: int
     running_samples: int
-    """Samples that one engine runs at once."""
-    answer_tokens: Callable[[GroupId, int], int] | None = None
-    """Exact length of sample i of a group, for studies of long tails: answers then end nowhere
-    else. None lets the model end its answers."""
+    """Samples that one engine runs concurrently."""
+    response_tokens: Callable[[GroupId, int], int] | None = None
+    """Exact length of sample i of a group, for studies of long tails; end tokens are then ignored.
+    None lets the model end its responses."""
     interruptions_recompute: bool = True
-    """Whether an interrupted sample is computed again under the new weights (not `in_place`)."""
-    recomputed: Recomputed = field(default_factory=Recomputed)
+    """Whether an interrupted sample is recomputed under the new weights (not with `in_place`)."""
+    recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
 
     async def group(
         self,
@@ -153,12 +153,12 @@ class Rollout:
         stream: str,
         group: GroupId,
         samples: int,
-        partial: Partial = NOTHING,
-    ) -> RolledOut:
-        """Draw `samples` answers to one problem and judge them.
+        partial: PartialSamples = NO_SAMPLES,
+    ) -> ScoredGroup:
+        """Generate `samples` responses to one problem and score them.
 
         Args:
-            partial: what an engine before this one left of them.
+            partial: samples so far from an engine that was lost.
 
         Raises:
             Unfinished: if the engine is lost first.
@@ -173,15 +173,15 @@ class Rollout:
             )
             for index in range(samples)
         ]
-        drawn = await self._generate(engine, requests, partial)
-        generated = [drawn[request.request_id] for request in requests]
+        samples_by_id = await self._generate(engine, requests, partial)
+        generated = [samples_by_id[request.request_id] for request in requests]
         generated_s = time.time()
         completions = tuple(
             self.codec.decode([token for part in sample.segments for token in part.tokens])
             for sample in generated
         )
         outcomes = await self.rewards.score(completions, problem)
-        return RolledOut(
+        return ScoredGroup(
             problem=problem,
             generated=tuple(generated),
             completions=completions,
@@ -189,41 +189,45 @@ class Rollout:
             prompt_tokens=prompt_tokens,
             started_s=started_s,
             generated_s=generated_s,
-            judged_s=time.time(),
+            scored_s=time.time(),
         )
 
     async def _generate(
-        self, engine: EngineId, requests: Sequence[GenerateRequest], partial: Partial
-    ) -> Partial:
-        """All samples: those that there are, and the rest of the others."""
-        left = to_go_on(requests, partial)
-        again = [request for request in left if request.request_id in partial]
+        self, engine: EngineId, requests: Sequence[GenerateRequest], partial: PartialSamples
+    ) -> PartialSamples:
+        """All samples, complete: `partial` and what was missing of it."""
+        left = remaining_requests(requests, partial)
+        continued = [request for request in left if request.request_id in partial]
         try:
             rest = await self.engines.engine(engine).generate(left) if left else []
         except EngineUnreachable as error:
-            samples = joined(requests, partial, error.partial)
-            self.recomputed.resubmitted_samples += len(to_go_on(requests, samples))
+            samples = merged_samples(requests, partial, error.partial)
+            self.recomputed.resubmitted_samples += len(remaining_requests(requests, samples))
             self.recomputed.discarded_tokens += error.discarded_tokens
             raise Unfinished(samples, error) from error
-        self.recomputed.kept_tokens += sum(tokens_of(partial[r.request_id]) for r in again)
-        self.recomputed.tokens += sum(len(request.prompt_tokens) for request in again)
+        self.recomputed.kept_tokens += sum(token_count(partial[r.request_id]) for r in continued)
+        self.recomputed.tokens += sum(len(request.prompt_tokens) for request in continued)
         if self.interruptions_recompute:
             self.recomputed.tokens += sum(
                 recomputed_tokens(sample, len(request.prompt_tokens))
                 for request, sample in zip(left, rest, strict=True)
             )
-        return joined(requests, partial, {sample.request_id: sample for sample in rest})
+        return merged_samples(requests, partial, {sample.request_id: sample for sample in rest})
 
     def _sampling(self, stream: str, group: GroupId, sample: int) -> SamplingParams:
         sampling = replace(self.sampling, seed=sample_seed(self.run_seed, stream, group, sample))
-        if self.answer_tokens is None:
+        if self.response_tokens is None:
             return sampling
-        tokens = self.answer_tokens(group, sample)
+        tokens = self.response_tokens(group, sample)
         return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=())
 
     async def training_group(
-        self, start: StartGroup, source: PromptSource, samples: int, partial: Partial = NOTHING
-    ) -> RolledOut:
+        self,
+        start: StartGroup,
+        source: PromptSource,
+        samples: int,
+        partial: PartialSamples = NO_SAMPLES,
+    ) -> ScoredGroup:
         """The group that the coordinator started: prompt number `start.group` of the source."""
         return await self.group(
             source[start.group],
@@ -240,24 +244,24 @@ class Rollout:
         *,
         samples: int,
         done: Callable[[], None] = lambda: None,
-    ) -> list[RolledOut]:
-        """Answers to held-out problems, on all engines at once.
+    ) -> list[ScoredGroup]:
+        """Responses to held-out problems, on all engines at once.
 
-        The seeds are the same at every call, so that before and after a run the same draws meet
-        different weights. `done` is called after each problem.
+        The seeds are the same at every call, so measurements before and after a run differ in the
+        weights only. `done` is called after each problem.
         """
 
-        # What waits at an engine counts towards its time limit, so no more is sent than it can run.
-        at_once = max(1, self.running_samples // samples)
-        places: dict[EngineId, asyncio.Semaphore] = {}
+        # Time in an engine's queue counts towards its timeout: send no more than it can run.
+        concurrent = max(1, self.running_samples // samples)
+        slots: dict[EngineId, asyncio.Semaphore] = {}
 
-        async def one(index: int, problem: Problem) -> RolledOut:
-            partial: Partial = NOTHING
+        async def one(index: int, problem: Problem) -> ScoredGroup:
+            partial: PartialSamples = NO_SAMPLES
             while True:
-                engine = await self.engines.in_turn(index)
+                engine = await self.engines.round_robin(index)
                 try:
-                    async with places.setdefault(engine, asyncio.Semaphore(at_once)):
-                        rolled = await self.group(
+                    async with slots.setdefault(engine, asyncio.Semaphore(concurrent)):
+                        scored = await self.group(
                             problem,
                             engine=engine,
                             stream="held-out",
@@ -269,7 +273,7 @@ class Rollout:
                     partial = unfinished.samples
                 else:
                     done()
-                    return rolled
+                    return scored
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(i, problem)) for i, problem in enumerate(problems)]

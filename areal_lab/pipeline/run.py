@@ -1,10 +1,10 @@
-"""One training run from its configuration to its summary: processes up, measure, drive, measure.
+"""One training run, from its configuration to its summary.
 
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
 
-Every process the run starts is stopped when it ends, however it ends. The death of the trainer ends
-the run with its last words, that of the last engine too, unless it may come back; reward workers
-are replaced.
+Every process the run starts is stopped when it ends, however it ends. If the trainer dies, the run
+ends with the trainer's last output; so it does when the last engine is lost and may not be
+restarted. Reward workers are replaced.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.outcome import Known, summary_so_far, write_failure
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.outcome import SummaryInputs, summary_so_far, write_failure
+from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.rollout import Rollout
-from areal_lab.pipeline.startup import Task, bring_up
+from areal_lab.pipeline.startup import RunContext, start_run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight import check as preflight
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     )
 
 
-WIND_UP_S = 8.0
-"""How long the running step may take to end and be saved once no engine is left."""
+LAST_STEP_TIMEOUT_S = 8.0
+"""Longest wait for the running step to end and be saved once no engine is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run leaves."""
+    """The folder and the summary of a finished run."""
 
     folder: Path
     summary: dict[str, Any]
@@ -68,7 +68,7 @@ def prepare(
     """Check everything that can be checked before a process starts; return the problems.
 
     Raises:
-        ConfigError: in one line, naming the value, the bound and the mend.
+        ConfigError: in one line, naming the value, the bound and the fix.
     """
     preflight.check(config, problems)
     if loss is not None:
@@ -90,7 +90,7 @@ async def run(
     stop: StopSignal,
     reward_fn: RewardFunction | None = None,
     loss: Callable[..., HasLoss] | None = None,
-    answer_tokens: Callable[[GroupId, int], int] | None = None,
+    response_tokens: Callable[[GroupId, int], int] | None = None,
     state: RunState | None = None,
 ) -> RunResult:
     """Run to the end, or to the first error.
@@ -98,14 +98,14 @@ async def run(
     Args:
         problems: what `prepare` returned for this configuration.
         on_step: called on the event loop after each step.
-        stop: asks for an orderly end.
-        reward_fn: judges instead of `config.reward.fn`.
-        loss: trains instead of what `config.actor` says; see `functional.PolicyLoss`.
-        answer_tokens: exact length of each sample (`Rollout.answer_tokens`).
-        state: filled in as the run goes on, for whoever shows it.
+        stop: requests an orderly end.
+        reward_fn: used instead of `config.reward.fn`.
+        loss: used instead of the loss that `config.actor` names; see `functional.PolicyLoss`.
+        response_tokens: exact length of each sample (`Rollout.response_tokens`).
+        state: updated while the run continues, for displays.
 
     Raises:
-        ChildDied: an engine or the trainer ended; with its last words.
+        ChildDied: an engine or the trainer ended; carries the end of its output.
         Exception: the first error of any part, not an exception group.
     """
     state = state or RunState()
@@ -113,10 +113,10 @@ async def run(
     display.phase(f"run folder {folder.path}")
     for note in preflight.notes(config):
         display.note(f"note: {note}")
-    began_s, known = time.time(), Known()
+    began_s, inputs = time.time(), SummaryInputs()
     try:
         async with Fleet() as fleet:
-            task = Task(
+            context = RunContext(
                 config=config,
                 problems=problems,
                 on_step=on_step,
@@ -125,15 +125,15 @@ async def run(
                 reward_fn=reward_fn or config.reward.fn,
                 loss=loss,
                 state=state,
-                answer_tokens=answer_tokens,
+                response_tokens=response_tokens,
                 folder=folder,
                 fleet=fleet,
-                known=known,
+                inputs=inputs,
             )
-            summary = await fleet.guard(_measured_run(task))
+            summary = await fleet.guard(_measured_run(context))
     except BaseException as error:
         wall_s = time.time() - began_s
-        write_failure(error, folder, config, known, wall_s=wall_s, note=display.note)
+        write_failure(error, folder, config, inputs, wall_s=wall_s, note=display.note)
         raise
     folder.write_json("summary.json", summary)
     if config.plots:
@@ -142,46 +142,47 @@ async def run(
     return RunResult(folder.path, summary)
 
 
-async def _measured_run(task: Task) -> dict[str, Any]:
+async def _measured_run(context: RunContext) -> dict[str, Any]:
     """Start everything, measure, train, measure again; returns the summary."""
     began_s = time.time()
-    known, display = task.known, task.display
-    live = await bring_up(task)
-    known.before = await _measure(task, live.rollout, "before training")
+    inputs, display = context.inputs, context.display
+    performer = await start_run(context)
+    inputs.before = await _measure(context, performer.rollout, "before training")
     display.phase("training")
-    live.begin()
-    coordinator = Coordinator(limits_of(task.config))
-    task.state.coordinator, task.state.live = coordinator, live
-    task.state.children = task.fleet.children
-    finish = await _drive(task, coordinator, live)
+    performer.begin()
+    coordinator = Coordinator(limits_of(context.config))
+    context.state.coordinator, context.state.performer = coordinator, performer
+    context.state.children = context.fleet.children
+    finish = await _drive(context, coordinator, performer)
     if finish.reason == "stopped":
-        saved = live.last_checkpoint
-        display.note(f"stopped as asked; saved: {'nothing yet' if saved is None else f'v{saved}'}")
-    task.state.coordinator = None
-    known.after = await _measure(task, live.rollout, "after training")
-    await live.collect_engine_spans(final=True)
-    live.log_counts()
-    for child in task.fleet.children:
-        live.log.metric(child.name, PEAK_MEMORY, group_peak_rss_bytes(child.pid))
-    log = read_log_file(task.folder.events)
-    return summary_so_far(known, task.config, log, wall_s=time.time() - began_s)
+        saved = performer.last_checkpoint
+        saved_text = "nothing yet" if saved is None else f"version {saved}"
+        display.note(f"stopped as requested; saved: {saved_text}")
+    context.state.coordinator = None
+    inputs.after = await _measure(context, performer.rollout, "after training")
+    await performer.collect_engine_spans(final=True)
+    performer.log_counts()
+    for child in context.fleet.children:
+        performer.log.metric(child.name, PEAK_MEMORY, group_peak_rss_bytes(child.pid))
+    log = read_log_file(context.folder.events)
+    return summary_so_far(inputs, context.config, log, wall_s=time.time() - began_s)
 
 
-async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | None:
-    """The held-out reward now; None if evaluation is switched off or a stop was asked for."""
-    evaluation = task.config.evaluation
-    if evaluation.max_problems == 0 or task.stop.requested:
+async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutReward | None:
+    """The held-out reward now; None if evaluation is off or a stop was requested."""
+    evaluation = context.config.evaluation
+    if evaluation.max_problems == 0 or context.stop.requested:
         return None
     measuring = asyncio.create_task(
         measure(
             rollout,
-            task.problems.held_out[: evaluation.max_problems],
+            context.problems.held_out[: evaluation.max_problems],
             samples=evaluation.samples_per_problem,
             when=when,
-            display=task.display,
+            display=context.display,
         )
     )
-    stopping = asyncio.create_task(task.stop.wait())
+    stopping = asyncio.create_task(context.stop.wait())
     try:
         await asyncio.wait({measuring, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return measuring.result() if measuring.done() else None
@@ -190,33 +191,39 @@ async def _measure(task: Task, rollout: Rollout, when: str) -> HeldOutReward | N
         measuring.cancel()
 
 
-async def _drive(task: Task, coordinator: Coordinator, live: LiveRun) -> Finish:
-    """Drive the run; a stop asked for from anywhere becomes an event."""
+async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPerformer) -> Finish:
+    """Drive the run; a stop request becomes an event."""
     events: asyncio.Queue[Event] = asyncio.Queue()
 
-    async def pass_on_stop() -> None:
-        await task.stop.wait()
-        task.display.note("stopping: the running step ends and is saved (again to stop at once)")
+    async def forward_stop() -> None:
+        await context.stop.wait()
+        context.display.note(
+            "stopping after the running step, which is saved; press Ctrl-C again to stop at once"
+        )
         events.put_nowait(StopRequested())
 
-    passing = asyncio.create_task(pass_on_stop(), name="stop")
-    telling = asyncio.create_task(task.state.keep_fresh(), name="state for the display")
-    started = RunStarted(await live.servers.begin(events.put_nowait))
-    driving = asyncio.create_task(drive(coordinator, live, started, events, live.log), name="drive")
-    losing = asyncio.create_task(live.servers.given_up.wait(), name="watch engines")
+    stop_task = asyncio.create_task(forward_stop(), name="stop")
+    state_task = asyncio.create_task(
+        context.state.refresh_until_cancelled(), name="state for the display"
+    )
+    started = RunStarted(await performer.servers.begin(events.put_nowait))
+    drive_task = asyncio.create_task(
+        drive(coordinator, performer, started, events, performer.log), name="drive"
+    )
+    loss_task = asyncio.create_task(performer.servers.given_up.wait(), name="watch engines")
     try:
-        await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if not driving.done():
-            await asyncio.wait({driving}, timeout=WIND_UP_S)
-        if driving.done() and driving.result().reason != NO_ENGINE_LEFT:
-            return driving.result()
-        await losing
-        live.log_counts()
-        assert live.servers.last_words is not None, "a lost engine leaves a reason"
-        raise live.servers.last_words
+        await asyncio.wait({drive_task, loss_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not drive_task.done():
+            await asyncio.wait({drive_task}, timeout=LAST_STEP_TIMEOUT_S)
+        if drive_task.done() and drive_task.result().reason != NO_ENGINE_LEFT:
+            return drive_task.result()
+        await loss_task
+        performer.log_counts()
+        assert performer.servers.last_error is not None, "a lost engine leaves a reason"
+        raise performer.servers.last_error
     finally:
-        live.servers.end()
-        for helper in (passing, telling, losing, driving):
+        performer.servers.end()
+        for helper in (stop_task, state_task, loss_task, drive_task):
             helper.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # it was raised above
-            await driving
+        with suppress(asyncio.CancelledError, Exception):  # already raised above
+            await drive_task

@@ -1,8 +1,8 @@
-"""Everything a run needs, started and ready, before the first group.
+"""Start everything a run needs before its first group.
 
-    model and tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> LiveRun
+    model, tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> RunPerformer
 
-One after the other, each named while it is waited for.
+One after the other; the display names what the run waits for.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.pipeline.outcome import Known
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.outcome import SummaryInputs
+from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout import Rollout
-from areal_lab.pipeline.servers.health import Health
-from areal_lab.pipeline.servers.pool import Servers
-from areal_lab.pipeline.servers.push import courier_from
+from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.pool import ServerPool
+from areal_lab.pipeline.servers.push import prepare_push_from
 from areal_lab.pipeline.servers.sources import (
     attach_to,
     count_engines,
-    engine_places,
+    engine_sources,
     make_weights_root,
 )
 from areal_lab.pipeline.state import RunState, StopSignal
@@ -53,13 +53,13 @@ from areal_lab.training.settings import settings_from_config
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
-        HasLoss,  # loads torch, which this process can spare
+        HasLoss,  # loads torch, which this process does without
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What one run is about, and who is told of it."""
+class RunContext:
+    """The inputs of one run, and the callbacks and displays that follow it."""
 
     config: TrainConfig
     problems: ProblemSet
@@ -70,53 +70,54 @@ class Task:
     reward_fn: RewardFunction | str
     loss: Callable[..., HasLoss] | None
     state: RunState
-    answer_tokens: Callable[[GroupId, int], int] | None
+    response_tokens: Callable[[GroupId, int], int] | None
     folder: RunFolder
     fleet: Fleet
-    known: Known
+    inputs: SummaryInputs
 
 
-async def bring_up(task: Task) -> LiveRun:
-    """Start the processes of a run; whatever was started ends with `task.fleet`."""
-    config, display, fleet, folder = task.config, task.display, task.fleet, task.folder
-    display.phase(f"waiting for the model {config.actor.path} (converted once, if need be)")
+async def start_run(context: RunContext) -> RunPerformer:
+    """Start the processes of a run; `context.fleet` stops them."""
+    config, display, fleet, folder = context.config, context.display, context.fleet, context.folder
+    display.phase(f"loading the model {config.actor.path} (converted once if necessary)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
-    task.known.threads = threads = threads_of(config, len(os.sched_getaffinity(0)))
+    context.inputs.threads = threads = threads_of(config, len(os.sched_getaffinity(0)))
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
-    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread(s))")
-    task.known.trainer = trainer = await fleet.start_trainer(
+    plural = "" if threads.trainer == 1 else "s"
+    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread{plural})")
+    context.inputs.trainer = trainer = await fleet.start_trainer(
         settings_from_config(
             config,
             model_path=model_path,
             weights_root=weights_root,
-            loss_file=_pickled(task.loss, folder),
+            loss_file=_pickled(context.loss, folder),
             threads=threads.trainer,
         ),
         log_path=folder.log("trainer"),
     )
-    folder_of_first, weights = trainer.ready.weights, trainer.ready.brought
-    live: LiveRun | None = None
-    display.phase(
-        f"trainer holds {_parameters(trainer.ready)}, computes in {trainer.ready.compute_dtype}; "
-        f"waiting for {_engines(config)}"
+    start_folder, weights = trainer.ready.weights, trainer.ready.exported
+    performer: RunPerformer | None = None
+    display.note(
+        f"the trainer has {_parameters(trainer.ready)}, computing in {trainer.ready.compute_dtype}"
     )
+    display.phase(f"waiting for {_engines(config)}")
 
     def on_push(push: Pushed) -> None:
-        if live is None:
-            return  # the first weights, into servers that were running
+        if performer is None:
+            return  # the first weights of attached servers, before there is a log
         span = push.span
-        live.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        performer.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
-    courier = courier_from(trainer, ranks=ranks, pushed=on_push)
-    task.known.servers = servers = Servers(
-        places=engine_places(config, folder, folder_of_first, model_path, threads.engine),
-        health=Health(
+    prepare_push = prepare_push_from(trainer, ranks=ranks, pushed=on_push)
+    context.inputs.servers = servers = ServerPool(
+        sources=engine_sources(config, folder, start_folder, model_path, threads.engine),
+        health=HealthLimits(
             interval_s=config.rollout.health_interval_s,
             timeout_s=config.rollout.health_timeout_s,
             stall_s=config.rollout.stall_timeout_s,
@@ -124,17 +125,17 @@ async def bring_up(task: Task) -> LiveRun:
         max_restarts=config.rollout.max_engine_restarts,
         pause_mode=PauseMode(config.rollout.pause_mode),
         weights=weights,
-        courier=courier,
+        prepare_push=prepare_push,
         note=display.note,
-        opened=fleet.note_engine,
+        opened=fleet.add_engine,
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
-    if isinstance(weights, WeightsInMemory):  # else it is what they hold, or the model's own
-        await to_thread(shutil.rmtree, folder_of_first.path, ignore_errors=True)
+    if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
+        await to_thread(shutil.rmtree, start_folder.path, ignore_errors=True)
     rewards = await fleet.stack.enter_async_context(
         RewardService(
-            task.reward_fn,
+            context.reward_fn,
             timeout_s=config.reward.timeout_s,
             workers=config.reward.workers,
             max_error_rate=config.reward.max_error_rate,
@@ -144,22 +145,22 @@ async def bring_up(task: Task) -> LiveRun:
 
     def on_step(report: StepReport) -> None:
         display.step(report)
-        task.on_step(report)
+        context.on_step(report)
 
-    task.known.live = live = LiveRun(
+    context.inputs.performer = performer = RunPerformer(
         folder=folder,
-        log=fleet.stack.enter_context(_open_log(config, folder, servers.places)),
+        log=fleet.stack.enter_context(_open_log(config, folder, servers.sources)),
         rollout=Rollout(
             engines=servers,
             codec=codec,
             rewards=rewards,
             sampling=_sampling(config, codec),
             run_seed=config.seed,
-            answer_tokens=task.answer_tokens,
+            response_tokens=context.response_tokens,
             running_samples=config.rollout.max_running_requests,
             interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
         ),
-        source=PromptSource(task.problems.train, seed=config.seed),
+        source=PromptSource(context.problems.train, seed=config.seed),
         trainer=trainer,
         servers=servers,
         samples=config.gconfig.n_samples,
@@ -167,11 +168,11 @@ async def bring_up(task: Task) -> LiveRun:
         on_step=on_step,
         weights={weights.version: weights},
     )
-    return live
+    return performer
 
 
 def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
-    """Write the loss into the run folder: the trainer is another process, and it is a record."""
+    """Write the loss into the run folder, for the trainer's process and as a record."""
     if loss is None:
         return None
     file = folder.path / "loss.pickle"
@@ -201,7 +202,7 @@ def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId
 
 
 def _parameters(ready: TrainerReady) -> str:
-    """How many the trainer holds, and trains if those are fewer, for a person."""
+    """The trainer's parameter count, and how many of them are trained, for the display."""
     held = f"{ready.parameters / 1e6:.1f} M parameters"
     if ready.trained_parameters == ready.parameters:
         return held
@@ -209,7 +210,9 @@ def _parameters(ready: TrainerReady) -> str:
 
 
 def _engines(config: TrainConfig) -> str:
-    """What is started or attached to, for a person."""
+    """The servers to start or attach to, for the display."""
+    count = count_engines(config)
+    plural = "" if count == 1 else "s"
     if config.rollout.addresses:
-        return f"{count_engines(config)} server(s) that run already"
-    return f"{count_engines(config)} {engine_plan(config).backend} server(s) to start"
+        return f"{count} running server{plural}"
+    return f"{count} {engine_plan(config).backend} server{plural} to start"

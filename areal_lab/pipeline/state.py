@@ -1,4 +1,4 @@
-"""What is shared with a run while it goes on: the wish to stop it, and a look at where it is."""
+"""State shared with a running training: the stop signal and the live status for displays."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import Child
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.performer import RunPerformer
 
 
 @dataclass(slots=True)
 class StopSignal:
-    """Asks a run to finish its step, save and end; `request` may be called from any thread."""
+    """Tells a run to finish its step, save and end; `request` may be called from any thread."""
 
     _requested: bool = False
     _event: asyncio.Event | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
     def request(self) -> None:
-        """Ask; asking twice is asking once."""
+        """Request the stop. Idempotent."""
         self._requested = True
         if self._loop is not None and self._event is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
     @property
     def requested(self) -> bool:
-        """Whether somebody asked."""
+        """Whether a stop was requested."""
         return self._requested
 
     async def wait(self) -> None:
-        """Return once somebody asked."""
+        """Return once a stop is requested."""
         if self._event is None:
             self._event, self._loop = asyncio.Event(), asyncio.get_running_loop()
         if self._requested:
@@ -40,22 +40,22 @@ class StopSignal:
 
 @dataclass(slots=True)
 class RunState:
-    """The parts of a run that a display looks at; empty until they exist."""
+    """The parts of a run that a display reads; empty until they exist."""
 
     coordinator: Coordinator | None = None
-    live: LiveRun | None = None
+    performer: RunPerformer | None = None
     children: list[Child] = field(default_factory=list)
     """The trainer and the engines."""
 
     waiting_for: str = ""
-    """What the run waits for, in a few words; empty before and after training."""
+    """What the run is waiting for; empty before and after training."""
     counts: str = ""
     """Versions, groups and tokens; empty before and after training."""
 
-    async def keep_fresh(self, every_s: float = 0.25) -> None:
-        """Write the two texts again and again, until cancelled.
+    async def refresh_until_cancelled(self, every_s: float = 0.25) -> None:
+        """Update the two texts until cancelled.
 
-        A display draws on a thread of its own; the coordinator belongs to the event loop's.
+        A display runs in its own thread; the coordinator belongs to the event loop's thread.
         """
         try:
             while self.coordinator is not None:
@@ -66,12 +66,12 @@ class RunState:
             self.waiting_for = self.counts = ""
 
     def _counts(self) -> str:
-        if self.coordinator is None or self.live is None:
+        if self.coordinator is None or self.performer is None:
             return ""
-        counts, tally = self.coordinator.counts, self.live.tally
-        servers = self.live.servers
-        missing = len(servers.places) - len(servers.alive)
-        lost = f"{missing} of {len(servers.places)} engines lost; " if missing else ""
+        counts, tally = self.coordinator.counts, self.performer.tally
+        servers = self.performer.servers
+        missing = len(servers.sources) - len(servers.alive)
+        lost = f"{missing} of {len(servers.sources)} engines lost; " if missing else ""
         return (
             f"{lost}weights v{counts.trained_version} trained, v{counts.pushed_version} on "
             f"engines; groups: {counts.in_flight} in flight, {counts.finished} ready, "

@@ -1,4 +1,4 @@
-"""What a run tells its caller after each step."""
+"""The report of one training step, as the caller of a run receives it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class StepReport:
     """One finished training step. Times are seconds since training began."""
 
     step: int
-    """Number of the step, from 1; also the version it produced."""
+    """Number of the step, counted from 1; also the version it produced."""
     total_steps: int
     version: Version
     time_s: float
     """When the step ended."""
     step_s: float
-    """Seconds since the step before ended: what a step costs, waiting included."""
+    """Seconds since the previous step ended, waiting included."""
     tokens_per_s: float
-    """Generated tokens of all samples that ended since the step before, per second."""
+    """Generated tokens per second, of all samples that ended since the previous step."""
     reward_mean: float
     loss: float
     lag_token_mean: float
     lag_token_max: float
-    """Versions between the weights trained and those that generated a token."""
+    """Largest number of versions between the weights trained and those that generated a token."""
     metrics: Mapping[str, float]
-    """Everything the trainer measured, and the counts of the run."""
+    """All measurements of the trainer, and the counts of the run."""

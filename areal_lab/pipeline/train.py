@@ -1,10 +1,10 @@
-"""Training from Python: build a configuration, call `train`, iterate over the steps.
+"""Train from Python: build a configuration, call `train`, iterate over the steps.
 
     for report in train(load_config("arithmetic", ["total_train_steps=20"])):
         print(report.step, report.reward_mean)
 
-The run lives on a thread with an event loop of its own, so it works in a notebook whose loop is
-already running. `pipeline.run.run` is the same for callers that have a loop.
+The run has its own thread and event loop, so it works in a notebook whose loop is already running.
+Callers that have a loop call `pipeline.run.run`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from areal_lab.rewards.service import RewardFunction
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
-        HasLoss,  # loads torch, which this process can spare
+        HasLoss,  # loads torch, which this process does without
     )
 
 
@@ -49,7 +49,7 @@ class TrainingRun:
         )
         self._result: RunResult | None = None
         self._error: BaseException | None = None
-        """What ended the run after the caller left its loop; raised by whoever asks for results."""
+        """What ended the run after the caller left its loop; raised when results are read."""
         self._thread = threading.Thread(
             target=self._work,
             args=(config, problems, reward_fn, loss, display),
@@ -63,7 +63,7 @@ class TrainingRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds, once the run has ended."""
+        """The content of `summary.json`, once the run has ended."""
         return self._ended().summary
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -142,10 +142,10 @@ def train(
     Args:
         config: see `areal_lab.config.schema`; `load_config` makes one from YAML and overrides.
         problems: train on these instead of `config.dataset`.
-        reward_fn: judge by this instead of `config.reward.fn`; may be defined in a notebook.
-        loss: train with this policy loss instead of what `config.actor` says; its signature is
-            that of `areal_lab.functional.PolicyLoss`, and it may be defined in a notebook.
-        display: where to show progress; None is silent, and makes warnings of its notes.
+        reward_fn: score with this instead of `config.reward.fn`; may be defined in a notebook.
+        loss: train with this policy loss instead of the one that `config.actor` names; it has the
+            signature of `areal_lab.functional.PolicyLoss` and may be defined in a notebook.
+        display: where to show progress; None shows nothing, and issues its notes as warnings.
 
     Raises:
         ConfigError: in one line, before any process starts.

@@ -1,1 +1,4 @@
-"""Pictures of a run, real or simulated, from its event log; each file is one picture."""
+"""Pictures of a run, real or simulated, from its event log; one picture per file.
+
+May import runlog and control; imported by `pipeline` and `simulator`.
+"""

@@ -1,4 +1,4 @@
-"""reward.png: what training and held-out problems earned, step by step."""
+"""reward.png: the reward on training and held-out problems, step by step."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _RUNNING_MEAN_STEPS = 5
 
 
 def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure:
-    """Training reward per step, its running mean, and the held-out reward before and after.
+    """Draw the training reward per step, its running mean, and the held-out rewards.
 
     Args:
         metrics: one object per step, with `step`, `reward_mean` and `time_s`.
-        summary: `reward_before` and `reward_after`, where they were measured.
+        summary: `reward_before` and `reward_after`, if they were measured.
     """
     figure = new_figure(8, 4.2)
     axes: Axes = figure.subplots()
     steps = [int(line["step"]) for line in metrics]
     rewards = [float(line["reward_mean"]) for line in metrics]
     if steps:
-        axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch, sampled")
+        axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch")
     if len(steps) >= _RUNNING_MEAN_STEPS:
         means = _running_mean(rewards, _RUNNING_MEAN_STEPS)
         label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
         axes.plot(steps, means, color=BLUE, linewidth=2, label=label)
     first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
-    beside = 0.015 * (last - first)  # not on top of the last batch
+    beside = 0.015 * (last - first)  # right of the last batch's point
     for key, step, label, color in (
-        ("reward_before", float(first), "held-out, before", GREY),
-        ("reward_after", last + beside, "held-out, after", VERMILION),
+        ("reward_before", float(first), "held-out before training", GREY),
+        ("reward_after", last + beside, "held-out after training", VERMILION),
     ):
         held_out = summary.get(key)
         if held_out:
@@ -57,7 +57,7 @@ def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=2)
     if not steps:
-        nothing_yet(axes, "no training step was finished")
+        nothing_yet(axes, "no training step finished")
     return figure
 
 
@@ -100,7 +100,7 @@ def _wall_seconds_on_top(
     known_steps = np.array([first, *steps], dtype=float)
     known_s = np.array([0.0, *times_s])
     slope = known_s[-1] / max(1.0, known_steps[-1] - known_steps[0])
-    margin = known_steps[-1] - known_steps[0] + 1  # straight on beyond both ends
+    margin = known_steps[-1] - known_steps[0] + 1  # extrapolate beyond both ends
     known_steps = np.concatenate(([first - margin], known_steps, [steps[-1] + margin]))
     known_s = np.concatenate(([-margin * slope], known_s, [known_s[-1] + margin * slope]))
     top = axes.secondary_xaxis(
@@ -110,7 +110,7 @@ def _wall_seconds_on_top(
             lambda second: np.interp(np.asarray(second, float), known_s, known_steps),
         ),
     )
-    top.set_xlabel("seconds since training began")
+    top.set_xlabel("seconds since the start of training")
 
 
 def _running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""staleness.png: how old what was trained on was."""
+"""staleness.png: the lag of trained tokens and samples."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def draw_staleness(log: Log) -> Figure:
-    """How old what was trained on was: over the whole run, and step by step."""
+    """Draw the lags of trained tokens and samples: over the whole run, and step by step."""
     figure = new_figure(10, 4)
     share, steps = figure.subplots(1, 2)
     batches = list(trained_batches(log))
     kinds = (
-        ("token, per trained token", BLUE, total(b.token_lags for b in batches)),
-        ("head, per sample", ORANGE, total(b.head_lags for b in batches)),
-        ("tail, per sample", GREEN, total(b.tail_lags for b in batches)),
+        ("token: all tokens", BLUE, total(b.token_lags for b in batches)),
+        ("head: first token of each sample", ORANGE, total(b.head_lags for b in batches)),
+        ("tail: last token of each sample", GREEN, total(b.tail_lags for b in batches)),
     )
     width = 0.27
     for position, (label, color, lags) in enumerate(kinds):
@@ -40,13 +40,13 @@ def draw_staleness(log: Log) -> Figure:
             heights = [100 * times / count for times in lags.values()]
             name = f"{label} (mean {mean_lag(lags):.2f}, max {max(lags)})"
             share.bar(xs, heights, width=width, color=color, label=name)
-    share.set(xlabel="lag (versions)", ylabel="share (%)", title="lag of what was trained on")
+    share.set(xlabel="lag (versions)", ylabel="share (%)", title="lag over the whole run")
     whole_numbers(share)
     numbers = [batch.version for batch in batches]
     for name, color in (("head", ORANGE), ("token", BLUE), ("tail", GREEN)):
         means = [mean_lag(getattr(batch, f"{name}_lags")) for batch in batches]
         steps.plot(numbers, means, color=color, linewidth=1.8, label=f"{name}, mean")
-    # The oldest token of a batch is some sample's head: one row of points says it for both.
+    # The oldest token of a batch is the first token of a sample, so this is also its largest lag.
     largest = [max(batch.head_lags, default=0) for batch in batches]
     steps.plot(numbers, largest, ".", color=BLACK, markersize=4, label="head, largest")
     eta = log.header.limits.get("eta")
@@ -56,9 +56,9 @@ def draw_staleness(log: Log) -> Figure:
     whole_numbers(steps)
     for axes in (share, steps):
         if batches:
-            # Room for the legend above what is drawn.
+            # Leave room for the legend above the data.
             axes.set_ylim(0, 1.38 * max(axes.get_ylim()[1], 1))
             axes.legend(loc="upper left", ncols=1 if axes is share else 2)
         else:
-            nothing_yet(axes, "no training step was finished")
+            nothing_yet(axes, "no training step finished")
     return figure

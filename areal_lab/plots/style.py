@@ -1,6 +1,6 @@
-"""What all pictures share: colors, sizes, the title, and how a figure is saved.
+"""The style of all pictures: colors, sizes, the title, and saving.
 
-Colors are those of Okabe and Ito, which color-blind readers can tell apart. matplotlib is imported
+Colors are those of Okabe and Ito, which color-blind readers can distinguish. matplotlib is imported
 when a picture is drawn, not when the command line starts.
 """
 
@@ -37,12 +37,12 @@ STYLE: dict[Any, Any] = {
 
 
 def save_picture(draw: Callable[[], Figure], path: Path, title: str) -> Path:
-    """Draw in the common style, put the title on top, and write the file; returns its path."""
+    """Draw in the common style, add the title, and write the file; returns its path."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         figure = draw()
-        # A bold letter is about two thirds of its size wide: a long title gets smaller ones.
+        # A bold letter is about two thirds as wide as its size: a long title needs smaller ones.
         fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * max(1, len(title)))
         size = min(10.0, fitting)
         figure.suptitle(title, x=0.01, ha="left", fontsize=size, fontweight="bold")
@@ -52,19 +52,19 @@ def save_picture(draw: Callable[[], Figure], path: Path, title: str) -> Path:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure; sizes in inches."""
-    # Not pyplot: that keeps figures alive and asks for a display.
+    # Not pyplot, which keeps figures alive and needs a display.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Only whole numbers on the horizontal axis."""
+    """Show only whole numbers on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def nothing_yet(axes: Axes, text: str) -> None:
-    """Say in the middle why there is nothing to see."""
+    """Write in the middle why the picture is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)

@@ -1,6 +1,6 @@
-"""timeline.png: what each process did, and with which weights each group was generated.
+"""timeline.png: the activity of each process, and the weights that generated each group.
 
-Idle time is grey or has a pattern, never a color, and time outside training is blank.
+Idle time is gray or has a pattern, not a color; time outside training is blank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from areal_lab.runlog.activity import (
     NOT_JOINED,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
-    NOTHING_TO_JUDGE,
+    NOTHING_TO_SCORE,
     ON_ITS_WAY,
     PAUSED,
     PAUSED_FOR_TRAINING,
@@ -42,6 +42,7 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
     Stretch,
     activity,
+    label,
     training_window,
 )
 from areal_lab.runlog.records import GroupRecord, Log, engine_process
@@ -78,60 +79,62 @@ IDLE_LOOKS = {  # face, pattern
     LOST: ("#FFFFFF", "||||"),
     NOT_JOINED: ("#F2F2F2", ""),
 }
-"""How causes of idleness look, in pictures of simulations too."""
+"""Face color and pattern of each idle cause, also for pictures of simulations."""
 OTHER_IDLE = ("#FFFFFF", "++")
-_BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_JUDGE, WAIT_EVENTS})
-"""Idleness that is no loss: nothing is drawn."""
+_BLANK = frozenset({BEFORE, AFTER, NOTHING_TO_SCORE, WAIT_EVENTS})
+"""Idle time that is not a loss: nothing is drawn."""
 _VERSION_COLORS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#AA4499")
-"""Tol's muted scheme: other colors than those of what processes do."""
-_MOST_SLOTS = 64
+"""Tol's muted scheme, distinct from the colors of activities."""
+_MAX_SLOTS = 64
 _LEGEND_COLUMNS = 5
-_LEAST_SHARE = 0.001
-"""Of the run: what took less is drawn, but not explained in the legend."""
+_MIN_SHARE = 0.001
+"""Share of the run below which an activity is drawn without an entry in the legend."""
 _LABEL_SHARE = 0.025
-"""Of the window: versions that follow each other faster are not all named."""
+"""Smallest distance of version labels, as a share of the window; closer ones are omitted."""
 
 
 def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
-    """What each process did: the whole run, a stretch of it, and the groups in that stretch.
+    """Draw the activity of each process: the whole run, a part of it, and the groups in that part.
 
     Args:
         log: the run.
-        zoom_s: length of the stretch, from the middle of training.
+        zoom_s: length of the part, from the middle of training.
     """
     activities = activity(log)
     window = (0.0, max(log.end_s, 1.0))
     zoom = _zoom_window(*training_window(log), zoom_s)
     slots = _slots([g for g in log.groups if g.t_s < zoom[1] and g.generated_s > zoom[0]])
     rows = 0.5 * max(1, len(activities)) + 0.45
-    shown = min(len(slots), _MOST_SLOTS)
-    heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MOST_SLOTS / 2 else 0.09) * shown)]
+    shown = min(len(slots), _MAX_SLOTS)
+    heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MAX_SLOTS / 2 else 0.09) * shown)]
     looks = _Looks(activities)
-    handles, labels = looks.legend(least_s=_LEAST_SHARE * window[1])
+    handles, labels = looks.legend(min_s=_MIN_SHARE * window[1])
     legend_rows = -(-len(labels) // _LEGEND_COLUMNS)
     figure = new_figure(12, sum(heights) + 2.4 + 0.2 * legend_rows)
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in log.events if isinstance(r.event, WeightsPushed)]
     _draw_rows(whole, activities, looks, window)
-    if pushes:  # an empty line without clipping upsets the layout
+    if pushes:  # an empty line without clipping breaks the layout
         whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
-    whole.set_title("the whole run; triangles: the engines have new weights", pad=11)
-    _name_what_is_outside(whole, log)
+    whole.set_title("the whole run; triangles: new weights are on the engines", pad=11)
+    _label_time_outside_training(whole, log)
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
     _draw_rows(part, activities, looks, zoom)
     _mark(part, [t_s for t_s in pushes if zoom[0] <= t_s <= zoom[1]])
     length_s = zoom[1] - zoom[0]
-    part.set_title(f"{length_s:.0f} s of it (framed above); dashed: the engines have new weights")
+    part.set_title(
+        f"{length_s:.0f} s of the run (framed above); dashed: new weights are on the engines"
+    )
     _draw_groups(below, slots, log, zoom)
     for axes in (whole, part, below):
-        axes.set_xlabel("seconds since the run's log began")
+        axes.set_xlabel("seconds since the start of the log")
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure
 
 
 class _Looks:
-    """A color for everything done, a pattern for every cause of idleness."""
+    """A color for every activity, a pattern for every cause of idleness."""
 
     def __init__(self, activities: Mapping[str, Sequence[Stretch]]) -> None:
         self.seconds: dict[tuple[bool, str], float] = {}
@@ -154,28 +157,26 @@ class _Looks:
             look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
             self.of[(False, name)] = look
 
-    def legend(self, *, least_s: float) -> tuple[list[Any], list[str]]:
-        """Handles and labels, what was done before what was waited for; none of specks.
+    def legend(self, *, min_s: float) -> tuple[list[Any], list[str]]:
+        """Handles and labels, activities before idle causes; short ones are omitted.
 
-        What looks the same shares an entry.
+        Entries with the same color and pattern are merged.
         """
         from matplotlib.patches import Patch
 
         alike: dict[tuple[Any, ...], list[tuple[bool, str]]] = {}
         for key, look in self.of.items():
             alike.setdefault(tuple(look.items()), []).append(key)
-        shown = [
-            keys for keys in alike.values() if sum(self.seconds[key] for key in keys) >= least_s
-        ]
+        shown = [keys for keys in alike.values() if sum(self.seconds[key] for key in keys) >= min_s]
         return [Patch(**self.of[keys[0]]) for keys in shown], [_label(keys) for keys in shown]
 
 
 def _label(keys: Sequence[tuple[bool, str]]) -> str:
-    """Of one entry; a name that another one contains is left out."""
-    names = [name for _, name in keys]
-    told = [name for name in names if not any(name in other for other in names if other != name)]
+    """Text of a legend entry; a name that is part of another one is omitted."""
+    names = [label(name) for _, name in keys]
+    kept = [name for name in names if not any(name in other for other in names if other != name)]
     busy, _ = keys[0]
-    return " or ".join(told) if busy else f"idle: {' or '.join(told)}"
+    return " or ".join(kept) if busy else f"idle: {' or '.join(kept)}"
 
 
 def _draw_rows(
@@ -214,7 +215,7 @@ def _pauses(log: Log) -> list[tuple[float, float]]:
     return pauses if begun_s is None else [*pauses, (begun_s, log.end_s)]
 
 
-def _name_what_is_outside(axes: Axes, log: Log) -> None:
+def _label_time_outside_training(axes: Axes, log: Log) -> None:
     start_s, end_s = training_window(log)
     for begin_s, stop_s, text in (
         (0.0, start_s, "before\ntraining"),
@@ -226,7 +227,7 @@ def _name_what_is_outside(axes: Axes, log: Log) -> None:
 
 
 def _slots(groups: Sequence[GroupRecord]) -> list[list[GroupRecord]]:
-    """Groups in rows without overlap, engine by engine; each takes the first free row."""
+    """Groups in rows without overlap, by engine; each group takes the first free row."""
     slots: list[list[GroupRecord]] = []
     for group in sorted(groups, key=lambda g: (g.engine, g.t_s, g.group)):
         for slot in slots:
@@ -244,8 +245,8 @@ def _draw_groups(
     log: Log,
     window: tuple[float, float],
 ) -> None:
-    """A bar for each group; its color changes with the weights it is generated with."""
-    shown = slots[:_MOST_SLOTS]
+    """Draw a bar for each group; its color changes with the version that generates it."""
+    shown = slots[:_MAX_SLOTS]
     pushes = [(r.t_s, r.event.version) for r in log.events if isinstance(r.event, WeightsPushed)]
     for row, group in ((row, group) for row, slot in enumerate(shown) for group in slot):
         cuts = [(t_s, v) for t_s, v in pushes if group.t_s < t_s < group.generated_s]
@@ -255,17 +256,17 @@ def _draw_groups(
             color = _VERSION_COLORS[version % len(_VERSION_COLORS)]
             axes.broken_barh([(start_s, end_s - start_s)], (row - 0.4, 0.8), facecolor=color)
             start_s, version = end_s, following
-        # Where one answer ends and the next begins in the same row.
+        # Separates consecutive groups in the same row.
         axes.plot([group.t_s] * 2, [row - 0.4, row + 0.4], color="#FFFFFF", linewidth=1.2)
     for begin_s, stop_s in _pauses(log):
         if begin_s < window[1] and stop_s > window[0]:
             axes.axvspan(begin_s, stop_s, facecolor="#FFFFFF", alpha=0.65, linewidth=0)
             _mark(axes, [t_s for t_s in (begin_s,) if window[0] <= t_s])
     _name_versions(axes, pushes, window)
-    left_out = f" (the first {_MOST_SLOTS} of {len(slots)} at once)" if shown != slots else ""
+    left_out = f" (the first {_MAX_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(
-        f"groups being generated{left_out}; a new color is a new version of the weights; "
-        "pale from a dashed line on: interrupted",
+        f"groups being generated{left_out}; colors: versions of the weights; "
+        "pale after a dashed line: interrupted",
         pad=13,
     )
     engines = [slot[0].engine for slot in shown]
@@ -283,9 +284,9 @@ def _draw_groups(
 def _name_versions(
     axes: Axes, pushes: Sequence[tuple[float, int]], window: tuple[float, float]
 ) -> None:
-    """What the engines hold at the left edge, and from each push on; as many as there is room for.
+    """Label the version at the left edge and at each push, as far as there is room.
 
-    Where a push is close to the left edge, its version is named and not the one before.
+    If a push is close to the left edge, its version is labeled instead of the one before.
     """
     start_s, end_s = window
     room_s = _LABEL_SHARE * (end_s - start_s)

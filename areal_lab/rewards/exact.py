@@ -1,7 +1,7 @@
-"""Rewards that compare text: 1 for the right answer, 0 otherwise. Standard library only.
+"""Rewards that compare text: 1 for the correct answer, 0 otherwise. Standard library only.
 
-A reward function takes the completion and the example (`prompt`, `answer`, the problem's other
-fields) and returns a number, or named numbers.
+A reward function takes the completion and the example (`prompt`, the gold `answer`, the problem's
+other fields) and returns a number, or a dictionary of named numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\$?\.\d
 
 
 def exact_first_line(completion: str, example: Mapping[str, Any]) -> float:
-    r"""1 if the first line is the answer, apart from spaces around it.
+    r"""1 if the first line is the gold answer, ignoring spaces around it.
 
     >>> exact_first_line(" 13\n5 + 5 = 10", {"answer": "13"})
     1.0
@@ -27,7 +27,7 @@ def exact_first_line(completion: str, example: Mapping[str, Any]) -> float:
 
 
 def last_number(completion: str, example: Mapping[str, Any]) -> float:
-    """1 if the last number of the completion equals the answer's.
+    """1 if the last number of the completion equals that of the gold answer.
 
     >>> last_number("12 eggs at $2: that makes $24.00.", {"answer": "24"})
     1.0
@@ -36,10 +36,10 @@ def last_number(completion: str, example: Mapping[str, Any]) -> float:
 
 
 def gsm8k(completion: str, example: Mapping[str, Any]) -> float:
-    r"""1 if the number after the last `####` equals the answer's.
+    r"""1 if the number after the last `####` equals that of the gold answer.
 
-    Without the mark it is the last number that counts: the data set's own check wants the mark, but
-    few base models write it.
+    Without the mark the last number counts: the original check requires the mark, but few base
+    models write it.
     Source: Cobbe et al. (arXiv:2110.14168), `dataset.py` of their release.
 
     >>> gsm8k("7 * 9 = 63\n#### 63", {"answer": "63"})

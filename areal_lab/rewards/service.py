@@ -1,11 +1,11 @@
-"""Judge completions off the event loop, in processes that can be killed.
+"""The reward service: scores completions off the event loop, in processes that can be killed.
 
     score(group) --> an idle worker --(one request)--> function(completion, example) each
                                     <--(an outcome as each ends)--
 
-A completion that takes too long, or brings its worker down, costs that completion and a new worker;
-the rest of its group goes on there, and other groups never notice. What failed is counted, never
-scored 0: its reward is NaN. Each worker dies with this process, however it dies.
+A completion that takes too long or crashes its worker costs that completion and a new worker, which
+scores the rest of the group; other groups are not affected. Failures are counted, not scored 0:
+their reward is NaN. Workers end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any, TypeAlias
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
 from areal_lab.host.processes import Child, start_child
-from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
 """`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
 
 START_TIMEOUT_S = 120.0
-"""For importing what the function needs; not counted against its time limit."""
+"""Longest wait until a worker has loaded the function; not part of the function's timeout."""
 
 WINDOW = 100
-"""Calls that the error rate looks back on."""
+"""Number of recent calls over which the error rate is computed."""
 
 _EXIT_GRACE_S = 2.0  # between the end of the connection and the end of the process
 
@@ -45,25 +45,26 @@ _SOFT_TIMEOUT_GRACE_S = 1.0  # an async function is stopped inside its worker fi
 
 
 class RewardError(RuntimeError):
-    """The reward function failed too often, or could not be loaded; carries its traceback."""
+    """The reward function failed too often, or could not be loaded; includes its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """What became of one completion."""
+    """The result of scoring one completion."""
 
     status: Status
     reward: float
-    """What is trained on; NaN unless `status` is ok."""
+    """The reward to train on; NaN unless `status` is ok."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """Named parts, where the function gave some. `reward` is the one of that name or their sum."""
+    """Named parts, if the function returned some; `reward` is the part of that name, else their
+    sum."""
     detail: str = ""
-    """Traceback, or how the worker ended."""
+    """Traceback of the function, or the exit of the worker."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One process with its end of the socket."""
+    """One worker process and our end of its socket."""
 
     child: Child
     reader: asyncio.StreamReader
@@ -90,13 +91,13 @@ class RewardService:
     ...     outcomes = await rewards.score(completions, problem)
 
     Args:
-        function: a callable, also one defined in a notebook or a script; or `module:function`.
-        timeout_s: for one completion. A sync function judges the completions of a group one after
-            the other, an async one all at once.
-        workers: groups judged at the same time.
+        function: a callable, which may be defined in a notebook or script; or `module:function`.
+        timeout_s: for one completion. A sync function scores the completions of a group one after
+            the other, an async one all concurrently.
+        workers: groups scored at the same time.
         max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
-            raises. Calls not yet made count as good ones.
-        log_folder: receives what the function prints; None keeps it until the service ends.
+            raises. Missing calls count as successful.
+        log_folder: for the function's output; None uses a temporary folder.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ class RewardService:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Calls so far that were `ok`, took too long (`timeout`) or failed (`error`)."""
+        """Number of calls by status: `ok`, `timeout` (took too long) or `error` (failed)."""
         return {status: self._counts[status] for status in ("ok", "timeout", "error")}
 
     async def __aenter__(self) -> RewardService:
         """Start the workers.
 
         Raises:
-            RewardError: if the function cannot be loaded there.
+            RewardError: if a worker cannot load the function.
         """
         if self._log_folder is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-reward-"))
@@ -163,16 +164,16 @@ class RewardService:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers."""
+        """Stop the workers."""
         await self._stack.aclose()
 
     async def score(
         self, completions: Sequence[str], example: Problem | Mapping[str, Any]
     ) -> list[RewardOutcome]:
-        """Judge the completions of one problem; outcomes come in their order.
+        """Score the completions of one problem; returns the outcomes in the same order.
 
         Raises:
-            RewardError: if too many of the last calls failed; carries the first traceback.
+            RewardError: if too many of the last calls failed; includes the first traceback.
         """
         if isinstance(example, Problem):
             example = example.as_example()
@@ -185,21 +186,21 @@ class RewardService:
                     worker = await self._start()
                 left = [i for i in range(len(completions)) if i not in outcomes]
                 together = worker.is_async and not one_by_one
-                broken = await self._judge(
+                broken = await self._score(
                     worker, left, completions, example, outcomes, together=together
                 )
                 if broken is None:
                     continue
                 await self._discard(worker)
                 worker = None
-                # Which of several at once brought it down shows when they are judged singly.
+                # To find the one that crashed the worker, score them one by one.
                 if together and len(left) > 1:
                     one_by_one = True
                 else:
                     culprit = next(index for index in left if index not in outcomes)
                     outcomes[culprit] = broken
         except BaseException:
-            # Half-way through a request a worker cannot take the next one.
+            # A worker in the middle of a request cannot take the next one.
             if worker is not None:
                 await asyncio.shield(self._discard(worker))
                 worker = None
@@ -210,7 +211,7 @@ class RewardService:
         self._count(result)
         return result
 
-    async def _judge(
+    async def _score(
         self,
         worker: _Worker,
         left: Sequence[int],
@@ -220,31 +221,31 @@ class RewardService:
         *,
         together: bool,
     ) -> RewardOutcome | None:
-        """Judge what is left, into `outcomes`; returns what befell the worker, if something did."""
+        """Score the completions `left` into `outcomes`; returns a failure of the worker, if any."""
         chosen = tuple(completions[index] for index in left)
-        worker.send(Judge(chosen, example, together, self._timeout_s))
-        # Told apart from the function's own limit, which an async one meets inside the worker.
+        worker.send(ScoreRequest(chosen, example, together, self._timeout_s))
+        # Longer than the timeout of an async function, which the worker itself enforces.
         allowance_s = self._timeout_s + (_SOFT_TIMEOUT_GRACE_S if worker.is_async else 0.0)
         started_s = time.monotonic()
         for _ in left:
             try:
                 async with asyncio.timeout(allowance_s):
-                    judged: Judged = await worker.receive()
+                    scored: Scored = await worker.receive()
             except TimeoutError:
                 waited_s = time.monotonic() - started_s
                 return RewardOutcome(
-                    "timeout", math.nan, detail=f"no reward after {waited_s:.3g} s; it was stopped"
+                    "timeout", math.nan, detail=f"no reward after {waited_s:.3g} s; stopped"
                 )
             except (asyncio.IncompleteReadError, ConnectionError):
-                return RewardOutcome("error", math.nan, detail=await _how_it_ended(worker))
-            outcomes[left[judged.index]] = RewardOutcome(
-                judged.status, judged.reward, judged.rewards, judged.detail
+                return RewardOutcome("error", math.nan, detail=await _exit_reason(worker))
+            outcomes[left[scored.index]] = RewardOutcome(
+                scored.status, scored.reward, scored.rewards, scored.detail
             )
             started_s = time.monotonic()
         return None
 
     async def _start(self) -> _Worker:
-        """A new worker that has loaded the function."""
+        """Start a worker; returns it once it has loaded the function."""
         assert self._log_folder is not None, "the service was not entered"
         ours, theirs = socket.socketpair()
         name = f"reward worker {self._started}"
@@ -266,28 +267,28 @@ class RewardService:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 worker.send((sys.path, *self._portable_function()))
-                answer = await worker.receive()
+                reply = await worker.receive()
         except TimeoutError:
             await self._discard(worker)
             raise RewardError(
                 f"the reward function was not loaded within {START_TIMEOUT_S:g} s"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            ended = await _how_it_ended(worker)
+            ended = await _exit_reason(worker)
             await self._discard(worker)
             raise RewardError(f"the reward function could not be loaded: {ended}") from None
         except BaseException:
             await self._discard(worker)
             raise
-        if isinstance(answer, Failed):
+        if isinstance(reply, Failed):
             await self._discard(worker)
-            raise RewardError(f"the reward function could not be loaded:\n{answer.traceback}")
-        assert isinstance(answer, Ready)
-        worker.is_async = answer.is_async
+            raise RewardError(f"the reward function could not be loaded:\n{reply.traceback}")
+        assert isinstance(reply, Ready)
+        worker.is_async = reply.is_async
         return worker
 
     def _portable_function(self) -> tuple[bool, str | bytes]:
-        """Whether the function is sent by name, and the name or the pickle."""
+        """Whether the function is sent by name, and its name or pickle."""
         if isinstance(self._function, str):
             return True, self._function
         return False, pickle_function(self._function)
@@ -301,7 +302,7 @@ class RewardService:
         await asyncio.gather(*(self._discard(worker) for worker in list(self._alive)))
 
     def _count(self, outcomes: Sequence[RewardOutcome]) -> None:
-        """Keep the counts; raise if too many of the last calls failed."""
+        """Update the counts; raise if too many of the last calls failed."""
         for outcome in outcomes:
             self._counts[outcome.status] += 1
             self._recent.append(outcome.status != "ok")
@@ -312,13 +313,13 @@ class RewardService:
             raise RewardError(
                 f"the reward function failed or timed out in {failed} of the last "
                 f"{len(self._recent)} calls (max_error_rate {self._max_error_rate:g} allows "
-                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); the first time: "
+                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); first failure: "
                 f"{self._first_failure}"
             )
 
 
-async def _how_it_ended(worker: _Worker) -> str:
-    """How the process ended, whose socket just closed."""
+async def _exit_reason(worker: _Worker) -> str:
+    """How the worker's process ended, after its socket closed."""
     try:
         async with asyncio.timeout(_EXIT_GRACE_S):
             return str(await worker.child.died())

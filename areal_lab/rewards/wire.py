@@ -1,7 +1,7 @@
-"""The messages between the reward service and one of its workers: pickles with their length first.
+"""The messages between the reward service and its workers: pickles preceded by their length.
 
-service --(function)--> worker --(Ready | Failed)--> service
-service --(Judge)-----> worker --(Judged, one per completion, as each ends)--> service
+service --(function)-----> worker --(Ready | Failed)--> service
+service --(ScoreRequest)-> worker --(Scored, one per completion, as each ends)--> service
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Status: TypeAlias = Literal["ok", "timeout", "error"]
-"""What became of one call of the reward function."""
+"""The result of one call of the reward function."""
 
 LENGTH = struct.Struct("<Q")
-"""Bytes of the pickle that follows."""
+"""Size in bytes of the pickle that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +33,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Judge these completions of one problem."""
+class ScoreRequest:
+    """Completions of one problem to score."""
 
     completions: tuple[str, ...]
     example: Mapping[str, Any]
     together: bool
-    """Await an async function for all of them at once; otherwise one after the other."""
+    """Whether an async function scores all of them concurrently, or one after the other."""
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What became of one completion."""
+class Scored:
+    """The result of one completion."""
 
     index: int
     status: Status
-    """`timeout` only of async functions; a sync one is stopped from outside."""
+    """`timeout` occurs with async functions only; a sync one is stopped from outside."""
     reward: float = float("nan")
     rewards: dict[str, float] = field(default_factory=dict)
     detail: str = ""

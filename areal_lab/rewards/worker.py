@@ -1,7 +1,7 @@
-"""One reward worker: loads a function, then judges what it is sent until the pipe closes.
+"""A reward worker: loads a function, then scores requests until the socket closes.
 
-Run by `RewardService` as `python -m areal_lab.rewards.worker FD [FOLDER]`; never imports torch
-itself.
+`RewardService` runs it as `python -m areal_lab.rewards.worker FD [FOLDER]`. It does not import
+torch itself.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any
 
 from areal_lab.config.functions import load_function
 from areal_lab.host.processes import on_parent_death, watch_parent
-from areal_lab.rewards.wire import LENGTH, Failed, Judge, Judged, Ready, Status
+from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
 
 
 def main(arguments: list[str]) -> int:
     """Serve the socket whose descriptor is the first argument.
 
-    The second, if there is one, is a temporary folder that goes with a parent that is killed.
+    The second argument, if given, is a temporary folder to remove if the parent is killed.
     """
     descriptor, *folders = arguments
     for folder in folders:
         on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     watcher = watch_parent()
-    os.set_inheritable(int(descriptor), False)  # what the function starts must not hold it open
+    os.set_inheritable(int(descriptor), False)  # the function's child processes must not keep it
     with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)
         try:
@@ -44,13 +44,13 @@ def main(arguments: list[str]) -> int:
         is_async = _is_async(function)
         _send(connection, Ready(is_async))
         for message in messages:
-            job: Judge = pickle.loads(message)
+            request: ScoreRequest = pickle.loads(message)
             if is_async:
-                asyncio.run(_judge_async(function, job, connection))
+                asyncio.run(_score_async(function, request, connection))
             else:
-                for index, completion in enumerate(job.completions):
-                    _send(connection, _judge_one(function, index, completion, job.example))
-    if watcher is not None:  # either the service is gone, or its SIGTERM is on the way
+                for index, completion in enumerate(request.completions):
+                    _send(connection, _score_one(function, index, completion, request.example))
+    if watcher is not None:  # the service is gone, or will send SIGTERM
         watcher.join()
     return 0
 
@@ -58,15 +58,15 @@ def main(arguments: list[str]) -> int:
 def reward_of(value: Any) -> tuple[float, dict[str, float]]:
     """The reward to train on and its named parts.
 
-    Of named numbers, `reward` is trained on if there is one, else their sum.
+    Of named numbers, the one named `reward` is trained on, else their sum.
 
     Raises:
-        TypeError: if it is neither a number nor named numbers.
+        TypeError: if the value is neither a number nor named numbers.
         ValueError: if a number is not finite.
     """
     if isinstance(value, Mapping):
         if not value:
-            raise TypeError("the reward function returned no named number")
+            raise TypeError("the reward function returned an empty mapping, but must name a number")
         parts = {str(name): _number(number) for name, number in value.items()}
         return parts.get("reward", math.fsum(parts.values())), parts
     return _number(value), {}
@@ -79,13 +79,13 @@ def _number(value: Any) -> float:
         )
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"the reward function returned {number}, but rewards are finite")
+        raise ValueError(f"the reward function returned {number}, but rewards must be finite")
     return number
 
 
 def _function(message: bytes) -> Callable[..., Any]:
     sys_path, by_name, payload = pickle.loads(message)
-    # A function that was sent by reference is found where the sender found it.
+    # A function pickled by reference must be importable as in the sender.
     sys.path.extend(entry for entry in sys_path if entry not in sys.path)
     function: Callable[..., Any] = load_function(payload) if by_name else pickle.loads(payload)
     return function
@@ -97,35 +97,37 @@ def _is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _judge_one(
+def _score_one(
     function: Callable[..., Any], index: int, completion: str, example: Mapping[str, Any]
-) -> Judged:
+) -> Scored:
     try:
         reward, parts = reward_of(function(completion, dict(example)))
     except Exception:
-        return Judged(index, "error", detail=traceback.format_exc())
-    return Judged(index, "ok", reward, parts)
+        return Scored(index, "error", detail=traceback.format_exc())
+    return Scored(index, "ok", reward, parts)
 
 
-async def _judge_async(function: Callable[..., Any], job: Judge, connection: socket.socket) -> None:
+async def _score_async(
+    function: Callable[..., Any], request: ScoreRequest, connection: socket.socket
+) -> None:
     async def one(index: int, completion: str) -> None:
-        limit = asyncio.timeout(job.timeout_s)
+        limit = asyncio.timeout(request.timeout_s)
         try:
             async with limit:
-                reward, parts = reward_of(await function(completion, dict(job.example)))
-            judged = Judged(index, "ok", reward, parts)
+                reward, parts = reward_of(await function(completion, dict(request.example)))
+            scored = Scored(index, "ok", reward, parts)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and limit.expired()
             status: Status = "timeout" if timed_out else "error"
-            judged = Judged(index, status, detail=traceback.format_exc())
-        _send(connection, judged)
+            scored = Scored(index, status, detail=traceback.format_exc())
+        _send(connection, scored)
 
-    if job.together:
+    if request.together:
         async with asyncio.TaskGroup() as group:
-            for index, completion in enumerate(job.completions):
+            for index, completion in enumerate(request.completions):
                 group.create_task(one(index, completion))
     else:
-        for index, completion in enumerate(job.completions):
+        for index, completion in enumerate(request.completions):
             await one(index, completion)
 
 

@@ -1,1 +1,4 @@
-"""What a run did, written and read; shared by real and simulated runs."""
+"""The log of a run, real or simulated: written, read back, and analyzed.
+
+May import control, config, data and host; imported by `plots`, `pipeline`, `cli` and `simulator`.
+"""

@@ -1,11 +1,11 @@
-"""What each process did when, and why it was idle when it was.
+"""The activity of each process over time: what it did, and why it was idle.
 
-Busy time is what spans say (the innermost one, where they nest). Time that no span covers is idle,
-and its cause follows from the events and actions around it; a span with a `cause` overrides it.
+Spans are busy time (the innermost one where they nest). Time without a span is idle, and its cause
+follows from the events and actions around it; a span with a `cause` overrides it.
 
-    process   idle cause                           while no span of it goes on, and
+    process   idle cause                           while it has no span, and
     trainer   waiting for weights                  PushWeights .. WeightsPushed
-              waiting for a batch                  else: too few groups finished
+              waiting for a batch                  otherwise: too few groups finished
               request on its way                   Train, Save .. TrainStepDone, CheckpointDone
               nothing left to do                   the last step is done
     engine i  paused for weights                   Interrupt .. Resume, new weights are ready
@@ -14,16 +14,17 @@ and its cause follows from the events and actions around it; a span with a `caus
               waiting for rewards                  all groups on it are generated
               nothing left to do                   no group on it, the last group was started
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
-              nothing admitted (staleness bound)   no group on it, else
+              nothing admitted (staleness bound)   no group on it, otherwise
               lost                                 EngineLost .. EngineJoined
-              not yet joined                       .. EngineJoined, of an engine not there at first
+              not yet joined                       .. EngineJoined, for an engine added later
     rewards   nothing to judge                     no group is between generation and its end
     pipeline  waiting for events                   always
     any       before training, after training      outside RunStarted .. Finish
 
-A process that wrote no span at all is busy as its actions say: an engine generates while one of its
+A process without any span is busy according to its actions: an engine generates while one of its
 groups is not yet generated, the trainer trains from Train to TrainStepDone and saves from Save to
-CheckpointDone, rewards judge while a group is generated and not yet ended.
+CheckpointDone, rewards are computed ("judge") while a group is generated and has not ended. Names
+of activities and causes are keys in summary.json; `label` is what people see.
 """
 
 from __future__ import annotations
@@ -76,30 +77,43 @@ TRAIN_ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
 NOT_JOINED = "not yet joined"
-NOTHING_TO_JUDGE = "nothing to judge"
+NOTHING_TO_SCORE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
 AFTER = "after training"
 
 
+_LABELS = {
+    "judge": "score",
+    NOTHING_TO_SCORE: "nothing to score",
+    ON_ITS_WAY: "request in transit or at a tool",
+    TRAIN_ON_ITS_WAY: "request in transit",
+}
+
+
+def label(name: str) -> str:
+    """The name of an activity or idle cause as people see it."""
+    return _LABELS.get(name, name)
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One process doing one thing, or idle for one cause."""
+    """A period in which a process does one thing, or is idle for one cause."""
 
     start_s: float
     end_s: float
     name: str
-    """What it did, or the cause of its idleness."""
+    """The activity, or the cause of idleness."""
     busy: bool
 
 
 @dataclass(slots=True)
 class ProcessUse:
-    """Where the time of one process went."""
+    """The time of one process, by activity and by cause of idleness."""
 
     total_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by what was done, longest first."""
+    """Seconds by activity, longest first."""
     idle_s: dict[str, float] = field(default_factory=dict)
     """Seconds by cause, longest first."""
 
@@ -114,7 +128,7 @@ class ProcessUse:
         return sum(self.idle_s.values()) / self.total_s if self.total_s else 0.0
 
     def shares(self) -> dict[str, float]:
-        """Share of each cause, and of everything busy as `"busy"`; they sum to 1."""
+        """Share of each cause, and of all busy time as `"busy"`; they sum to 1."""
         if not self.total_s:
             return {}
         causes = {cause: seconds / self.total_s for cause, seconds in self.idle_s.items()}
@@ -131,9 +145,9 @@ def training_window(log: Log) -> tuple[float, float]:
 
 
 def idle_by_cause(log: Log) -> dict[str, ProcessUse]:
-    """Seconds of each process by what it did and by cause of idleness, while training went on.
+    """Seconds of each process by activity and by cause of idleness, during training.
 
-    The module's text defines the causes.
+    The module's docstring defines the causes.
     """
     start_s, end_s = training_window(log)
     uses = {}
@@ -151,7 +165,7 @@ def idle_by_cause(log: Log) -> dict[str, ProcessUse]:
 
 
 def activity(log: Log) -> dict[str, list[Stretch]]:
-    """What each process did from 0 s to the end of the log, without gaps or overlaps."""
+    """The activity of each process from 0 s to the end of the log, without gaps or overlaps."""
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in log.spans:
         spans[span.process].append(span)
@@ -166,7 +180,7 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
 
 
 def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
-    """The span that counts at each moment: busy before waiting, then the latest to begin."""
+    """The innermost span at each moment: busy ones before waits, then the latest to start."""
     starting = sorted((s for s in spans if s.end_s > s.t_s), key=lambda span: span.t_s)
     moments = sorted({moment for span in starting for moment in (span.t_s, span.end_s)})
     active: list[tuple[bool, float, float, int]] = []
@@ -186,7 +200,7 @@ def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
 def _overlay(
     spans: Iterable[Stretch], background: Sequence[Stretch], end_s: float
 ) -> list[Stretch]:
-    """Spans where there are some, else the background; neighbors of one kind are joined."""
+    """Spans, and the background where there are none; equal adjacent stretches are merged."""
     joined: list[Stretch] = []
 
     def add(start_s: float, end_s: float, like: Stretch) -> None:
@@ -218,19 +232,19 @@ def _overlay(
     return joined
 
 
-# --- what follows from events and actions --------------------------------------------------------
+# --- from events and actions ---------------------------------------------------------------------
 
 
 class _Background:
-    """What each process must have been doing, by the events and actions alone."""
+    """The activity of each process as it follows from events and actions."""
 
     def __init__(self, log: Log, recorded: frozenset[str]) -> None:
         self._recorded = recorded
         self._end_s = log.end_s
         self._changes: dict[str, list[tuple[float, str, bool]]] = {}
         self._generating: dict[int, set[GroupId]] = {}
-        self._judging: dict[int, set[GroupId]] = {}
-        self._judged_now = 0
+        self._scoring: dict[int, set[GroupId]] = {}
+        self._scored_now = 0
         self._lost: set[int] = set()
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
@@ -240,7 +254,7 @@ class _Background:
         self._follow(log)
 
     def __iter__(self) -> Iterator[str]:
-        """The processes that it knows: those of the header, and engines that joined."""
+        """The processes: those of the header, and engines that joined."""
         return iter(self._changes)
 
     def of(self, process: str) -> list[Stretch]:
@@ -254,7 +268,7 @@ class _Background:
         ]
 
     def _last_work(self, log: Log) -> tuple[float, float]:
-        """When the last group and the last step began, in a log that ended; else never."""
+        """When the last group and the last step started; infinity if the log has no end."""
         actions = list(log.actions)
         if not any(isinstance(record.action, Finish) for record in actions):
             return (float("inf"), float("inf"))
@@ -263,10 +277,10 @@ class _Background:
         return (max(starts, default=0.0), max(trains, default=0.0))
 
     def _follow(self, log: Log) -> None:
-        """Go through the log in order of time; at one time, in order of writing."""
-        told = [(r.t_s, r) for r in log.records if isinstance(r, EventRecord | ActionRecord)]
+        """Process the log in order of time, and at equal times in order of writing."""
+        logged = [(r.t_s, r) for r in log.records if isinstance(r, EventRecord | ActionRecord)]
         generated = [(record.generated_s, record) for record in log.groups]
-        for t_s, record in sorted((*told, *generated), key=lambda item: item[0]):
+        for t_s, record in sorted((*logged, *generated), key=lambda item: item[0]):
             match record:
                 case EventRecord():
                     touched = self._event(record.event)
@@ -281,11 +295,11 @@ class _Background:
             self._note(t_s, self._generating if t_s >= self._last_start_s else touched)
 
     def _event(self, event: Event) -> Iterable[int]:
-        """Take the event in; returns the engines whose state it may have changed."""
+        """Process an event; returns the engines whose state it may have changed."""
         match event:
             case RunStarted():
                 for engine in event.engines:
-                    self._generating[engine], self._judging[engine] = set(), set()
+                    self._generating[engine], self._scoring[engine] = set(), set()
             case GroupFinished() | GroupFiltered():
                 return self._forget(event.group)
             case TrainStepDone():
@@ -301,7 +315,7 @@ class _Background:
             case EngineJoined():
                 self._lost.discard(event.engine)
                 self._generating.setdefault(event.engine, set())
-                self._judging.setdefault(event.engine, set())
+                self._scoring.setdefault(event.engine, set())
             case _:
                 pass
         return self._generating
@@ -335,8 +349,8 @@ class _Background:
         if engine is None or group not in self._generating[engine]:
             return ()
         self._generating[engine].remove(group)
-        self._judging[engine].add(group)
-        self._judged_now += 1
+        self._scoring[engine].add(group)
+        self._scored_now += 1
         return (engine,)
 
     def _forget(self, group: GroupId) -> Iterable[int]:
@@ -344,16 +358,16 @@ class _Background:
         if engine is None:
             return ()
         self._generating[engine].discard(group)
-        if group in self._judging[engine]:
-            self._judging[engine].remove(group)
-            self._judged_now -= 1
+        if group in self._scoring[engine]:
+            self._scoring[engine].remove(group)
+            self._scored_now -= 1
         return (engine,)
 
     def _note(self, t_s: float, engines: Iterable[int]) -> None:
         self._change(TRAINER, t_s, *self._trainer(t_s))
         self._change(PIPELINE, t_s, WAIT_EVENTS, False)
-        judging = self._judged_now > 0 and REWARDS not in self._recorded
-        self._change(REWARDS, t_s, "judge" if judging else NOTHING_TO_JUDGE, judging)
+        scoring = self._scored_now > 0 and REWARDS not in self._recorded
+        self._change(REWARDS, t_s, "judge" if scoring else NOTHING_TO_SCORE, scoring)
         for engine in engines:
             self._change(engine_process(engine), t_s, *self._engine(engine, t_s))
 
@@ -361,7 +375,7 @@ class _Background:
         changes = self._changes.get(process)
         if changes is None:
             if process in (TRAINER, REWARDS, PIPELINE):
-                return  # only processes that the header names, and engines that joined later
+                return  # not in the header; only engines may be added later
             changes = self._changes[process] = [(0.0, NOT_JOINED, False)]
         if changes[-1][1:] != (name, busy):
             changes.append((t_s, name, busy))
@@ -383,7 +397,7 @@ class _Background:
             return (PAUSED if self._behind else PAUSED_FOR_TRAINING, False)
         if self._generating[engine]:
             return (ON_ITS_WAY, False) if recorded else ("generate", True)
-        if self._judging[engine]:
+        if self._scoring[engine]:
             cause = WAIT_REWARDS
         elif t_s >= self._last_start_s:
             cause = NOTHING_LEFT

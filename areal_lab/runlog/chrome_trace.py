@@ -3,11 +3,11 @@
     process row   threads                      slices               instants       counters
     run           activity                     -                    push, resume   groups, versions,
                                                                     drop, finish   lag of each batch
-    trainer       activity, measured           what it did, idle    -              -
-    engine i      activity, slot 0, slot 1 ..  groups, judging      interrupt      -
-    rewards, ...  activity                     what it did, idle    -              -
+    trainer       activity, measured           activity, idle       -              -
+    engine i      activity, slot 0, slot 1 ..  groups, scoring      interrupt      -
+    rewards, ...  activity                     activity, idle       -              -
 
-Groups of one engine overlap, and slices of one thread must not: each group takes the lowest free
+Groups of one engine overlap, but slices of one thread must not, so each group takes the lowest free
 slot. Timestamps are microseconds since the run's start. Format: "Trace Event Format" of the
 Catapult project (phases X complete, i instant, C counter, M metadata).
 """
@@ -34,7 +34,7 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.runlog.activity import activity
+from areal_lab.runlog.activity import activity, label
 from areal_lab.runlog.lags import mean_lag, trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
@@ -50,7 +50,7 @@ TraceEvent: TypeAlias = dict[str, Any]
 _RUN_PID = 1
 _ACTIVITY_TID = 1
 _FIRST_SLOT_TID = 100
-"""Below are the threads of a process that are no slots."""
+"""Smaller numbers are threads of a process that are not slots."""
 _SPANS_TID = 2
 
 
@@ -71,7 +71,7 @@ def chrome_trace(log: Log) -> dict[str, Any]:
         for stretch in stretches:
             events.append(
                 _slice(
-                    stretch.name if stretch.busy else f"idle: {stretch.name}",
+                    label(stretch.name) if stretch.busy else f"idle: {label(stretch.name)}",
                     "busy" if stretch.busy else "idle",
                     (stretch.start_s, stretch.end_s),
                     (pids[name], _ACTIVITY_TID),
@@ -94,7 +94,7 @@ def chrome_trace(log: Log) -> dict[str, Any]:
 
 
 def _details(spans: Iterable[SpanRecord], pids: dict[str, int]) -> Iterator[TraceEvent]:
-    """Spans that carry numbers, on a thread of their own: activity joins neighbors."""
+    """Spans with numbers, on a separate thread, because the activity thread merges spans."""
     detailed = sorted((s for s in spans if s.args), key=lambda span: (span.t_s, -span.end_s))
     for process in dict.fromkeys(span.process for span in detailed):
         yield _thread_name(pids[process], _SPANS_TID, "measured")
@@ -132,7 +132,7 @@ def _group_slices(groups: Iterable[GroupRecord], pids: dict[str, int]) -> Iterat
         }
         yield _slice(f"group {group.group}", "group", (group.t_s, group.end_s), where, args)
         if group.end_s > group.generated_s:
-            yield _slice("judge", "reward", (group.generated_s, group.end_s), where, {})
+            yield _slice("score", "reward", (group.generated_s, group.end_s), where, {})
 
 
 def _instants(log: Log, pids: dict[str, int]) -> Iterator[TraceEvent]:
@@ -228,7 +228,7 @@ def _slice(
         "name": name,
         "cat": category,
         "ts": start,
-        # From rounded ends, so that what touches does not overlap by a rounding error.
+        # From rounded ends, so that adjacent slices do not overlap by a rounding error.
         "dur": round(_microseconds(times_s[1]) - start, 3),
         "pid": where[0],
         "tid": where[1],
@@ -260,5 +260,5 @@ def _counter(name: str, t_s: float, value: float) -> TraceEvent:
 
 
 def _number(value: float) -> float | str:
-    """JSON knows no infinity."""
+    """A number, or text for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else str(value)

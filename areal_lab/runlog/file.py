@@ -1,10 +1,10 @@
-"""The writer and reader of events.jsonl: each line is handed over before the next thing happens.
+"""The writer and reader of events.jsonl; every line is written before the run continues.
 
     with EventLog(path, header, clock=time.time) as log: log.event(e); log.action(a); ...
 
-Times arrive in seconds since the epoch, as processes measure them, and are written in seconds since
-`header.started_at`. The operating system has each line at once: a killed process loses at most the
-line it was writing, which `read_log_file` then leaves out and reports.
+Arguments are in seconds since the epoch, as processes measure them; lines are in seconds since
+`header.started_at`. Lines are unbuffered: a killed process loses at most the line it was writing,
+which `read_log_file` skips and reports.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from areal_lab.runlog.records import (
 )
 
 SPAN_CAUSES = {"paused": PAUSED}
-"""Spans in which, by their name, nothing is done, and the cause of idleness they stand for."""
+"""Names of spans that are idle time, with the cause that they stand for."""
 UNEXPLAINED = "idle"
-"""Spans of this name are left out: why a process was idle follows from events and actions."""
+"""Spans of this name are not written: the cause of idleness follows from events and actions."""
 
 
 class EventLog:
     """Appends records to one file; closes it at the end of a `with` block."""
 
     def __init__(self, path: Path, header: RunHeader, *, clock: Callable[[], float]) -> None:
-        """Begin the file with its header.
+        """Create the file and write its header.
 
         Args:
             clock: seconds since the epoch; called for events and actions.
@@ -55,11 +55,11 @@ class EventLog:
         self._write(header)
 
     def event(self, event: Event) -> None:
-        """Note that the coordinator is told `event` now."""
+        """Record that the coordinator receives `event` now."""
         self._write(EventRecord(self._now_s(), event))
 
     def action(self, action: Action) -> None:
-        """Note that the coordinator answered `action` now."""
+        """Record that the coordinator returned `action` now."""
         self._write(ActionRecord(self._now_s(), action))
 
     def span(
@@ -72,11 +72,11 @@ class EventLog:
         *,
         cause: str | None = None,
     ) -> None:
-        """Note what a process did from `start_s` to `end_s`, both in seconds since the epoch.
+        """Record an activity of a process from `start_s` to `end_s`, in seconds since the epoch.
 
         Args:
-            name: words; `load_weights` is written as `load weights`.
-            cause: why nothing was done in this time; None takes it from `SPAN_CAUSES`.
+            name: of the activity; `load_weights` is written as `load weights`.
+            cause: why the process was idle in this time; None takes it from `SPAN_CAUSES`.
         """
         if name == UNEXPLAINED:
             return
@@ -102,10 +102,10 @@ class EventLog:
         end_s: float,
         samples: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Note a group that ended, trained on or not; times are seconds since the epoch.
+        """Record a group that ended, trained on or not; times are seconds since the epoch.
 
         Args:
-            samples: one mapping each with `segments` ([version, tokens] pairs), `reward` and
+            samples: one mapping per sample with `segments` ([version, tokens] pairs), `reward` and
                 `finish_reason`.
         """
         begin_s = self._since_start(start_s)
@@ -127,11 +127,11 @@ class EventLog:
         )
 
     def metric(self, process: str, name: str, value: float) -> None:
-        """Note one number, such as `peak_rss_bytes` of a process."""
+        """Record one number, such as `peak_rss_bytes` of a process."""
         self._write(MetricRecord(process=process, name=name, t_s=self._now_s(), value=value))
 
     def close(self) -> None:
-        """Close the file; nothing can be noted afterwards."""
+        """Close the file; nothing can be recorded afterwards."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -146,16 +146,16 @@ class EventLog:
         self.close()
 
     def _write(self, record: Record) -> None:
-        # One write call a line, so that another process's read never sees a mixture.
+        # One write call per line, so that readers never see parts of two lines mixed.
         self._file.write(encode(record).encode() + b"\n")
 
     def _now_s(self) -> float:
-        # The wall clock may be set back; what is written must not be.
+        # The wall clock may be set back; times in the log must not decrease.
         self._last_s = max(self._last_s, self._since_start(self._clock()))
         return self._last_s
 
     def _since_start(self, epoch_s: float) -> float:
-        # Microseconds: what the trace viewer resolves, and half the digits of a float.
+        # Microseconds: the resolution of the trace viewer, and half the digits of a float.
         return round(max(0.0, epoch_s - self._started_at), 6)
 
 

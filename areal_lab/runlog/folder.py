@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, readable at any moment, also after a kill.
+"""The run folder: the files of a run, readable at any moment, also after a kill.
 
 config.yaml env.json metrics.jsonl events.jsonl trajectories/ checkpoints/ logs/ summary.json
 model -> the last checkpoint, a Hugging Face folder
@@ -54,7 +54,7 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     def log(self, process: str) -> Path:
-        """Output of a child process."""
+        """The log file of a child process."""
         return self.path / "logs" / f"{process}.log"
 
     def checkpoint(self, step: Version) -> Path:
@@ -62,13 +62,13 @@ class RunFolder:
         return self.path / "checkpoints" / f"step-{step:05d}"
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file aside and rename it, so that a reader never sees half of it."""
-        aside = self.path / f".{name}.tmp"
-        aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
-        os.replace(aside, self.path / name)
+        """Write a small JSON file and rename it into place, so that readers see all or nothing."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        os.replace(temporary, self.path / name)
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(dict(metrics)) + "\n")
 
@@ -78,23 +78,23 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         texts: Sequence[tuple[str, str]],
     ) -> None:
-        """The samples one step was trained on; `texts` are their prompts and completions."""
+        """Write the samples of one training step; `texts` are their prompts and completions."""
         with (self.path / "trajectories" / f"step-{step:05d}.jsonl").open("w") as file:
             for trajectory, (prompt, completion) in zip(trajectories, texts, strict=True):
                 line = _as_line(trajectory, step, prompt, completion)
                 file.write(json.dumps(line) + "\n")
 
     def point_model_to(self, checkpoint: Path) -> None:
-        """Make `model` name this checkpoint."""
+        """Make the link `model` point to this checkpoint."""
         link = self.path / "model"
-        aside = self.path / ".model.tmp"
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
-        os.replace(aside, link)
+        temporary = self.path / ".model.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
+        os.replace(temporary, link)
 
 
 def _fresh_folder(parent: Path, stem: str) -> Path:
-    """A new folder; a number tells runs apart that start within one second."""
+    """Create a new folder; runs that start within one second get a number."""
     for attempt in itertools.count():
         path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
         try:
@@ -128,7 +128,7 @@ def _as_line(
 
 
 def environment() -> dict[str, object]:
-    """Where a run happened: machine, interpreter and the packages that decide its results."""
+    """The environment of a run: machine, interpreter, and packages that affect its results."""
     packages = {}
     for name in _REPORTED_PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""What went wrong in a run and what it cost, counted from its log.
+"""Incidents of a run (lost engines, wrong versions) and their cost, counted from its log.
 
-The pipeline writes its counts as metrics of the process `pipeline`, the newest of each name counts;
-losses and returns of engines are events as well, which every log has.
+The pipeline writes its counts as metrics of the process `pipeline`; the newest of each name counts.
+Losses and returns of engines are also events, which every log has.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class Incidents:
     """Counts of one run."""
 
     engine_losses: int = 0
-    """Servers that died, hung, or turned out to hold other weights than they were given."""
+    """Servers that died, hung, or held other weights than they were given."""
     engine_restarts: int = 0
     """Servers that came back."""
     resubmitted_samples: int = 0
-    """Samples that went on elsewhere, or began anew, when their server was lost."""
+    """Samples that continued on another server, or started over, when their server was lost."""
     kept_tokens: int = 0
-    """Tokens that those had, and that were not drawn again."""
+    """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
-    """Tokens that those had, and that were drawn again: which weights drew them was not known."""
+    """Tokens generated a second time because the weights behind the first ones are unknown."""
     recomputed_tokens: int = 0
-    """Tokens, prompts included, whose keys and values were computed again: at an interruption, and
-    when a sample went on elsewhere."""
+    """Tokens, prompts included, whose keys and values were computed again: after an interruption,
+    and when a sample continued on another server."""
     version_mismatches: int = 0
     """Servers that reported another version or checksum than that of the weights they were sent."""
 
@@ -39,25 +39,25 @@ _METRICS = frozenset((PIPELINE, name) for name in COUNTED)
 
 
 def incidents(log: Log) -> Incidents:
-    """The counts of a log, also of one that was cut."""
+    """The counts of a log, which may be incomplete."""
     counts = dict.fromkeys(COUNTED, 0)
     for record in log.records:
         if isinstance(record, MetricRecord) and (record.process, record.name) in _METRICS:
             counts[record.name] = int(record.value)
-    losses, returns = _told(log)
-    # Metrics also count what happened while nobody was told, before and after training.
+    losses, returns = _count_logged_losses(log)
+    # Metrics also count incidents before and after training, which are not events.
     counts["engine_losses"] = max(counts["engine_losses"], losses)
     counts["engine_restarts"] = max(counts["engine_restarts"], returns)
     return Incidents(**counts)
 
 
-def _told(log: Log) -> tuple[int, int]:
+def _count_logged_losses(log: Log) -> tuple[int, int]:
     losses = returns = 0
     lost: set[EngineId] = set()
     for record in log.events:
         match record.event:
             case EngineLost(engine=engine):
-                losses += engine not in lost  # told again when it is given up
+                losses += engine not in lost  # the event comes again when it is given up
                 lost.add(engine)
             case EngineJoined(engine=engine):
                 returns += engine in lost

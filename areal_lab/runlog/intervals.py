@@ -1,4 +1,4 @@
-"""95 % intervals of means: Student's t, in the standard library alone."""
+"""95 % confidence intervals of means by Student's t, with the standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MeanInterval:
 
     mean: float
     n: int
-    """Problems: what the mean is over."""
+    """Number of problems in the mean."""
     ci95: float | None
     """Half width of a 95 % interval; None for a single problem."""
 
@@ -31,9 +31,9 @@ def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
 
     $$ h = t_{0.975, n-1} \max(s / \sqrt{n}, 1 / n) $$
 
-    Samples of one problem are alike, so they are averaged first and n counts problems. Near a mean
-    of 1 (or 0) all problem means agree and s says nothing: the interval then is as wide as one
-    problem answered the other way would make it, close to Wilson's. For rewards in [0, 1].
+    Samples of one problem are correlated, so they are averaged first and n counts problems. Near a
+    mean of 1 (or 0) all problem means agree and s is uninformative: the interval is then as wide as
+    one problem with the opposite reward would make it, close to Wilson's. For rewards in [0, 1].
 
     Args:
         problem_means: mean reward over the samples of each problem, at least one.
@@ -53,13 +53,13 @@ def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
 
 @cache
 def student_t(degrees: int) -> float:
-    """The t that a Student variable of so many degrees of freedom exceeds, in size, in 5 of 100.
+    """The t with P(|T| > t) = 5 % for a Student variable T with this many degrees of freedom.
 
     Bisection on the distribution function, which has a closed form for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
 
     Raises:
-        ValueError: if there is no degree of freedom.
+        ValueError: if `degrees` is below 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees is {degrees}, but must be >= 1")

@@ -1,4 +1,4 @@
-"""How old the trained tokens were: lags of every batch, from the log alone.
+"""The age of trained tokens: lags of every batch, from the log.
 
 The lag of a token is the version of the trainer before the step minus the version that generated
 the token. A sample's head lag is its first token's, its tail lag its last token's.
@@ -30,7 +30,7 @@ class TrainedBatch:
     token_lags: Counter[int] = field(default_factory=Counter)
     """Over generated tokens."""
     multi_version_samples: int = 0
-    """Samples whose tokens come from two or more versions."""
+    """Samples with tokens from two or more versions."""
 
     @property
     def samples(self) -> int:
@@ -39,12 +39,12 @@ class TrainedBatch:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens, hence trained on."""
+        """Generated tokens, all of which were trained on."""
         return sum(self.token_lags.values())
 
 
 def trained_batches(log: Log) -> Iterator[TrainedBatch]:
-    """The steps that finished, in order; a step that was running when the log ends is left out."""
+    """The finished steps, in order; a step that was running at the end of the log is skipped."""
     groups: dict[GroupId, GroupRecord] = {record.group: record for record in log.groups}
     begun: tuple[float, Train] | None = None
     for record in log.records:

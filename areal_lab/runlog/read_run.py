@@ -1,7 +1,7 @@
-"""A recorded run read back: its log, metrics, summary and settings, also of a run that was killed.
+"""Read a recorded run: its log, metrics, summary and settings, also of a run that was killed.
 
     RUN/events.jsonl (or .gz) --read_events--> Log --> training steps, engines
-    RUN/metrics.jsonl, summary.json, config.yaml   --> what there is of them
+    RUN/metrics.jsonl, summary.json, config.yaml   --> those that exist
 
 Only the log is needed. Seconds are since the start of the run.
 """
@@ -26,17 +26,17 @@ EVENTS: Final = ("events.jsonl", "events.jsonl.gz")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What is known of a run."""
+    """The content of a recorded run."""
 
     source: Path
-    """Its folder, or the file of its log."""
+    """The run folder, or the file of its log."""
     log: Log
     metrics: tuple[dict[str, Any], ...] = ()
     """One object per step, in order."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Empty if the run was killed before it wrote one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of its config.yaml, by dotted name, whatever version wrote it; empty if there is none."""
+    """Settings of config.yaml by dotted name, from any version; empty if there is none."""
 
     @property
     def folder(self) -> Path:
@@ -50,7 +50,7 @@ class RecordedRun:
 
     @property
     def began_s(self) -> float:
-        """When training began; a measurement of the rewards may have come before."""
+        """When training started, possibly after a held-out evaluation."""
         return next((r.t_s for r in self.log.events if isinstance(r.event, RunStarted)), 0.0)
 
     @property
@@ -80,7 +80,7 @@ class RecordedRun:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read a run folder, or its events.jsonl; what a kill cut short is left out.
+    """Read a run folder, or its events.jsonl; an incomplete last line is skipped.
 
     Raises:
         ValueError: in one line: there is no log, or a file cannot be read.
@@ -109,7 +109,7 @@ def read_events(path: Path) -> Log:
 
 
 def events_file(path: Path) -> Path:
-    """Where the log of a run folder is; a file is it itself.
+    """The file of a run folder's log; a file is returned as it is.
 
     Raises:
         ValueError: in one line: there is none.
@@ -143,7 +143,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
             values.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+                raise ValueError(f"line {number} of {path} is not JSON: {error}") from error
     return values
 
 
@@ -152,8 +152,8 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    # Loaded here and not above: replays of a log alone need none.
-    yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
+    # Imported here, because a replay of a log does not need it.
+    yaml: Any = importlib.import_module("yaml")  # by name, because it has no types
 
     if not path.is_file():
         return {}

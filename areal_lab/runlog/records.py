@@ -1,17 +1,16 @@
-"""The event log: what a run did, one JSON object a line; the same schema from train, cosim and
-simulate.
+"""The event log of a run, one JSON object per line; train, cosim and simulate share the schema.
 
-    kind    class          one line says
+    kind    class          content of the line
     run     RunHeader      mode, start, limits, processes: always the first line
-    event   EventRecord    the coordinator was told this
-    action  ActionRecord   the coordinator answered this; follows its event, in order
-    span    SpanRecord     one process did, or waited for, this from `t_s` to `end_s`
-    group   GroupRecord    one group of samples ended: when, where, versions, rewards
+    event   EventRecord    an event that the coordinator received
+    action  ActionRecord   an action that the coordinator returned; follows its event, in order
+    span    SpanRecord     an activity or wait of one process from `t_s` to `end_s`
+    group   GroupRecord    a group of samples that ended: times, engine, versions, rewards
     metric  MetricRecord   one measured number, such as the memory of a process
 
-Times are seconds since `RunHeader.started_at`. Lines stand in the order they were written, spans
-and groups when they end: `t_s` may go back from line to line, but never among events and actions.
-JSON knows no infinity: a float that is not finite is the string "inf", "-inf" or "nan".
+Times are seconds since `RunHeader.started_at`. Lines are in the order of writing, and spans and
+groups are written at their end, so `t_s` may decrease from line to line, but not among events and
+actions. JSON has no infinity: a float that is not finite is the string "inf", "-inf" or "nan".
 
     {"kind":"event","t_s":2.25,"type":"GroupFinished","group":7,"head_version":0,"tail_version":1}
 """
@@ -27,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from areal_lab.control.events import Action, EngineId, Event, GroupId, Version
 
 SCHEMA: Final = 1
-"""Raised when a reader of the old number would misread a line."""
+"""Incremented when older readers would misread a line."""
 
 TRAINER: Final = "trainer"
 REWARDS: Final = "rewards"
@@ -36,7 +35,7 @@ PIPELINE: Final = "pipeline"
 Mode: TypeAlias = Literal["train", "cosim", "simulate"]
 Scalar: TypeAlias = bool | int | float | str | None
 Segments: TypeAlias = tuple[tuple[Version, int], ...]
-"""(version, tokens) of each uninterrupted stretch of one sample, in order."""
+"""(version, tokens) of each segment of one sample, in order."""
 
 _NOT_FINITE: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -48,15 +47,15 @@ def engine_process(engine: EngineId) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What the lines after it are about."""
+    """The first line: what kind of run the log is of."""
 
     mode: Mode
     started_at: float
     """Seconds since the epoch (simulate: 0) at `t_s` 0."""
     limits: Mapping[str, Scalar]
-    """The coordinator's constants, by `replay.limits_to_fields`; with them the log replays."""
+    """The coordinator's constants, from `replay.limits_to_fields`; the log replays with them."""
     processes: tuple[str, ...]
-    """Every process that spans may name, in the order a picture shows them."""
+    """The processes that spans may name, in the order in which pictures show them."""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -64,7 +63,7 @@ class RunHeader:
             raise ValueError(f"mode is {self.mode!r}, but must be one of {get_args(Mode)}")
         for name, value in self.limits.items():
             if isinstance(value, str) and value in _NOT_FINITE:
-                raise ValueError(f"limit {name} is the text {value!r}; write it as a float")
+                raise ValueError(f"limit {name} is the text {value!r}; use a float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """The coordinator's answer to the event before it."""
+    """An action that the coordinator returned for the event before it."""
 
     t_s: float
     action: Action
@@ -85,7 +84,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """What one process did. Spans of one process may nest; the innermost is what it was doing."""
+    """An activity of one process. Spans of a process may nest; the innermost one counts."""
 
     process: str
     name: str
@@ -93,7 +92,7 @@ class SpanRecord:
     t_s: float
     end_s: float
     cause: str = ""
-    """What it waited for; a span with a cause is idle time, one without is busy time."""
+    """Cause of idleness; a span with a cause is idle time, one without is busy time."""
     args: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,27 +101,27 @@ class SpanRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One group from its start on an engine until its samples were judged."""
+    """One group from its start on an engine until its samples were scored."""
 
     group: GroupId
     engine: EngineId
     t_s: float
     generated_s: float
-    """When the last sample ended on the engine; judging takes from here to `end_s`."""
+    """When the last sample ended on the engine; scoring takes from here to `end_s`."""
     end_s: float
     rewards: tuple[float, ...]
-    """One per sample; nan where judging failed."""
+    """One per sample; nan where scoring failed."""
     segments: tuple[Segments, ...]
     """One per sample. Lags follow from these and the version that trains on the group."""
     finish_reasons: tuple[str, ...]
 
     def __post_init__(self) -> None:
         _check_order(self.t_s, self.generated_s, f"group {self.group}")
-        _check_order(self.generated_s, self.end_s, f"judging of group {self.group}")
+        _check_order(self.generated_s, self.end_s, f"scoring of group {self.group}")
         if not len(self.rewards) == len(self.segments) == len(self.finish_reasons):
             raise ValueError(
                 f"group {self.group} has {len(self.rewards)} rewards, {len(self.segments)} samples "
-                f"and {len(self.finish_reasons)} finish reasons: one of each per sample"
+                f"and {len(self.finish_reasons)} finish reasons, but needs one of each per sample"
             )
 
 
@@ -164,16 +163,16 @@ def decode(line: str) -> Record:
     """The record of one line.
 
     Raises:
-        ValueError: if the line is no JSON object, its kind or type is unknown, a field is missing,
-            unknown or of the wrong type, or it is the header of a newer schema.
+        ValueError: if the line is not a JSON object, its kind or type is unknown, a field is
+            missing, unknown or of the wrong type, or it is the header of another schema.
     """
     value = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError(f"a line of the log is one JSON object, not {line[:60]!r}")
+        raise ValueError(f"a line of the log must be one JSON object, but is {line[:60]!r}")
     kind = value.pop("kind", None)
     if kind == "run" and (schema := value.get("schema")) != SCHEMA:
         raise ValueError(
-            f"the log has schema {schema!r}, this version of areal_lab reads schema {SCHEMA}: "
+            f"the log has schema {schema!r}, but this version of areal_lab reads schema {SCHEMA}; "
             "read it with the version that wrote it"
         )
     reader = _READERS.get(kind)
@@ -186,7 +185,7 @@ def decode(line: str) -> Record:
 
 
 def finite_json(value: Any) -> Any:
-    """`value` as valid JSON has it: floats that are not finite become "inf", "-inf" or "nan"."""
+    """`value` for valid JSON: floats that are not finite become "inf", "-inf" or "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
@@ -201,13 +200,13 @@ def finite_json(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A log that was read."""
+    """A log in memory."""
 
     header: RunHeader
     records: tuple[Record, ...]
     """Everything after the header."""
     cut: bool = False
-    """The last line was incomplete and left out: the writing process was killed."""
+    """Whether the last line was incomplete and skipped: the writing process was killed."""
 
     @property
     def events(self) -> Iterator[EventRecord]:
@@ -236,7 +235,7 @@ class Log:
 
 
 def end_of(record: Record) -> float:
-    """When a record's matter ended, in seconds since the start."""
+    """The end time of a record, in seconds since the start."""
     match record:
         case RunHeader():
             return 0.0
@@ -247,17 +246,17 @@ def end_of(record: Record) -> float:
 
 
 def read_log(lines: Iterable[str]) -> Log:
-    """Read a log; an incomplete last line, as a killed writer leaves it, is left out and reported.
+    """Read a log; an incomplete last line, as a killed writer leaves it, is skipped and reported.
 
     Raises:
-        ValueError: naming the line, if it cannot be read, or if the first is no header.
+        ValueError: naming the line, if it cannot be read, or if the first is not a header.
     """
     header: RunHeader | None = None
     records: list[Record] = []
     broken: tuple[int, json.JSONDecodeError] | None = None
     for number, line in enumerate(lines, start=1):
         if broken is not None:
-            raise ValueError(f"line {broken[0]} of the log is no JSON: {broken[1]}")
+            raise ValueError(f"line {broken[0]} of the log is not JSON: {broken[1]}")
         try:
             record = decode(line)
         except json.JSONDecodeError as error:
@@ -267,14 +266,14 @@ def read_log(lines: Iterable[str]) -> Log:
             raise ValueError(f"line {number} of the log: {error}") from error
         if header is None:
             if not isinstance(record, RunHeader):
-                raise ValueError("the first line of a log is its run header (kind run)")
+                raise ValueError("the first line of a log must be its run header (kind run)")
             header = record
         elif isinstance(record, RunHeader):
-            raise ValueError(f"line {number} of the log is a second run header")
+            raise ValueError(f"line {number} of the log is a second run header; only one may be")
         else:
             records.append(record)
     if header is None:
-        raise ValueError("the log has no complete line: the run ended before it began")
+        raise ValueError("the log has no complete line: the run ended before it started")
     return Log(header, tuple(records), cut=broken is not None)
 
 
@@ -293,13 +292,13 @@ _FIELDS: Final = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES.va
 _JSON_TYPES: Final[dict[str, type[Any]]] = {"str": str, "bool": bool}
 _JSON_TYPE: Final = {
     cls: {
-        # `from __future__ import annotations`: types are text. What is none of these is a count.
+        # With `from __future__ import annotations`, types are text. Other types are counts.
         f.name: _JSON_TYPES.get(str(f.type), list if str(f.type).startswith("tuple") else int)
         for f in fields(cls)
     }
     for cls in _TYPES.values()
 }
-_MAY_LACK: Final = {
+_OPTIONAL_FIELDS: Final = {
     # Fields that older logs do not have.
     cls: {f.name for f in fields(cls) if f.type == "bool" and f.default is False}
     for cls in _TYPES.values()
@@ -308,7 +307,9 @@ _MAY_LACK: Final = {
 
 def _check_order(start_s: float, end_s: float, what: str) -> None:
     if not start_s <= end_s:
-        raise ValueError(f"{what} goes from {start_s} s to {end_s} s, but must not end before")
+        raise ValueError(
+            f"{what} starts at {start_s} s and ends at {end_s} s, but must not end first"
+        )
 
 
 def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any]:
@@ -345,7 +346,7 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
     if cls is None or (name in _EVENT_NAMES) is not event:
         raise ValueError(f"unknown {'event' if event else 'action'} type {name!r}")
     for field_name, json_type in _JSON_TYPE[cls].items():
-        if field_name in _MAY_LACK[cls] and field_name not in value:
+        if field_name in _OPTIONAL_FIELDS[cls] and field_name not in value:
             continue
         inner = value[field_name]
         if type(inner) is not json_type:

@@ -1,4 +1,4 @@
-"""Is a log true? Its actions must be what a coordinator with its limits says to its events.
+"""Verify a log by replay: a coordinator with its limits must return its actions for its events.
 
 limits --limits_to_fields--> header of the log --limits_from_fields--> the same limits
 """
@@ -18,7 +18,7 @@ from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
 
 
 def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
-    """The constants of a run, flat, as the header of its log carries them."""
+    """The constants of a run as flat fields for the header of its log."""
     return {
         "batch_groups": limits.batch_groups,
         "max_in_flight": limits.max_in_flight,
@@ -64,17 +64,19 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
             routing=routing_named(str(fields.get("routing", least_loaded().name))),
         )
     except KeyError as error:
-        raise ValueError(f"the log's header names no {error.args[0]}: it cannot replay") from error
+        raise ValueError(
+            f"the log's header has no {error.args[0]}, so the log cannot be replayed"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What replaying a log gave, up to the first difference."""
+    """The result of replaying a log, up to the first difference."""
 
     events: int
     actions: int
     difference: str = ""
-    """The first action that does not follow from the events; empty if all do."""
+    """The first action that differs from the replay; empty if none does."""
 
     @property
     def agrees(self) -> bool:
@@ -85,7 +87,7 @@ class Replay:
 def check_replay(log: Log) -> Replay:
     """Compare the actions after each event with those of a fresh coordinator.
 
-    Only the last event of a log may lack (some of) its actions: the run was killed between them.
+    Only the last event may lack some of its actions, because the run was killed between them.
     """
     coordinator = Coordinator(limits_from_fields(log.header.limits))
     due: deque[Action] = deque()
@@ -99,13 +101,13 @@ def check_replay(log: Log) -> Replay:
                 try:
                     due.extend(coordinator.handle(event))
                 except ValueError as error:
-                    return Replay(events, actions, f"an event cannot have happened: {error}")
+                    return Replay(events, actions, f"an event is impossible: {error}")
             case ActionRecord(action=action):
                 actions += 1
                 if not due:
-                    return Replay(events, actions, f"{action} follows from no event")
+                    return Replay(events, actions, f"{action} does not follow from any event")
                 if (expected := due.popleft()) != action:
-                    return Replay(events, actions, f"{action} where {expected} follows")
+                    return Replay(events, actions, f"{action} instead of {expected}")
             case _:
                 pass
     return Replay(events, actions)
@@ -113,11 +115,11 @@ def check_replay(log: Log) -> Replay:
 
 def _int(value: Scalar) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r} in the log's header is no whole number")
+        raise ValueError(f"the log's header has {value!r}, but needs a whole number")
     return value
 
 
 def _float(value: Scalar) -> float:
     if not isinstance(value, int | float):
-        raise ValueError(f"{value!r} in the log's header is no number")
+        raise ValueError(f"the log's header has {value!r}, but needs a number")
     return float(value)

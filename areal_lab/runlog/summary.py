@@ -1,8 +1,8 @@
-"""summary.json: what a run was and what it reached, in one object for scripts.
+"""summary.json: the settings and results of a run in one object, for scripts.
 
-Everything but the held-out rewards, the wall time and the memory is counted from the event log, so
-that the summary, the pictures and `areal-lab trace` cannot disagree. Infinity, as in `eta`, is the
-string "inf"; what was not measured is null.
+Everything except the held-out rewards, the wall time and the memory is counted from the event log,
+so that the summary, the pictures and `areal-lab trace` agree. Infinity, as in `eta`, is the string
+"inf"; values that were not measured are null.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
-"""The metric under which the largest resident memory of a process and its descendants is noted, an
-upper bound of what they held at one time (`host.memory.group_peak_rss_bytes`)."""
+"""Name of the metric for the largest resident memory of a process and its descendants, an upper
+bound of their memory at one time (`host.memory.group_peak_rss_bytes`)."""
 
 
 def build_summary(
@@ -37,11 +37,11 @@ def build_summary(
     """The object of summary.json.
 
     Args:
-        log: of the whole run, as `read_log_file` gives it.
+        log: of the whole run, from `read_log_file`.
         reward_before: mean reward of each held-out problem before training; None if not measured.
         reward_after: the same after training.
-        wall_s: of everything, from the command to the end.
-        peak_bytes: largest memory by process with its descendants, beside what the log has.
+        wall_s: from the start of the command to the end.
+        peak_bytes: largest memory by process, in addition to those in the log.
         more: fields to add, such as seed and model.
     """
     limits = log.header.limits
@@ -99,7 +99,7 @@ def counted(log: Log) -> dict[str, Any]:
 
 
 def run_status(log: Log) -> str:
-    """Why the run ended, in the words of `Finish`; "incomplete" if it did not get that far."""
+    """Why the run ended, from `Finish`; "incomplete" if the log has none."""
     reasons = [r.action.reason for r in log.actions if isinstance(r.action, Finish)]
     return reasons[-1] if reasons else "incomplete"
 

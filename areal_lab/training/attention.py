@@ -1,4 +1,4 @@
-"""Attention over prefix trees, for every transformers model that asks the attention interface.
+"""Attention over prefix trees, for every transformers model that uses the attention interface.
 
     tree 1      tree 2     tree 3          one call per tree: causal for a chain, a boolean mask
     [ dense ]   [ causal ] [ dense ]       of ancestors for a tree that branches
@@ -23,11 +23,11 @@ TREE_ATTENTION: Final = "areal_lab_tree"
 
 
 class TreeLayout(NamedTuple):
-    """What attention needs to know of a packed batch; made once, used by every layer."""
+    """Tree spans and masks of a packed batch; computed once, used by every layer."""
 
     spans: tuple[TreeSpan, ...]
     masks: tuple[Tensor | None, ...]
-    """Boolean ancestor mask of each span; `None` where it is plainly causal."""
+    """Boolean ancestor mask of each span; `None` where attention is causal."""
 
 
 def tree_layout(packed: PackedBatch) -> TreeLayout:
@@ -56,19 +56,19 @@ def tree_attention(
         query: (1, H, P, D).
         key: (1, K, P, D); `K` divides `H` (grouped queries).
         value: (1, K, P, D).
-        attention_mask: ignored; transformers makes none for an implementation it does not know.
+        attention_mask: ignored; transformers passes none to custom implementations.
         tree_layout: spans and masks of the packed row.
         scaling: factor on the scores; `None` is 1 / sqrt(D).
         dropout: probability of dropping an attention weight.
-        sliding_window: as the layer declares it; only harmless ones are accepted.
-        unsupported: other features of attention layers; an error when one of `softcap`, `s_aux` or
-            `position_bias` is set.
+        sliding_window: of the layer; must be at least as long as every tree.
+        unsupported: other arguments of attention layers; `softcap`, `s_aux` and `position_bias`
+            must be unset.
 
     Returns:
         (1, P, H, D), and no attention weights.
 
     Raises:
-        ValueError: if the model was called without a layout or needs what this cannot do.
+        ValueError: if the model was called without a layout or needs an unsupported feature.
     """
     del attention_mask
     if tree_layout is None:
@@ -78,7 +78,9 @@ def tree_attention(
         )
     for name in ("softcap", "s_aux", "position_bias"):
         if unsupported.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} needs {name}, which packed training lacks")
+            raise ValueError(
+                f"{type(module).__name__} needs {name}, which packed training does not support"
+            )
     if sliding_window is not None and any(
         span.end - span.start > sliding_window for span in tree_layout.spans
     ):
@@ -92,7 +94,7 @@ def tree_attention(
         part = slice(span.start, span.end)
         keys, values = key[:, :, part], value[:, :, part]
         if mask is not None and groups > 1:
-            # With a mask, CUDA has no fast kernel for grouped queries; CPUs do not care.
+            # With a mask, CUDA has no fast kernel for grouped queries; CPUs lose nothing by this.
             keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
         outputs.append(
             functional.scaled_dot_product_attention(

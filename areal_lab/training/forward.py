@@ -1,4 +1,5 @@
-"""Log-probs of a packed batch: one pass over the trees, logits for predicting positions only."""
+"""Log-probs of a packed batch: one pass over the trees, with logits only where a token is
+predicted."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from areal_lab.training.attention import tree_layout
 
 
 class Predictions(NamedTuple):
-    """What the policy thinks of the tokens it chose, in the order of the packed rows."""
+    """Log-probs and entropies at the chosen tokens, in the order of the packed rows."""
 
     logprobs: Float[Tensor, " R"]
     entropy: Float[Tensor, " R"]
-    """In nats, of the distribution that the token was drawn from; detached."""
+    """In nats, of the distribution that the token was sampled from; detached."""
 
 
 def predict(
     model: PreTrainedModel, packed: PackedBatch, *, temperature: float, dtype: torch.dtype
 ) -> Predictions:
-    """Score the chosen tokens under the model.
+    """Compute the model's log-probs of the chosen tokens.
 
     Args:
         model: from `load_policy`.
         packed: on the model's device.
-        temperature: what the sampler divided logits by.
-        dtype: type of the matrix products; float32 takes no autocast.
+        temperature: the sampler's temperature, which divides the logits.
+        dtype: type of the matrix products; float32 needs no autocast.
     """
     body: Any = model.get_submodule(model.base_model_prefix)
     head: Any = model.get_output_embeddings()
@@ -43,7 +44,7 @@ def predict(
             use_cache=False,
             tree_layout=tree_layout(packed),
         ).last_hidden_state[0]
-    # Autocast does not reach into the chunked product, so its inputs are cast here.
+    # Autocast does not apply inside the chunked product, so its inputs are cast here.
     scored = logprobs_and_entropy(
         hidden[packed.predict_from].to(dtype),
         head.weight.to(dtype),

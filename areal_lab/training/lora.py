@@ -1,16 +1,16 @@
 r"""Low-rank adapters on frozen weights (LoRA, arXiv 2106.09685), through peft.
 
-h = W x  -->  h = W x + (alpha / rank) B A x        A random, B zero: at first nothing changes
+h = W x  -->  h = W x + (alpha / rank) B A x        A random, B zero: the output starts unchanged
 
 A [rank, inputs], B [outputs, rank]   trained, float32
 W [outputs, inputs]                   frozen
 
-merged_tensors     W + (alpha / rank) B A, under the names of the model as it was
-write_adapter      A and B alone, as peft writes them: what engines load beside W
+merged_tensors     W + (alpha / rank) B A, under the names of the original model
+write_adapter      A and B alone, in peft's format: engines load them in addition to W
 
-The trainer computes in the order in which its engines do: (W + (alpha / rank) B A) x where those
-have merged weights, and the sum of two products where they have adapters. In bfloat16 these differ:
-a merged weight is rounded as a whole.
+The trainer computes in the same order as its engines: (W + (alpha / rank) B A) x if they have
+merged weights, and the sum of two products if they have adapters. In bfloat16 the results differ,
+because a merged weight is rounded as a whole.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
-from areal_lab.engines.weights.folder import tied_once, write_folder, write_tensors
+from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 _ADAPTER: Final = "default"
 _PREFIX: Final = "base_model.model."
-"""What a `PeftModel` would put before the names."""
+"""Prefix of the names in a `PeftModel`."""
 
 
 def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, ...]:
     """The linear layers that get an adapter, by the last parts of their names, in model order.
 
     Args:
-        names: such last parts (`q_proj`), or `all-linear` alone.
+        names: last parts of names (`q_proj`), or `all-linear` alone.
 
     Raises:
-        ValueError: with the names there are, if one of them is none.
+        ValueError: if a name is unknown; lists the known ones.
     """
     head = model.get_output_embeddings()
     there = dict.fromkeys(
@@ -56,10 +56,10 @@ def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, .
         return tuple(there)
     unknown = [name for name in names if name not in there]
     if unknown or not names:
-        wrong = f"{unknown[0]!r} is no linear layer" if unknown else "it is empty"
+        wrong = f"{unknown[0]!r} is not a linear layer" if unknown else "names no linear layer"
         raise ValueError(
             f"actor.target_modules is {list(names)}, but {wrong} of this model that can have an "
-            f"adapter; there are {', '.join(there)}; or set it to [{ALL_LINEAR}] for all of them"
+            f"adapter; use some of {', '.join(there)}, or [{ALL_LINEAR}] for all of them"
         )
     return tuple(name for name in there if name in names)
 
@@ -72,18 +72,18 @@ def add_lora(
     targets: Sequence[str],
     merged: bool = False,
 ) -> PreTrainedModel:
-    """Freeze a model and give these layers adapters, in place; its output stays as it was.
+    """Freeze a model and add adapters to these layers, in place; its output stays the same.
 
-    There is no dropout: the policy that is trained has to be the one that was sampled from.
+    There is no dropout: the trained policy must be the one that was sampled from.
 
     Args:
         model: from `load_policy`.
         rank: rows of A.
-        alpha: B A counts `alpha / rank` times.
+        alpha: B A is scaled by `alpha / rank`.
         targets: from `target_modules`.
-        merged: compute as engines do that have the merged weights.
+        merged: compute with merged weights, as engines without adapters do.
     """
-    from peft import LoraConfig, TaskType, inject_adapter_in_model  # most runs do without
+    from peft import LoraConfig, TaskType, inject_adapter_in_model  # most runs do not need it
 
     from areal_lab.training.merged_linear import MergedLinear
 
@@ -98,7 +98,7 @@ def add_lora(
     )
     if merged:
         config._register_custom_module({nn.Linear: MergedLinear})
-    # peft freezes all but the adapters, and returns the model that it was given.
+    # peft freezes everything except the adapters, and returns the model that it was given.
     inject_adapter_in_model(config, model, _ADAPTER)
     return model
 
@@ -110,13 +110,13 @@ def has_lora(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state with its adapters added to the weights, each tensor once.
+    """The model's state with its adapters merged into the weights, shared tensors once.
 
-    Names, shapes and types are those of the model without adapters; without adapters this is
-    `tied_once`.
+    Names, shapes and types are those of the model without adapters; without adapters this equals
+    `deduplicated_state`.
     """
     merged = {}
-    for name, tensor in tied_once(model).items():
+    for name, tensor in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:
             continue
         owner, _, rest = name.rpartition(".base_layer.")
@@ -134,7 +134,7 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_tensors(model: nn.Module, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A and B of every layer, by the names that peft gives them in a file."""
+    """A and B of every layer, by the names that peft uses in files."""
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, adapter_name=_ADAPTER)
@@ -142,7 +142,7 @@ def adapter_tensors(model: nn.Module, *, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter as peft does, into an existing folder: weights and `adapter_config.json`.
+    """Write an adapter in peft's format into an existing folder: weights and configuration.
 
     Args:
         tensors: from `adapter_tensors`.
@@ -151,7 +151,7 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path)
     peft_config: Any = model.peft_config
     config: LoraConfig = peft_config[_ADAPTER]
     fields = config.to_dict() | {
-        # A set there: in an order that is the same every time.
+        # peft keeps a set; sort it for a reproducible order.
         "target_modules": sorted(config.target_modules or ()),
         "inference_mode": True,
     }
@@ -164,7 +164,7 @@ def write_adapter_folder(
     """Write the adapter, cast to `dtype`, as folder `version` below `root`.
 
     Raises:
-        OSError: with one line that names the place, if there is no room.
+        OSError: in one line that names the folder, if there is no room.
     """
     tensors = adapter_tensors(model, dtype=dtype)
     weights = write_folder(
@@ -178,7 +178,7 @@ def write_adapter_folder(
 
 
 def lora_shape(model: nn.Module) -> LoraShape:
-    """What an engine has to know before it can load the adapter."""
+    """The shape that an engine needs before it can load the adapter."""
     peft_config: Any = model.peft_config
     config: LoraConfig = peft_config[_ADAPTER]
     return LoraShape(rank=config.r, target_modules=tuple(sorted(config.target_modules or ())))

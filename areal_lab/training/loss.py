@@ -1,11 +1,11 @@
 """The policy loss and the advantages that the settings ask for.
 
-    own loss, named loss, pickled loss --choose_loss--> ChosenLoss --call--> loss of a micro-batch
+    default, named or pickled loss --choose_loss--> ChosenLoss --call--> loss of a micro-batch
                                                             |
-    BatchFacts (counts, sequences, turns, groups, versions) '   only what its signature names
+    BatchFacts (counts, sequences, turns, groups, versions) '   only those in its signature
 
-As a program, `python -m areal_lab.training.loss module:function`, it says whether a trainer could
-call the function, in a process of its own: what the module imports may be heavy.
+As a program, `python -m areal_lab.training.loss module:function`, it checks whether a trainer can
+call the function; a separate process, because the module's imports may be heavy.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class LossTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """What a loss may ask for beside its five tensors; `PolicyLoss` documents the names."""
+    """Keyword arguments of a loss in addition to its five tensors; see `PolicyLoss`."""
 
     token_count: int
-    """Tokens that the policy chose in the whole minibatch."""
+    """Number of tokens that the policy chose in the whole minibatch."""
     sequences: Segments
     sequence_count: int
     turns: Segments
@@ -71,34 +71,34 @@ _COUNTS = frozenset({"token_count", "sequence_count", "group_count"})
 
 @dataclass(frozen=True, slots=True)
 class ChosenLoss:
-    """A policy loss with what the trainer has to know of it."""
+    """A policy loss and a property of it that the trainer uses."""
 
     function: PolicyLoss
     vanishes_without_advantage: bool
     """Whether a token of advantage 0 is known to contribute neither loss nor gradient.
 
-    True of PPO, a sum of advantages times something bounded; another loss may hold a penalty or a
-    bonus, so nothing is left out for it."""
+    True for PPO, a sum of advantages times bounded factors; a custom loss may have a penalty or
+    bonus, so no token is omitted for it."""
 
     def __call__(self, tokens: LossTokens, facts: BatchFacts) -> tuple[Tensor, HasLoss]:
         """The micro-batch's share of the minibatch's loss, and what the function returned.
 
-        Shares add up. A function that asks for none of the counts is taken to return a mean over
-        its tokens, which is weighted by their share of the minibatch.
+        Shares add up to the minibatch's loss. A function that requests none of the counts is
+        assumed to return a mean over its tokens, which is weighted by their share of the minibatch.
         """
-        wanted = wanted_facts(self.function)
-        # The protocol names `token_count`; which others a function has is known here only.
+        requested = requested_facts(self.function)
+        # The protocol names `token_count` only; a function may have other keywords.
         call = cast(Callable[..., HasLoss], self.function)
-        result = call(*tokens, **{name: getattr(facts, name) for name in wanted})
+        result = call(*tokens, **{name: getattr(facts, name) for name in requested})
         loss = result.loss
-        if not _COUNTS.intersection(wanted):
+        if not _COUNTS.intersection(requested):
             loss = loss * (tokens.mask.sum() / facts.token_count)
         return loss, result
 
 
-def wanted_facts(function: Callable[..., Any]) -> list[str]:
-    """Which fields of `BatchFacts` are parameters of the function and not bound already."""
-    # A partial shows what it has bound as a parameter still.
+def requested_facts(function: Callable[..., Any]) -> list[str]:
+    """The fields of `BatchFacts` that are unbound parameters of the function."""
+    # The signature of a partial still has the parameters that it binds.
     inner = inspect.unwrap(function)
     bound: Mapping[str, Any] = inner.keywords if isinstance(inner, partial) else {}
     parameters = inspect.signature(function).parameters
@@ -110,15 +110,15 @@ def wanted_facts(function: Callable[..., Any]) -> list[str]:
 
 
 def choose_loss(settings: TrainerSettings) -> ChosenLoss:
-    """Decoupled PPO with a truncated weight, standard PPO, or the user's own function.
+    """Decoupled PPO with a truncated weight, standard PPO, or a custom function.
 
     Raises:
-        ValueError: if an own loss cannot be imported, or cannot be called as a policy loss.
+        ValueError: if a custom loss cannot be imported, or cannot be called as a policy loss.
     """
     if settings.loss_file:
-        return _own_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
+        return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
     if settings.loss_fn:
-        return _own_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
+        return _custom_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
     if not settings.decoupled:
         return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=settings.clip_epsilon), True)
     return ChosenLoss(
@@ -132,10 +132,10 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
 
 
 def choose_advantages(settings: TrainerSettings) -> Advantages:
-    """Group advantages as the flags say, or the user's own function.
+    """Group advantages by the settings, or a custom function.
 
     Raises:
-        ValueError: if an own function cannot be imported.
+        ValueError: if a custom function cannot be imported.
     """
     if settings.advantage_fn:
         return cast(Advantages, _imported("advantage_fn", settings.advantage_fn))
@@ -143,15 +143,15 @@ def choose_advantages(settings: TrainerSettings) -> Advantages:
 
 
 def check_loss(function: Callable[..., Any], name: str) -> None:
-    """Refuse what cannot be called as a policy loss, before anything is computed.
+    """Check that a function can be called as a policy loss, before anything is computed.
 
     Raises:
-        ValueError: it does not take the five tensors, or asks for a keyword that no trainer has.
+        ValueError: if it does not take the five tensors, or requires an unknown keyword.
     """
     known = [field.name for field in fields(BatchFacts)]
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-        signature.bind(*[None] * 5, **dict.fromkeys(wanted_facts(function)))
+        signature.bind(*[None] * 5, **dict.fromkeys(requested_facts(function)))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} cannot be called as a policy loss: {error}. It takes logprobs, "
@@ -160,7 +160,7 @@ def check_loss(function: Callable[..., Any], name: str) -> None:
         ) from error
 
 
-def _own_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
+def _custom_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
     check_loss(function, name)
     return ChosenLoss(cast(PolicyLoss, function), vanishes_without_advantage=False)
 
@@ -173,7 +173,7 @@ def _imported(field: str, path: str) -> Callable[..., Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print why the named function is no policy loss, if so; 0 or 1."""
+    """Print why the named function is not a policy loss, if so; returns 0 or 1."""
     try:
         check_loss(load_function(arguments[0]), f"{arguments[0]!r}")
     except BaseException as error:  # a module may raise anything, SystemExit too

@@ -1,11 +1,11 @@
-r"""A LoRA layer that multiplies by the merged weight, as the engines do, with low-rank gradients.
+r"""A LoRA layer that multiplies by the merged weight, as engines do, with low-rank gradients.
 
     y = x (W + s B A)^T        dL/dx = dL/dy (W + s B A)
                                dL/dA = s (dL/dy B)^T x        dL/dB = s (dL/dy)^T (x A^T)
 
-Rows of x count as tokens; W [outputs, inputs], A [rank, inputs], B [outputs, rank]. The sum is
-rounded to the type of the product, as in a checkpoint that engines load, and made again for the
-backward pass: it takes rank multiplications a weight, and nothing of its size is kept.
+Rows of x are tokens; W [outputs, inputs], A [rank, inputs], B [outputs, rank]. The sum is rounded
+to the type of the product, as in a checkpoint that engines load, and computed again for the
+backward pass: that takes `rank` multiplications per weight and avoids keeping a matrix of its size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 
 class MergedLinear(Linear):
-    """peft's layer but for the order of its sums; one adapter, without dropout."""
+    """peft's layer with another order of the sums; one adapter, without dropout."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ARG002 - as peft's
         """`x (W + scale B A)^T + bias`."""
@@ -43,7 +43,7 @@ def merge(
 
 
 class Adapted(NamedTuple):
-    """A layer that has a low-rank matrix added."""
+    """A frozen layer and its low-rank update."""
 
     weight: Float[Tensor, "O I"]
     bias: Float[Tensor, " O"] | None
@@ -58,7 +58,7 @@ def merged_product(
     """`x (W + scale B A)^T + bias`, with gradients for x, A and B.
 
     Args:
-        layer: its weight and bias are frozen.
+        layer: weight and bias are frozen.
         dtype: of the product and of the rounded sum.
     """
     product: Tensor = _MergedProduct.apply(  # type: ignore[no-untyped-call]  # untyped in torch
@@ -73,7 +73,7 @@ class _MergedProduct(torch.autograd.Function):
         ctx.save_for_backward(x, layer.weight, a, b)
         ctx.scale = layer.scale
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
-        # As a plain layer does it: the kernel is the same then, and so is every bit.
+        # The same call as in a plain layer, so the kernel and every bit are the same.
         return linear(x, merge(layer.weight, a, b, layer.scale).to(x.dtype), bias)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""What a step reports: rewards, ratios, lags. Everything is a float under a plain name.
+"""Metrics of a training step: rewards, ratios, lags; each is a float under a plain name.
 
-A metric whose tokens do not exist is left out rather than NaN: a batch in which every token lags
-has no `sampler_gap_mean`, and says `sampler_gap_tokens` 0.
+A metric without tokens is omitted rather than NaN: a batch in which every token lags has no
+`sampler_gap_mean`, and its `sampler_gap_tokens` is 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenRecord(NamedTuple):
 def token_record(
     packed: PackedBatch, predicted: Predictions, proximal: Tensor, result: HasLoss
 ) -> TokenRecord:
-    """Keep what the metrics of the step need of one micro-batch."""
+    """Extract from one micro-batch what the metrics of the step need."""
     fields: dict[str, object] = getattr(result, "_asdict", dict)()
     return TokenRecord(
         entropy=predicted.entropy.cpu(),
@@ -62,7 +62,7 @@ def step_metrics(
     """Metrics of one batch.
 
     Rewards, lengths and lags are over all trajectories. Entropy, ratios and weights are over the
-    tokens that went through the forward pass: those of advantages other than 0.
+    tokens in the forward pass, which for PPO are those with a nonzero advantage.
 
     Args:
         trajectories: the batch.
@@ -116,7 +116,7 @@ def _token_metrics(records: Sequence[TokenRecord], version: Version) -> dict[str
         metrics["sampler_gap_tokens"] = float(len(gap))
     for name in records[0].diagnostics:
         values = torch.cat([r.diagnostics[name] for r in records])
-        # The share of clipped tokens has had its own name since PPO.
+        # The conventional name of the share of clipped tokens.
         label = "clip_fraction" if name == "clipped" else f"{name}_mean"
         metrics[label] = float(values.double().mean())
         if name == "behavior_weight":

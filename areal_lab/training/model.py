@@ -26,12 +26,12 @@ __all__ = [
 def load_policy(
     path: Path, *, device: str = "cpu", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
-    """Read a model folder into float32 weights that `areal_lab.training.forward` can run.
+    """Load a model folder in float32, with the attention that `areal_lab.training.forward` needs.
 
-    Dropout is off: the proximal policy has to be the one that was sampled from.
+    Dropout is off: the proximal policy must be the one that was sampled from.
 
     Raises:
-        ModelNotFound: if transformers cannot make a causal language model of the folder.
+        ModelNotFound: if transformers cannot load a causal language model from the folder.
     """
     transformers_logging.disable_progress_bar()
     try:

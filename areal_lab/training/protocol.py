@@ -1,13 +1,13 @@
-"""The messages between the pipeline and the trainer process, over two pipes, one at a time each.
+"""The messages between the pipeline and the trainer process, over two pipes.
 
     pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
     worker   --(TrainerReady | TrainStepResult | Exported | Saved | TrainerFailed)--> pipeline
 
     pipeline --PushRequest--> a thread of the worker --(Pushed | TrainerFailed)--> pipeline
 
-The second pipe is for weights that engines get from the trainer's memory, while the next step runs.
-Plain data without tensors, so that the pipeline's process never loads torch. `None` asks the
-worker to end.
+Each pipe carries one request at a time. The second one is for pushes from the trainer's memory into
+engines, while the next step runs. Messages are plain data without tensors, so that the pipeline's
+process does not load torch. `None` tells the worker to end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from areal_lab.engines.weights.records import EngineFailure, EngineTarget, Weigh
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one process did from `start_s` to `end_s` (seconds since the epoch)."""
+    """One activity of a process from `start_s` to `end_s` (seconds since the epoch)."""
 
     name: str
     start_s: float
@@ -33,22 +33,22 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TrainerReady:
-    """The model is loaded; `weights` is version 0 (or the recovered one), exported for engines."""
+    """The model is loaded, and its first version (0, or a recovered one) is exported."""
 
     weights: WeightsFolder
-    """What engines are started with."""
-    brought: WeightsFolder | WeightsInMemory
-    """The same, as it gets into engines that run already: what every later version comes as."""
+    """The model folder that engines are started with."""
+    exported: WeightsFolder | WeightsInMemory
+    """The same version in the form that running engines receive, as every later version."""
     parameters: int
     trained_parameters: int
-    """Fewer with adapters."""
+    """Fewer than `parameters` with adapters."""
     compute_dtype: str
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatchRequest:
-    """One optimizer batch. Advantages are computed by the trainer, over the whole batch."""
+    """One optimizer batch. The trainer computes advantages over the whole batch."""
 
     version: Version
     """The trainer's version before this step."""
@@ -57,7 +57,7 @@ class TrainBatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainStepResult:
-    """The step is done; its weights are in the trainer only, until they are exported."""
+    """The step is done; its weights stay in the trainer until they are exported."""
 
     version: Version
     """The version after the step: the request's plus one."""
@@ -67,9 +67,9 @@ class TrainStepResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """Write the weights for the engines, or keep a copy of them in memory. Asked for apart from the
-    step, so that the pipeline can first let go of the weights before: in float32 a set is as large
-    as the model."""
+    """Write the weights for the engines, or keep a copy of them in memory. Separate from the step,
+    so that the pipeline can first remove the previous version: in float32 it is as large as the
+    model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +82,22 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """Bring the weights exported last, which are in the trainer's memory, into these engines."""
+    """Push an exported version from the trainer's memory into these engines."""
 
     version: Version
-    """Which these are."""
+    """The version to push."""
     engines: tuple[EngineTarget, ...]
     flush_cache: bool
-    """Whether the engines forget the keys and values of older weights."""
+    """Whether the engines drop the keys and values of older weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Every engine but those that failed holds the version; each was compared."""
+    """Every engine except the failed ones was verified to hold the version."""
 
     failures: tuple[EngineFailure, ...]
     span: Span
-    """With the seconds of each phase."""
+    """Its `args` are the seconds of each phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class SaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The folder is complete; it was written aside and renamed."""
+    """The folder is complete; it was renamed from a temporary one."""
 
     path: Path
     version: Version
@@ -118,7 +118,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class TrainerFailed:
-    """The worker's last message: what went wrong, with the traceback."""
+    """The worker's last message: its error, with the traceback."""
 
     message: str
     traceback: str

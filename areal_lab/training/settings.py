@@ -1,4 +1,4 @@
-"""Settings of the trainer process: a plain record that crosses the process border as JSON."""
+"""Settings of the trainer process: a plain record, passed to it as JSON."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from areal_lab.control.events import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """What the trainer process has to know."""
+    """The settings of the trainer process."""
 
     model_path: str
     """A Hugging Face folder (`resolve_model_path` has been called)."""
     weights_root: str
-    """Folder that receives exported weights, best one in memory."""
+    """Folder for exported weights, preferably in memory."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     optimizer_steps: int = 0
-    """Of the whole run, for a learning rate that falls until its end."""
+    """Optimizer steps of the whole run, for a learning-rate schedule that decays until its end."""
     clip_epsilon: float = 0.2
     decoupled: bool = True
     """Decoupled PPO; false is standard PPO anchored at the behavior policy."""
     behavior_weight_cap: float = 5.0
     loss_fn: str = ""
-    """Import path of an own loss; empty is what the fields above say."""
+    """Import path of a custom loss; empty uses PPO with the fields above."""
     loss_file: str = ""
-    """File with an own loss, pickled; goes before `loss_fn`."""
+    """File with a pickled custom loss; takes precedence over `loss_fn`."""
     advantage_fn: str = ""
-    """Import path of own advantages; empty is what `normalize_std` says."""
+    """Import path of a custom advantage function; empty uses group advantages."""
     normalize_std: bool = True
     minibatches: int = 1
     max_tokens_per_microbatch: int = 4096
@@ -42,33 +42,36 @@ class TrainerSettings:
     """How weights reach the engines: `engines.weights.records.Transfer`."""
     transfer_timeout_s: float = 30.0
     kept_versions: int = 1
-    """Sets of weights kept in memory for engines, where they are not in a folder."""
+    """Versions kept in memory for engines, where weights are not in a folder."""
     temperature: float = 1.0
-    """What the sampler divided logits by. Greedy samples (0) are scored at 1."""
+    """The sampler's temperature; for greedy samples (0), log-probs are computed at 1."""
     threads: int = 1
     seed: int = 1
     device: str = "cpu"
     gradient_checkpointing: bool = False
     lora_rank: int = 0
-    """Of the adapters that are trained on frozen weights; 0 trains the weights themselves."""
+    """Rank of the adapters that are trained on frozen weights; 0 trains the weights themselves."""
     lora_alpha: int = 16
     target_modules: tuple[str, ...] = ("all-linear",)
-    """Layers that get an adapter, as `lora.target_modules` takes them."""
+    """Layers with an adapter, as arguments of `lora.target_modules`."""
     first_version: Version = 0
 
     def __post_init__(self) -> None:
         if self.minibatches < 1 or self.max_tokens_per_microbatch < 1 or self.threads < 1:
-            raise ValueError(f"minibatches, token budget and threads must be >= 1: {self}")
+            raise ValueError(
+                "minibatches, max_tokens_per_microbatch and threads must be >= 1, but are "
+                f"{self.minibatches}, {self.max_tokens_per_microbatch} and {self.threads}"
+            )
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, but must be > 0 in training")
         if self.optimizer.lr_scheduler_type != "constant" and self.optimizer_steps < 1:
             raise ValueError(
-                f"optimizer_steps is {self.optimizer_steps}, but must be >= 1 for a learning rate "
-                f"that falls ({self.optimizer.lr_scheduler_type})"
+                f"optimizer_steps is {self.optimizer_steps}, but must be >= 1 for "
+                f"lr_scheduler_type {self.optimizer.lr_scheduler_type!r}"
             )
 
     def to_json(self) -> str:
-        """One line; infinity is written as the word."""
+        """One line of JSON; infinity is written as `Infinity`."""
         return json.dumps({**asdict(self), "optimizer": self.optimizer.model_dump()})
 
     @staticmethod
@@ -91,15 +94,15 @@ def settings_from_config(
     loss_file: Path | None = None,
     device: str = "cpu",
 ) -> TrainerSettings:
-    """The trainer's share of a run's configuration.
+    """The trainer's settings from a run's configuration.
 
     Args:
         config: the run.
         model_path: folder that `resolve_model_path(config.actor.path)` returned.
-        threads: CPU threads, when the configuration leaves them open.
-        weights_root: where weights are exported to.
-        loss_file: an own loss, pickled; None takes `actor.loss_fn` or the flags.
-        device: as torch names it.
+        threads: CPU threads, if the configuration does not set them.
+        weights_root: folder for exported weights.
+        loss_file: a pickled custom loss; None uses the loss of `config.actor`.
+        device: a torch device.
     """
     actor = config.actor
     return TrainerSettings(
@@ -120,7 +123,7 @@ def settings_from_config(
         export_dtype=config.rollout.dtype,
         transfer=config.rollout.transfer,
         transfer_timeout_s=config.rollout.transfer_timeout_s,
-        # An engine that comes back needs what the others hold, also when there is a newer version.
+        # A restarted engine needs the version that the others hold, even if there is a newer one.
         kept_versions=1 + (config.rollout.max_engine_restarts > 0),
         temperature=config.gconfig.temperature or 1.0,
         threads=actor.threads or threads,
@@ -134,14 +137,14 @@ def settings_from_config(
 
 
 def lr_factor(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
-    """Share of the learning rate at an optimizer step.
+    """Factor on the learning rate at an optimizer step.
 
-    Rises linearly to 1 in `warmup_steps`; what follows is constant, or falls so that it would be
-    `min_lr_ratio` at the step after the last one.
+    Rises linearly to 1 in `warmup_steps`; after that it is constant, or decays so that it would
+    reach `min_lr_ratio` at the step after the last one.
 
     Args:
         step: optimizer steps done so far.
-        optimizer: says how it falls, and to what.
+        optimizer: names the schedule and its minimum.
         total_steps: optimizer steps of the whole run.
     """
     if step < optimizer.warmup_steps:

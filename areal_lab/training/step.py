@@ -1,14 +1,14 @@
 """One optimizer batch: advantages, proximal log-probs, minibatches of token-budget micro-batches.
 
-    trajectories -> advantages -> leave out A = 0 -> minibatches -> trees -> micro-batches
+    trajectories -> advantages -> omit A = 0 (PPO) -> minibatches -> trees -> micro-batches
                                                      |
-    pi_prox: parameters before this batch            | 1: its own training forward gives them
-                                                     | 2..n: a pass without gradient, before 1
+    pi_prox: parameters before this batch            | minibatch 1: from its own training forward
+                                                     | 2 to n: a pass without gradient, before 1
                                                      v
                         forward, loss / N, backward (each micro-batch) -> clip -> AdamW
 
-`N` is the number of tokens the policy chose in the whole minibatch, so how it is cut into
-micro-batches and what is left out because it has no gradient changes nothing but memory and time.
+`N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
+and the omitted sequences without gradient affect memory and time only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NonFiniteStep(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A policy and what updates it."""
+    """A policy with its optimizer, schedule and loss."""
 
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
@@ -66,7 +66,7 @@ class Learner:
 
 
 class StepOutcome(NamedTuple):
-    """What a step measured."""
+    """Metrics and time spans of a step."""
 
     metrics: dict[str, float]
     spans: tuple[Span, ...]
@@ -87,7 +87,7 @@ class Timeline:
 
 
 def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
-    """Give a model an optimizer, a learning-rate schedule and a loss."""
+    """Create the optimizer, learning-rate schedule and loss of a model."""
     numbers = settings.optimizer
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -117,8 +117,8 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
 
     Raises:
         ValueError: if the batch has fewer groups than there are minibatches.
-        NonFiniteStep: if the loss or gradient is not finite; the parameters are then those before
-            the minibatch in question.
+        NonFiniteStep: if the loss or gradient of a minibatch is not finite; the parameters are then
+            those before that minibatch.
     """
     timeline = Timeline()
     trajectories = request.trajectories
@@ -129,7 +129,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
             for members in split_by_group(trajectories, learner.settings.minibatches)
         ]
     with timeline.span("proximal log-probs"):
-        # The first minibatch needs no pass of its own: at its forward the parameters are pi_prox.
+        # The first minibatch needs no separate pass: in its forward the parameters are pi_prox.
         proximal: list[list[Tensor | None]] = [[None] * len(minibatches[0].parts)]
         proximal += [
             [score(learner, part) for part in minibatch.parts] for minibatch in minibatches[1:]
@@ -155,23 +155,24 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
 def batch_advantages(
     trajectories: Sequence[Trajectory], function: Advantages
 ) -> Float[Tensor, " N"]:
-    """Advantage of each trajectory: its reward against its group's.
+    """Advantage of each trajectory: its reward relative to its group.
 
     Raises:
-        ValueError: if the function does not give one number per trajectory.
+        ValueError: if the function does not return one number per trajectory.
     """
     rewards = torch.tensor([t.reward for t in trajectories])
     advantages = function(rewards, torch.tensor([t.group for t in trajectories]))
     if advantages.shape != rewards.shape:
         raise ValueError(
             f"advantage_fn returned shape {tuple(advantages.shape)}, but must return one number "
-            f"per sample: {tuple(rewards.shape)}"
+            f"per sample, shape {tuple(rewards.shape)}"
         )
     return advantages.detach()
 
 
 def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[int]]:
-    """Cut a batch into minibatches of whole groups, as equal in groups as can be, in batch order.
+    """Cut a batch into minibatches of whole groups, in batch order, with equal counts of groups if
+    possible.
 
     Raises:
         ValueError: if there are fewer groups than parts.
@@ -179,7 +180,7 @@ def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[
     groups = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
     if len(groups) < parts:
         raise ValueError(
-            f"ppo_n_minibatches is {parts}, but the batch has only {len(groups)} groups to share"
+            f"ppo_n_minibatches is {parts}, but must be <= {len(groups)}, the groups of the batch"
         )
     part_of = {group: rank * parts // len(groups) for rank, group in enumerate(groups)}
     split: list[list[int]] = [[] for _ in range(parts)]
@@ -195,9 +196,9 @@ class _Minibatch(NamedTuple):
     groups: Tensor
     """Ids of the groups, ascending."""
     group_tokens: Tensor
-    """Tokens that the policy chose in each of them."""
+    """Tokens that the policy chose in each group."""
     version: Version
-    """Of the parameters before the batch."""
+    """Version of the parameters before the batch."""
 
 
 class _Update(NamedTuple):
@@ -210,7 +211,7 @@ class _Update(NamedTuple):
 def _micro_batches(
     learner: Learner, request: TrainBatchRequest, members: list[int], advantages: Tensor
 ) -> _Minibatch:
-    """Pack what has a gradient into micro-batches of whole trees; count what all of them hold."""
+    """Pack the sequences with a gradient into micro-batches of whole trees; count all of them."""
     trajectories = request.trajectories
     tokens_of: dict[int, int] = {}
     for member in (trajectories[index] for index in members):
@@ -230,7 +231,7 @@ def _micro_batches(
     chosen = [trajectories[index] for index in members]
     budget = learner.settings.max_tokens_per_microbatch
     trees = grow_trees([input_tokens(t) for t in chosen], learner.cost, max_tokens=budget)
-    # One sequence longer than the budget has to go through whole; it goes alone.
+    # A sequence longer than the budget cannot be split; it gets its own micro-batch.
     small = [tree for tree in trees if tree.tokens <= budget]
     batches = [[tree] for tree in trees if tree.tokens > budget]
     for chosen_trees in dynamic_batches([tree.tokens for tree in small], max_tokens=budget):
@@ -238,14 +239,14 @@ def _micro_batches(
     parts = []
     for batch in batches:
         packed = pack(chosen, batch)
-        # Ids of the whole batch, where the advantages are.
+        # Use ids of the whole batch, which index into the advantages.
         packed = packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids])
         parts.append(on_device(packed, device))
     return _Minibatch(parts, *facts)
 
 
 def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
-    """Log-probs of the chosen tokens under the parameters as they are, without gradient."""
+    """Log-probs of the chosen tokens under the current parameters, without gradient."""
     with torch.no_grad():
         return predict(
             learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
@@ -259,7 +260,7 @@ def _update(
     advantages: Tensor,
     timeline: Timeline,
 ) -> _Update:
-    """One optimizer step. `proximal` holds `None` where the parameters still are pi_prox."""
+    """One optimizer step. `proximal` is `None` where the parameters still are pi_prox."""
     learner.optimizer.zero_grad(set_to_none=True)
     records = []
     loss = 0.0
@@ -313,10 +314,10 @@ def _forward_loss(
 
 
 def _clip_gradient(learner: Learner, loss: float) -> float:
-    """Global norm before clipping. Parameters without a gradient get one of zeros.
+    """Clip the gradient; returns its norm before. Parameters without a gradient get zeros.
 
-    A batch of equal rewards has no gradient at all; momentum then still moves the parameters, just
-    as it would had the zeros been computed.
+    A batch of equal rewards has no gradient; momentum still moves the parameters then, as it would
+    with computed zeros.
     """
     parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
@@ -326,8 +327,8 @@ def _clip_gradient(learner: Learner, loss: float) -> float:
     if not (math.isfinite(loss) and bool(torch.isfinite(norm))):
         raise NonFiniteStep(
             f"optimizer step {learner.schedule.last_epoch + 1} has loss {loss} and gradient norm "
-            f"{norm.item()}; it was not taken. Try a smaller learning rate, and look at the "
-            "log-probs and rewards of its batch"
+            f"{norm.item()}, and was skipped. Try a smaller learning rate, and check the log-probs "
+            "and rewards of its batch"
         )
     largest = learner.settings.optimizer.gradient_clipping
     if float(norm) > largest:

@@ -178,7 +178,7 @@ class Bench:
         """The same of adapters, on a server that was started for them; by mode, there is one."""
         mode, transfer = PauseMode.ABORT, Transfer.ADAPTER
         async with self._client(1) as client:
-            client.draws_by_adapter(0)
+            client.use_adapters(0)
             seconds = [
                 await self._first_token_s(client, transfer, mode, count)
                 for count in range(self._size.latencies)

@@ -20,11 +20,11 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
-from areal_lab.engines.client.dialect import Answer, Chunk, Dialect
+from areal_lab.engines.client.dialect import Chunk, Dialect, Reply
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import ALL_LINEAR, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.broadcast import BroadcastSender
-from areal_lab.engines.weights.folder import tied_once, write_weights
+from areal_lab.engines.weights.folder import deduplicated_state, write_weights
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget, Transfer
 from areal_lab.engines.weights.tensor import TensorSender
@@ -51,7 +51,7 @@ class Ear:
     def dialect(self, api: Dialect) -> Dialect:
         """As `api`, but heard."""
 
-        def read(answer: Answer) -> Chunk:
+        def read(answer: Reply) -> Chunk:
             chunk = api.read(answer)
             self._hear(chunk)
             return chunk
@@ -94,7 +94,7 @@ class Ways:
             for version, model in enumerate(models)
         ]
         self._adapters = [_adapter(models[0], root / "adapters", version) for version in (0, 1)]
-        self._tensors = [tied_once(model) for model in models]
+        self._tensors = [deduplicated_state(model) for model in models]
         self._closing = ExitStack()
         self._pushers: Mapping[Transfer, Pusher] = {
             Transfer.HTTP_TENSOR: Pusher(TensorSender(), timeout_s=TIMEOUT_S, kept_versions=2),
@@ -144,7 +144,7 @@ class Ways:
             )
             for failure in outcome.failures:
                 raise RuntimeError(failure.message)
-            await client.took_weights(version, mode)
+            await client.confirm_push(version, mode)
         self.version = version
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ async def first_token_s(
     under_way = asyncio.Event()
 
     def look() -> None:
-        if min(map(client.arrived_tokens, names)) >= RUNNING_TOKENS:
+        if min(map(client.received_tokens, names)) >= RUNNING_TOKENS:
             under_way.set()
 
     ear.told = look

@@ -37,7 +37,7 @@ class Generates(Protocol):
         """Draw one sample per request."""
         ...
 
-    def arrived_tokens(self, request_id: str) -> int:
+    def received_tokens(self, request_id: str) -> int:
         """Tokens of a running sample that have arrived."""
         ...
 
@@ -184,7 +184,7 @@ async def generate_all(
             if one.done():
                 one.result()  # before the last request is started it ends by an error only
         seconds = clock() - began_s
-        tokens = state.ended_tokens + sum(map(engine.arrived_tokens, state.running))
+        tokens = state.ended_tokens + sum(map(engine.received_tokens, state.running))
         updates = len(update_s)
         await asyncio.gather(*workers)
         # One that has begun is to end, so that the engine is left as it was found.

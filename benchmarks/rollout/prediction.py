@@ -71,7 +71,7 @@ class Stopwatch:
         """The engine has said something; what it said before is counted."""
         if not self._names:
             return
-        counts = [self._engine.arrived_tokens(name) for name in self._names]
+        counts = [self._engine.received_tokens(name) for name in self._names]
         if min(counts) == 0 or max(counts) >= self._target:
             return
         self._last = (self._clock(), sum(counts) / len(counts))

@@ -328,7 +328,7 @@ def training_cost(
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(
             "trainer.micro_batch_tokens",
-            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but a prompt and response "
+            f"trainer.micro_batch_tokens is {config.micro_batch_tokens}, but prompt and response "
             f"may have {longest_tokens} tokens; raise it to at least that, or lower "
             "workload.answers.max_tokens",
         )
@@ -348,7 +348,7 @@ def _check_layout(
         raise refusal(
             "trainer",
             f"trainer: {gpus} training GPUs cannot be divided into replicas of {model_parallel} "
-            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); take a "
+            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); use a "
             f"multiple of {model_parallel}",
             Kind.DIVISIBILITY,
         )

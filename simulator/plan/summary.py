@@ -12,7 +12,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.plan.result import Comparison, Outcome, Plan
 from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
-from simulator.report.provenance import warnings
+from simulator.report.provenance import price_warnings, warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 
@@ -146,17 +146,15 @@ def plan_warnings(plan: Plan) -> list[str]:
     for spelled in types:
         some = next(one for one in plan.space.possible if one.config.cluster.gpu == spelled)
         config = some.config.with_settings({"seeds": plan.config.search.seeds})
-        gpu = find_gpu(spelled)
-        own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
-        unknown = gpu.price.typical is None and config.cluster.price_per_gpu_h is None
-        given = gpu.name in own
-        found += warnings(config, prices=not (given or unknown))
-        if unknown and not given:  # the same, with this file's way to fix it
-            found.append(
-                f"{gpu.name}: no published price, so money is unknown; set prices: "
-                f"[{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
-            )
-    return list(dict.fromkeys(found))
+        found.extend(line for line in warnings(config, prices=False) if line not in found)
+    clusters = [one.config.cluster for one in plan.space.possible]
+    own = {find_gpu(entry.gpu).name for entry in plan.config.prices}
+    if plan.config.base.cluster.price_per_gpu_h is None:
+        for spelled in sorted({name for one in clusters for name in (one.gpu, one.rollout_gpu)}):
+            if spelled and find_gpu(spelled).name not in own:
+                fix = f"set prices: [{{gpu: {spelled}, typical: 2.0}}] (dollars per GPU-hour)"
+                found.extend(price_warnings(find_gpu(spelled), fix))
+    return found
 
 
 def no_comparison(plan: Plan) -> str:

@@ -47,12 +47,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
 
 
 def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
-    """Warnings: uncertain parts, unverified numbers, missing prices, settings without effect.
-
-    Args:
-        config: the simulation.
-        prices: whether to include warnings about prices.
-    """
+    """Warnings: uncertain parts, unverified numbers, missing prices, settings without effect."""
     found = [
         *ignored_settings(config),
         *(
@@ -65,9 +60,9 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
-        found.extend(_number_warnings(gpu))
+        found.extend(_unverified_numbers(gpu))
         if prices and config.cluster.price_per_gpu_h is None:
-            found.extend(_price_warnings(gpu))
+            found.extend(price_warnings(gpu, "set cluster.price_per_gpu_h"))
     if config.trainer.step_s is not None and (line := _memory_warning(config)):
         found.append(line)
     if config.seeds < 3:
@@ -88,17 +83,18 @@ def _gpu_names(config: SimulationConfig) -> tuple[str, ...]:
     return tuple(name for name in (config.cluster.gpu, config.cluster.rollout_gpu) if name)
 
 
-def _number_warnings(gpu: GPU) -> Iterator[str]:
+def _unverified_numbers(gpu: GPU) -> Iterator[str]:
     names = [name for name, source in gpu.sources.items() if source.lower().startswith(_UNVERIFIED)]
     if names:
         yield f"{gpu.name}: not checked in a primary source: {', '.join(names)}"
 
 
-def _price_warnings(gpu: GPU) -> Iterator[str]:
+def price_warnings(gpu: GPU, fix: str) -> Iterator[str]:
+    """A line if the price of a GPU is missing or unverified; `fix` says how to set it."""
     if gpu.price.typical is None:
-        yield f"{gpu.name}: no published price; set cluster.price_per_gpu_h"
+        yield f"{gpu.name}: no published price; {fix}"
     elif gpu.price.source.lower().startswith(_UNVERIFIED):
-        yield f"{gpu.name}: its price is {gpu.price.source}; replace it by cluster.price_per_gpu_h"
+        yield f"{gpu.name}: its price is {gpu.price.source}; {fix} to replace it"
 
 
 def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:

@@ -322,6 +322,6 @@ def _check_mean(mean_tokens: float, max_tokens: int) -> None:
     if not 1 < mean_tokens < max_tokens:
         raise refusal(
             "workload.answers.mean_tokens",
-            f"workload.answers.mean_tokens is {mean_tokens}, but must be between 1 and max_tokens "
-            f"({max_tokens}), because it is the mean after the cap; change one of them",
+            f"workload.answers.mean_tokens is {mean_tokens}, but must be between 1 and "
+            f"max_tokens ({max_tokens}), because it is the mean after the cap; change one of them",
         )

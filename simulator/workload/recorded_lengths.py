@@ -67,7 +67,7 @@ class RecordedLengths:
             raise refusal(
                 "workload.samples_per_prompt",
                 f"workload.samples_per_prompt is {samples}, but the recorded run has "
-                f"{self.samples} responses to each prompt; set it to {self.samples}",
+                f"{self.samples} responses per prompt; set it to {self.samples}",
             )
 
     # Part of the protocol; recorded lengths include their drift.

@@ -73,7 +73,7 @@ class SteadyEngine:
             cached_tokens=0,
         )
 
-    def arrived_tokens(self, request_id: str) -> int:
+    def received_tokens(self, request_id: str) -> int:
         return self.running.get(request_id, 0)
 
     async def pause(self, mode: PauseMode) -> None:

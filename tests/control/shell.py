@@ -126,7 +126,7 @@ class Shell:
             choices.append(lambda: EngineLost(lost, tokens_kept=kept, returns=returns))
         if self.awaited and self.engines:
             choices.append(lambda: EngineLost(random.choice(sorted(self.awaited))))
-        # Generated to the end before its engine was lost, and judged since.
+        # Generated before its engine was lost, and scored afterwards.
         kept_groups = [(g, began) for g, began in self.homeless.items() if began is not None]
         choices += [lambda g=g, b=b: GroupFinished(g, b, self.pushed) for g, b in kept_groups]
         choices += [lambda g=g: GroupFiltered(g, "no signal") for g, _ in kept_groups]

@@ -1,4 +1,4 @@
-"""Eq. 3 of the paper, whole and fractional, and what else limits a start."""
+"""Eq. 3 of the paper, whole and fractional, and the other limits of starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_infinite_eta_admits_everything() -> None:
 
 
 @pytest.mark.parametrize("eta", [-1, -0.1, math.nan, -math.inf])
-def test_an_eta_that_is_no_bound_is_refused(eta: float) -> None:
+def test_an_invalid_eta_is_refused(eta: float) -> None:
     with pytest.raises(ValueError, match="a staleness bound is a number >= 0"):
         asynchronous(eta)
 

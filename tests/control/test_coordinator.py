@@ -55,7 +55,7 @@ def limits(
     )
 
 
-def told(coordinator: Coordinator, *events: Event) -> list[Action]:
+def actions_after(coordinator: Coordinator, *events: Event) -> list[Action]:
     """The actions on the last of `events`."""
     actions: list[Action] = []
     for event in events:
@@ -70,84 +70,84 @@ def ended(group: int, version: int = 0) -> GroupFinished:
 def test_a_synchronous_run_from_beginning_to_end() -> None:
     c = Coordinator(limits(synchronous(), train_steps=2))
     assert c.waiting_for() == "the run to start"
-    assert told(c, RunStarted((0, 1))) == [StartGroup(0, 0, 0), StartGroup(1, 1, 0)]
+    assert actions_after(c, RunStarted((0, 1))) == [StartGroup(0, 0, 0), StartGroup(1, 1, 0)]
     assert c.waiting_for() == "0 of 2 groups for step 1"
-    assert told(c, ended(1)) == []
+    assert actions_after(c, ended(1)) == []
     assert c.waiting_for() == "1 of 2 groups for step 1"
-    assert told(c, ended(0)) == [Train(0, (0, 1))]
-    assert c.waiting_for() == "trainer (step 1)"
-    assert told(c, TrainStepDone(1)) == [PushWeights(1)]
+    assert actions_after(c, ended(0)) == [Train(0, (0, 1))]
+    assert c.waiting_for() == "the trainer (step 1)"
+    assert actions_after(c, TrainStepDone(1)) == [PushWeights(1)]
     assert c.waiting_for() == "engines to load version 1"
-    assert told(c, WeightsPushed(1)) == [StartGroup(2, 0, 1), StartGroup(3, 1, 1)]
-    assert told(c, ended(2, 1), ended(3, 1)) == [Train(1, (2, 3))]
-    assert told(c, TrainStepDone(2)) == [Save(2), PushWeights(2)]
-    assert c.waiting_for() == "checkpoint of version 2"
-    assert told(c, WeightsPushed(2)) == []
-    assert told(c, CheckpointDone(2)) == [Finish("complete")]
+    assert actions_after(c, WeightsPushed(1)) == [StartGroup(2, 0, 1), StartGroup(3, 1, 1)]
+    assert actions_after(c, ended(2, 1), ended(3, 1)) == [Train(1, (2, 3))]
+    assert actions_after(c, TrainStepDone(2)) == [Save(2), PushWeights(2)]
+    assert c.waiting_for() == "the checkpoint of version 2"
+    assert actions_after(c, WeightsPushed(2)) == []
+    assert actions_after(c, CheckpointDone(2)) == [Finish("complete")]
     assert c.waiting_for() == "nothing (complete)"
 
 
 def test_new_weights_interrupt_what_runs() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     starts = [StartGroup(0, 0, 0), StartGroup(1, 0, 0), StartGroup(2, 0, 0)]
-    assert told(c, RunStarted((0,))) == starts
-    assert told(c, ended(0)) == [StartGroup(3, 0, 0)]  # eq. 3: (0 + 1 + 1) * 2 = 4 started
-    assert told(c, ended(2)) == [Train(0, (0, 2))]
-    assert told(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
-    assert told(c, WeightsPushed(1)) == [Resume(), StartGroup(4, 0, 1)]
+    assert actions_after(c, RunStarted((0,))) == starts
+    assert actions_after(c, ended(0)) == [StartGroup(3, 0, 0)]  # eq. 3: (0 + 1 + 1) * 2 = 4 started
+    assert actions_after(c, ended(2)) == [Train(0, (0, 2))]
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), StartGroup(4, 0, 1)]
     # Group 1 began under version 0 and ended under version 1.
-    assert told(c, GroupFinished(1, 0, 1)) == [StartGroup(5, 0, 1)]
+    assert actions_after(c, GroupFinished(1, 0, 1)) == [StartGroup(5, 0, 1)]
 
 
 def test_the_trainer_does_not_wait_for_the_push_and_only_the_newest_version_follows() -> None:
     c = Coordinator(limits(asynchronous(2), max_in_flight=6))
-    told(c, RunStarted((0,)), *[ended(group) for group in range(5)])
-    assert told(c, TrainStepDone(1)) == [Interrupt(), Train(1, (2, 3)), PushWeights(1)]
-    assert told(c, TrainStepDone(2)) == []  # version 1 is still on its way
-    assert told(c, ended(5)) == [Train(2, (4, 5))]
-    assert told(c, TrainStepDone(3)) == []
-    assert told(c, WeightsPushed(1)) == [PushWeights(3)]  # still paused, 2 is skipped
+    actions_after(c, RunStarted((0,)), *[ended(group) for group in range(5)])
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), Train(1, (2, 3)), PushWeights(1)]
+    assert actions_after(c, TrainStepDone(2)) == []  # version 1 is still on its way
+    assert actions_after(c, ended(5)) == [Train(2, (4, 5))]
+    assert actions_after(c, TrainStepDone(3)) == []
+    assert actions_after(c, WeightsPushed(1)) == [PushWeights(3)]  # still paused, 2 is skipped
     starts = [StartGroup(group, 0, 3) for group in range(6, 12)]
-    assert told(c, WeightsPushed(3)) == [Resume(), *starts]
+    assert actions_after(c, WeightsPushed(3)) == [Resume(), *starts]
 
 
 def test_draining_starts_nothing_until_the_engines_are_empty() -> None:
     c = Coordinator(limits(asynchronous(1, interruptible=False), max_in_flight=3))
-    told(c, RunStarted((0,)), ended(0), ended(1))
-    assert told(c, TrainStepDone(1)) == []
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
+    assert actions_after(c, TrainStepDone(1)) == []
     assert c.waiting_for() == "2 running groups to end before version 1 is loaded"
-    assert told(c, ended(2)) == []
-    assert told(c, ended(3)) == [Train(1, (2, 3)), PushWeights(1)]
-    assert told(c, WeightsPushed(1)) == [StartGroup(4, 0, 1), StartGroup(5, 0, 1)]
+    assert actions_after(c, ended(2)) == []
+    assert actions_after(c, ended(3)) == [Train(1, (2, 3)), PushWeights(1)]
+    assert actions_after(c, WeightsPushed(1)) == [StartGroup(4, 0, 1), StartGroup(5, 0, 1)]
 
 
 def test_one_step_overlap_generates_the_next_batch_while_training() -> None:
     c = Coordinator(limits(one_step_overlap(), max_in_flight=2))
-    told(c, RunStarted((0,)))
-    assert told(c, ended(0)) == [StartGroup(2, 0, 0)]
-    assert told(c, ended(1)) == [Train(0, (0, 1)), StartGroup(3, 0, 0)]
-    assert told(c, ended(2)) == []
-    assert told(c, TrainStepDone(1)) == []  # batch (2, 3) ends under one version
-    assert told(c, ended(3)) == [Train(1, (2, 3)), PushWeights(1)]
-    assert told(c, WeightsPushed(1)) == [StartGroup(4, 0, 1), StartGroup(5, 0, 1)]
+    actions_after(c, RunStarted((0,)))
+    assert actions_after(c, ended(0)) == [StartGroup(2, 0, 0)]
+    assert actions_after(c, ended(1)) == [Train(0, (0, 1)), StartGroup(3, 0, 0)]
+    assert actions_after(c, ended(2)) == []
+    assert actions_after(c, TrainStepDone(1)) == []  # batch (2, 3) ends under one version
+    assert actions_after(c, ended(3)) == [Train(1, (2, 3)), PushWeights(1)]
+    assert actions_after(c, WeightsPushed(1)) == [StartGroup(4, 0, 1), StartGroup(5, 0, 1)]
 
 
 def test_finishing_a_batch_starts_what_it_still_needs() -> None:
     c = Coordinator(limits(one_step_overlap(), max_in_flight=2))
-    told(c, RunStarted((0,)), ended(0), ended(1), TrainStepDone(1))
-    assert told(c, GroupFiltered(2, "all wrong")) == [StartGroup(4, 0, 0)]
-    assert told(c, ended(3)) == []
-    assert told(c, ended(4)) == [Train(1, (3, 4)), PushWeights(1)]
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), TrainStepDone(1))
+    assert actions_after(c, GroupFiltered(2, "all wrong")) == [StartGroup(4, 0, 0)]
+    assert actions_after(c, ended(3)) == []
+    assert actions_after(c, ended(4)) == [Train(1, (3, 4)), PushWeights(1)]
 
 
-def test_partial_rollout_pauses_for_training_and_carries_answers_over() -> None:
+def test_partial_rollout_pauses_for_training_and_carries_responses_over() -> None:
     c = Coordinator(limits(partial_rollout(), max_in_flight=3))
-    assert len(told(c, RunStarted((0,)))) == 3
-    assert told(c, ended(1)) == [StartGroup(3, 0, 0)]
-    assert told(c, ended(2)) == [Interrupt(), Train(0, (1, 2))]
-    assert told(c, TrainStepDone(1)) == [PushWeights(1)]
-    assert told(c, WeightsPushed(1)) == [Resume(), StartGroup(4, 0, 1)]
-    assert told(c, GroupFinished(0, 0, 1), GroupFinished(3, 0, 1)) == [
+    assert len(actions_after(c, RunStarted((0,)))) == 3
+    assert actions_after(c, ended(1)) == [StartGroup(3, 0, 0)]
+    assert actions_after(c, ended(2)) == [Interrupt(), Train(0, (1, 2))]
+    assert actions_after(c, TrainStepDone(1)) == [PushWeights(1)]
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), StartGroup(4, 0, 1)]
+    assert actions_after(c, GroupFinished(0, 0, 1), GroupFinished(3, 0, 1)) == [
         Interrupt(),
         Train(1, (0, 3)),
     ]
@@ -155,23 +155,23 @@ def test_partial_rollout_pauses_for_training_and_carries_answers_over() -> None:
 
 def test_what_is_filtered_is_replaced_and_does_not_count() -> None:
     c = Coordinator(limits(synchronous()))
-    told(c, RunStarted((0,)))
-    assert told(c, GroupFiltered(0, "all right")) == [StartGroup(2, 0, 0)]
+    actions_after(c, RunStarted((0,)))
+    assert actions_after(c, GroupFiltered(0, "all right")) == [StartGroup(2, 0, 0)]
     assert (c.counts.started, c.counts.filtered) == (2, 1)
 
 
 def test_late_groups_are_dropped_running_or_finished_and_replaced() -> None:
     order = bounded_lag(0, drop=True)
     c = Coordinator(limits(asynchronous(1), max_in_flight=4, order=order))
-    told(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # group 3 still runs
-    assert told(c, TrainStepDone(1)) == [
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # group 3 still runs
+    assert actions_after(c, TrainStepDone(1)) == [
         Drop(2, "lag above 0"),
         Drop(3, "lag above 0"),
         PushWeights(1),
     ]
     starts = [StartGroup(group, 0, 1) for group in (4, 5, 6, 7)]
-    assert told(c, WeightsPushed(1)) == starts
-    assert told(c, ended(3)) == []  # its end crossed the abort on the way
+    assert actions_after(c, WeightsPushed(1)) == starts
+    assert actions_after(c, ended(3)) == []  # its end crossed the abort on the way
     assert c.counts.dropped == 2
     with pytest.raises(ValueError, match="group 3 is not running"):
         c.handle(ended(3))
@@ -179,32 +179,34 @@ def test_late_groups_are_dropped_running_or_finished_and_replaced() -> None:
 
 def test_bounded_lag_waits_for_a_straggler_only_when_it_must() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=4, order=bounded_lag(1)))
-    told(c, RunStarted((0,)), ended(1))
+    actions_after(c, RunStarted((0,)), ended(1))
     # Group 0, still running, may be one version late: 1 and 2 go first.
-    assert told(c, ended(2)) == [Train(0, (1, 2))]
-    told(c, TrainStepDone(1), WeightsPushed(1), GroupFinished(3, 0, 1))
-    assert told(c, ended(4, 1)) == []
+    assert actions_after(c, ended(2)) == [Train(0, (1, 2))]
+    actions_after(c, TrainStepDone(1), WeightsPushed(1), GroupFinished(3, 0, 1))
+    assert actions_after(c, ended(4, 1)) == []
     assert c.waiting_for() == (
         "1 group started at version 0 or earlier to end, which would otherwise exceed a lag of 1"
     )
-    assert told(c, GroupFinished(0, 0, 1)) == [Train(1, (0, 3))]
+    assert actions_after(c, GroupFinished(0, 0, 1)) == [Train(1, (0, 3))]
 
 
 def test_no_step_runs_while_a_checkpoint_is_written() -> None:
     c = Coordinator(limits(asynchronous(1), save_every_steps=1))
-    told(c, RunStarted((0,)), *[ended(group) for group in range(4)])
-    assert told(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
-    assert told(c, CheckpointDone(1)) == [Train(1, (2, 3))]
+    actions_after(c, RunStarted((0,)), *[ended(group) for group in range(4)])
+    assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
+    assert actions_after(c, CheckpointDone(1)) == [Train(1, (2, 3))]
 
 
 def test_a_stop_finishes_the_step_saves_and_gives_up_the_rest() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # trains (0, 1), 3 runs, 2 waits
-    assert told(c, StopRequested()) == []
-    assert c.waiting_for() == "trainer (step 1)"
-    assert told(c, TrainStepDone(1)) == [Save(1)]
-    assert told(c, StopRequested()) == []
-    assert told(c, CheckpointDone(1)) == [
+    actions_after(
+        c, RunStarted((0,)), ended(0), ended(1), ended(2)
+    )  # trains (0, 1), 3 runs, 2 waits
+    assert actions_after(c, StopRequested()) == []
+    assert c.waiting_for() == "the trainer (step 1)"
+    assert actions_after(c, TrainStepDone(1)) == [Save(1)]
+    assert actions_after(c, StopRequested()) == []
+    assert actions_after(c, CheckpointDone(1)) == [
         Drop(2, "run ended"),
         Drop(3, "run ended"),
         Finish("stopped"),
@@ -213,8 +215,8 @@ def test_a_stop_finishes_the_step_saves_and_gives_up_the_rest() -> None:
 
 def test_a_stop_before_anything_was_trained_ends_at_once() -> None:
     c = Coordinator(limits(synchronous()))
-    told(c, RunStarted((0,)))
-    assert told(c, StopRequested()) == [
+    actions_after(c, RunStarted((0,)))
+    assert actions_after(c, StopRequested()) == [
         Drop(0, "run ended"),
         Drop(1, "run ended"),
         Finish("stopped"),
@@ -223,66 +225,66 @@ def test_a_stop_before_anything_was_trained_ends_at_once() -> None:
 
 def test_a_stop_after_the_last_step_changes_nothing() -> None:
     c = Coordinator(limits(synchronous(), train_steps=1))
-    told(c, RunStarted((0,)), ended(0), ended(1), TrainStepDone(1), StopRequested())
-    assert told(c, WeightsPushed(1), CheckpointDone(1)) == [Finish("complete")]
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), TrainStepDone(1), StopRequested())
+    assert actions_after(c, WeightsPushed(1), CheckpointDone(1)) == [Finish("complete")]
 
 
 def test_the_groups_of_a_lost_engine_start_again_elsewhere() -> None:
     c = Coordinator(limits(synchronous()))
-    told(c, RunStarted((0, 1)))
-    assert told(c, EngineLost(1)) == [StartGroup(1, 0, 0)]
-    assert told(c, EngineJoined(7)) == []
-    assert told(c, GroupFiltered(0, "too easy")) == [StartGroup(2, 7, 0)]
+    actions_after(c, RunStarted((0, 1)))
+    assert actions_after(c, EngineLost(1)) == [StartGroup(1, 0, 0)]
+    assert actions_after(c, EngineJoined(7)) == []
+    assert actions_after(c, GroupFiltered(0, "too easy")) == [StartGroup(2, 7, 0)]
 
 
 def test_an_engine_lost_during_an_interruption_gives_its_groups_after_the_push() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
-    assert told(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
-    assert told(c, EngineLost(0)) == []
+    actions_after(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    assert actions_after(c, EngineLost(0)) == []
     starts = [StartGroup(2, 1, 1), StartGroup(3, 1, 1), StartGroup(4, 1, 1)]
-    assert told(c, WeightsPushed(1)) == [Resume(), *starts]
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), *starts]
 
 
 def test_without_engines_the_run_saves_and_ends() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0,)), ended(0), ended(1))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
     reason = "no engine left"
-    assert told(c, EngineLost(0)) == [Drop(2, reason), Drop(3, reason)]
-    assert told(c, TrainStepDone(1)) == [Save(1)]
-    assert told(c, CheckpointDone(1)) == [Finish(reason)]
+    assert actions_after(c, EngineLost(0)) == [Drop(2, reason), Drop(3, reason)]
+    assert actions_after(c, TrainStepDone(1)) == [Save(1)]
+    assert actions_after(c, CheckpointDone(1)) == [Finish(reason)]
 
 
-def test_a_group_whose_tokens_are_kept_goes_on_under_the_version_it_began_with() -> None:
+def test_a_group_whose_tokens_are_kept_keeps_the_version_it_started_with() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
-    assert told(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
-    assert told(c, EngineLost(0, tokens_kept=True)) == []
+    actions_after(c, RunStarted((0, 1)), ended(0), ended(1))  # 2 and 3 run on engine 0
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    assert actions_after(c, EngineLost(0, tokens_kept=True)) == []
     starts = [StartGroup(2, 1, 0), StartGroup(3, 1, 0), StartGroup(4, 1, 1)]
-    assert told(c, WeightsPushed(1)) == [Resume(), *starts]
-    assert told(c, GroupFinished(2, 0, 1), GroupFinished(3, 0, 0)) == [
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), *starts]
+    assert actions_after(c, GroupFinished(2, 0, 1), GroupFinished(3, 0, 0)) == [
         Train(1, (2, 3)),
     ]
 
 
-def test_a_group_that_was_judged_when_its_engine_was_lost_ends_where_it_is() -> None:
+def test_a_group_being_scored_when_its_engine_is_lost_is_not_moved() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0, 1)), ended(0), ended(1), TrainStepDone(1))
-    told(c, EngineLost(0, tokens_kept=True))  # 2 and 3 ran there, and wait for the push
-    assert told(c, ended(3)) == []
+    actions_after(c, RunStarted((0, 1)), ended(0), ended(1), TrainStepDone(1))
+    actions_after(c, EngineLost(0, tokens_kept=True))  # 2 and 3 ran there, and wait for the push
+    assert actions_after(c, ended(3)) == []
     assert c.counts.in_flight == 1
     starts = [StartGroup(2, 1, 0), StartGroup(4, 1, 1), StartGroup(5, 1, 1)]
-    assert told(c, WeightsPushed(1)) == [Resume(), *starts]
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), *starts]
 
 
-def test_without_engines_a_run_waits_for_one_that_returns() -> None:
+def test_a_run_without_engines_waits_for_one_that_returns() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0,)), ended(0), ended(1))
-    assert told(c, EngineLost(0, tokens_kept=True, returns=True)) == []
-    assert c.waiting_for() == "an engine to be mended; none is left"
-    assert told(c, TrainStepDone(1)) == [PushWeights(1)]  # nobody is there to load it
-    assert told(c, WeightsPushed(1)) == []
-    assert told(c, EngineJoined(0)) == [
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
+    assert actions_after(c, EngineLost(0, tokens_kept=True, returns=True)) == []
+    assert c.waiting_for() == "an engine to restart; none is left"
+    assert actions_after(c, TrainStepDone(1)) == [PushWeights(1)]  # nobody is there to load it
+    assert actions_after(c, WeightsPushed(1)) == []
+    assert actions_after(c, EngineJoined(0)) == [
         StartGroup(2, 0, 0),
         StartGroup(3, 0, 0),
         StartGroup(4, 0, 1),
@@ -291,24 +293,24 @@ def test_without_engines_a_run_waits_for_one_that_returns() -> None:
 
 def test_a_run_whose_engines_are_given_up_ends() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
-    told(c, RunStarted((0,)), ended(0))
-    assert told(c, EngineLost(0, tokens_kept=True, returns=True)) == []
+    actions_after(c, RunStarted((0,)), ended(0))
+    assert actions_after(c, EngineLost(0, tokens_kept=True, returns=True)) == []
     reason = "no engine left"
     drops = [Drop(group, reason) for group in (0, 1, 2, 3)]
-    assert told(c, EngineLost(0)) == [*drops, Finish(reason)]
+    assert actions_after(c, EngineLost(0)) == [*drops, Finish(reason)]
 
 
 def test_after_a_recovery_the_count_begins_at_the_version() -> None:
     c = Coordinator(limits(asynchronous(1), train_steps=8))
     starts = [StartGroup(group, 0, 7) for group in (23, 24)]  # one step is left of 8
-    assert told(c, RunStarted((0,), version=7, next_group=23)) == starts
+    assert actions_after(c, RunStarted((0,), version=7, next_group=23)) == starts
     assert c.counts.started == 16
-    assert told(c, ended(23, 7), ended(24, 7)) == [Train(7, (23, 24))]
+    assert actions_after(c, ended(23, 7), ended(24, 7)) == [Train(7, (23, 24))]
 
 
 def test_a_run_that_was_complete_when_recovered_ends_at_once() -> None:
     c = Coordinator(limits(asynchronous(1), train_steps=3))
-    assert told(c, RunStarted((0,), version=3, next_group=6)) == [Finish("complete")]
+    assert actions_after(c, RunStarted((0,), version=3, next_group=6)) == [Finish("complete")]
 
 
 RUNNING = (RunStarted((0, 1)),)
@@ -343,7 +345,7 @@ def test_impossible_events_are_refused(
     before: tuple[Event, ...], event: Event, message: str
 ) -> None:
     c = Coordinator(limits(synchronous()))
-    told(c, *before)
+    actions_after(c, *before)
     counts, waiting = c.counts, c.waiting_for()
     with pytest.raises(ValueError, match=message):
         c.handle(event)

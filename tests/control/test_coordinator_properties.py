@@ -256,7 +256,7 @@ def test_a_group_that_keeps_its_tokens_keeps_the_version_it_began_with(
     shell, random = Shell(limits, engines=3), Random(seed)
     shell.run(random, events=60, disturb=0.1)
     began = {group: version for group, (_, version) in shell.running.items()}
-    earlier = len(shell.actions)  # a group that lost its tokens began anew, with another version
+    earlier = len(shell.actions)  # a group that lost its tokens started over, with another version
     for engine in sorted(shell.engines):
         shell.tell(EngineLost(engine, tokens_kept=True, returns=True))
     assert shell.over is None

@@ -52,16 +52,16 @@ def test_fewer_sequences_than_batches_give_one_each() -> None:
     assert dynamic_batches([], max_tokens=100, min_batches=4) == []
 
 
-def test_what_cannot_be_cut_is_refused_with_the_way_out() -> None:
+def test_an_impossible_cut_is_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match="120 tokens exceeds max_tokens = 100; raise max_tokens"):
         dynamic_batches([3, 120], max_tokens=100)
     with pytest.raises(ValueError, match="min_batches is 0"):
         dynamic_batches([3], max_tokens=100, min_batches=0)
     with pytest.raises(ValueError, match="0 tokens"):
         dynamic_batches([3, 0], max_tokens=100)
-    with pytest.raises(ValueError, match="cannot cut 1 sequences into 2 parts"):
+    with pytest.raises(ValueError, match="parts is 2, but must be from 1 to the number"):
         balanced_parts([3], 2)
-    with pytest.raises(ValueError, match="cannot cut 1 sequences into 0 parts"):
+    with pytest.raises(ValueError, match="parts is 0, but must be from 1"):
         balanced_parts([3], 0)
     with pytest.raises(ValueError, match="-1 tokens"):
         balanced_parts([3, -1], 2)

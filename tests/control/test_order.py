@@ -87,7 +87,7 @@ def test_the_oldest_is_the_one_with_the_oldest_version() -> None:
     assert backlog.take() == (1, 2)
 
 
-def test_waiting_is_told_in_words() -> None:
+def test_waiting_is_described_in_words() -> None:
     strict = strict_start_order().make_backlog(2)
     for group in range(3):
         strict.started(group, 0)
@@ -110,6 +110,6 @@ def test_orders_compare_by_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("lag", [-1, math.nan])
-def test_a_lag_that_is_no_bound_is_refused(lag: float) -> None:
+def test_an_invalid_lag_bound_is_refused(lag: float) -> None:
     with pytest.raises(ValueError, match="a lag is a number >= 0"):
         bounded_lag(lag)

@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are bytes, plus a begin- and an end-of-text token."""
+"""A tokenizer whose tokens are bytes, plus begin-of-text and end-of-text tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEGIN, END = 256, 257
 
 
 def byte_tokenizer(*, begins: bool = False) -> Tokenizer:
-    """One token a byte; `begins` puts a begin-of-text token before each text."""
+    """One token per byte; `begins` adds a begin-of-text token before each text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

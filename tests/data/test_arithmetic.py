@@ -1,4 +1,4 @@
-"""Held-out arithmetic is not trained on in any form, and every answer is right."""
+"""Held-out arithmetic is not trained on in any form, and every gold answer is correct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.data.arithmetic import MOST_PROBLEMS, OPERATIONS, arithmetic_problems
+from areal_lab.data.arithmetic import MAX_PROBLEMS, OPERATIONS, arithmetic_problems
 from areal_lab.data.problems import Problem
 
 COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -22,7 +22,7 @@ seeds = st.integers(0, 2**32)
 
 
 def forms(left: int, symbol: str, right: int) -> set[tuple[int, str, int]]:
-    """A problem and what it is by commutation."""
+    """A problem and its commuted form, if it has one."""
     return {(left, symbol, right)} | ({(right, symbol, left)} if symbol != "-" else set())
 
 
@@ -53,7 +53,7 @@ def test_train_held_out_and_few_shot_lines_are_disjoint_under_commutation(
 
 @settings(max_examples=15)
 @given(operations, st.integers(1, 3), st.integers(1, 3), seeds)
-def test_every_answer_is_right_and_no_operand_is_too_long(
+def test_every_gold_answer_is_correct_and_no_operand_is_too_long(
     names: list[str], left: int, right: int, seed: int
 ) -> None:
     split = arithmetic_problems(operations=names, digits=(left, right), seed=seed)
@@ -100,7 +100,7 @@ def test_many_problems_are_drawn_without_replacement() -> None:
     split = arithmetic_problems(digits=(9, 9), seed=1)
     asked = [question(problem) for problem in (*split.train, *split.held_out)]
     assert len(set(asked)) == len(asked)
-    assert MOST_PROBLEMS - 10 < len(asked) <= MOST_PROBLEMS
+    assert MAX_PROBLEMS - 10 < len(asked) <= MAX_PROBLEMS
     assert len(split.held_out) in (256, 257)
 
 
@@ -118,14 +118,14 @@ def test_operations_take_turns_in_the_solved_lines() -> None:
     ("wrong", "message"),
     [
         ({"operations": []}, "operations is empty"),
-        ({"operations": ["divide"]}, "operations has 'divide', but knows add"),
-        ({"operations": ["add", "add"]}, "must name each one once"),
+        ({"operations": ["divide"]}, "operations has 'divide', but may have add"),
+        ({"operations": ["add", "add"]}, "must name each operation once"),
         ({"digits": [1]}, r"digits is \[1\], but must be two numbers"),
         ({"digits": [0, 1]}, r"digits is \[0, 1\]"),
         ({"digits": [1, 19]}, r"from 1 to 18"),
         ({"few_shot": -1}, "few_shot is -1"),
-        ({"few_shot": 55}, "few_shot is 55, but of all problems 0 are left"),
-        ({"few_shot": 56}, "few_shot is 56, but there are only 55 different lines"),
+        ({"few_shot": 55}, "few_shot is 55, which leaves 0 problems"),
+        ({"few_shot": 56}, "few_shot is 56, but must be <= 55"),
         ({"eval_size": -1}, "eval_size is -1"),
         ({"eval_size": 100}, "eval_size is 100, but there are 9. problems"),
     ],

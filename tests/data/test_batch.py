@@ -1,4 +1,4 @@
-"""Both layouts hold the same sequences; in a tree, a token sees its ancestors and nothing else."""
+"""Both layouts hold the same sequences; in a tree, a token attends only to its ancestors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_drawing_of_the_module() -> None:
     assert packed.targets.tolist() == [20, 21, 29, 30, 39]
 
 
-def test_what_follows_the_last_chosen_token_is_not_computed() -> None:
+def test_tokens_after_the_last_chosen_one_are_not_computed() -> None:
     trajectory = Trajectory(
         group=0,
         sample=0,

@@ -1,4 +1,4 @@
-"""Problems from files, and what is wrong with a file in one line."""
+"""Problems from files, and one-line errors for broken files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_seed_decides_the_split(tmp_path: Path) -> None:
     assert len(file_problems(path, eval_size=5).held_out) == 5
 
 
-def test_what_the_held_out_file_has_is_not_trained_on(tmp_path: Path) -> None:
+def test_problems_of_the_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", *GSM8K)
     held_out = write(tmp_path / "test.jsonl", GSM8K[1])
     split = file_problems(train, eval_path=held_out)
@@ -99,7 +99,7 @@ def test_eval_size_takes_a_part_of_the_held_out_file(tmp_path: Path) -> None:
         ('{"question": "a", "answer": ["1"]}\n', "line 1 has list in 'answer'"),
         ('{"question": "a", "answer": null}\n', "line 1 has NoneType in 'answer'"),
         ('{"question": " ", "answer": "1"}\n', "line 1 has an empty 'question'"),
-        ("", "has no problem in it"),
+        ("", "has no problems"),
         ('{"question": "a", "answer": "1"}\n', "has 1 different problems, but needs at least 2"),
     ],
 )
@@ -124,10 +124,10 @@ def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(tmp_path: 
         file_problems(tmp_path / "nowhere.jsonl")
 
 
-def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_extension_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.xls"
     path.touch()
-    with pytest.raises(ValueError, match=r"data.xls has an unknown ending; known are .arrow"):
+    with pytest.raises(ValueError, match=r"data.xls has an unknown extension; known are .arrow"):
         file_problems(path)
 
 

@@ -52,7 +52,7 @@ def test_trees_never_cost_more_than_rows_alone(
     assert grown <= alone + 1e-9
 
 
-def test_long_answers_are_not_worth_sharing_a_short_prompt() -> None:
+def test_long_responses_are_not_worth_sharing_a_short_prompt() -> None:
     # 10 shared tokens save 10 * 100; the dense mask costs (210^2 - 2 * 110 * 111 / 2) * 1 more.
     cost = ForwardCost(linear_flops_per_token=100.0, attention_flops_per_pair=1.0)
     prompt = tuple(range(10))
@@ -76,7 +76,7 @@ def test_equal_rows_are_a_chain_however_long() -> None:
 
 
 def test_an_empty_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="without tokens"):
+    with pytest.raises(ValueError, match="a sequence has no tokens"):
         grow_trees([(1,), ()], SHARE, max_tokens=8)
 
 

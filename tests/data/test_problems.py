@@ -63,8 +63,8 @@ def test_a_problem_set_refuses_a_problem_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(("train", "held_out"), [(0, 2), (2, 0)])
-def test_a_problem_set_refuses_an_empty_side(train: int, held_out: int) -> None:
-    with pytest.raises(ValueError, match="there is no"):
+def test_a_problem_set_refuses_an_empty_part(train: int, held_out: int) -> None:
+    with pytest.raises(ValueError, match="there are no"):
         ProblemSet(train=problems(train), held_out=problems(held_out, first=10))
 
 

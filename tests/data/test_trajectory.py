@@ -1,4 +1,4 @@
-"""Trajectories are checked where they are made, and derive what is known from their parts."""
+"""Trajectories are checked at construction, and derive their properties from their parts."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_head_and_tail_are_the_first_and_last_generated_version() -> None:
     ("tokens", "logprobs", "version", "message"),
     [
         ((1, 2), (-1.0,), 0, "2 tokens but 1 log-probs"),
-        ((), (), 0, "at least one token"),
+        ((), (), 0, "must have at least one"),
         ((1,), (-1.0,), PROMPT_VERSION, "version is -1"),
-        ((1,), (0.5,), 0, "log-prob 0.5"),
-        ((1, 2), (-1.0, math.nan), 0, "log-prob nan"),
-        ((1,), (-math.inf,), 0, "log-prob -inf"),
+        ((1,), (0.5,), 0, "log-prob is 0.5"),
+        ((1, 2), (-1.0, math.nan), 0, "log-prob is nan"),
+        ((1,), (-math.inf,), 0, "log-prob is -inf"),
     ],
 )
 def test_a_segment_that_cannot_be_is_refused(

@@ -59,7 +59,7 @@ def tiny_model(kind: str = "llama", seed: int = 0, *, tied: bool = False) -> Pre
 def request(
     name: str, prompt: Sequence[int], max_new_tokens: int = 8, seed: int = 0, **sampling: object
 ) -> GenerateRequest:
-    """A request that ends at its length only, unless told otherwise."""
+    """A request that ends only at its length, unless set otherwise."""
     values = {"ignore_eos": not sampling.get("stop_token_ids"), **sampling}
     return GenerateRequest(
         request_id=name,
@@ -73,7 +73,7 @@ def request(
 
 
 def ragged_requests(count: int, seed: int = 0) -> list[GenerateRequest]:
-    """Prompts and answers of many lengths; prompts share prefixes, and some are the same."""
+    """Prompts and responses of many lengths; prompts share prefixes, and some are equal."""
     chance = random.Random(seed)
     base = [chance.randrange(2, VOCABULARY) for _ in range(24)]
     requests = []

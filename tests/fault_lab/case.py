@@ -1,4 +1,4 @@
-"""One run with a fault: what happened in it, and whether everything is accounted for."""
+"""One run with a fault: its events, and checks that no sample is lost."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.pipeline.rollout import Recomputed
-from areal_lab.pipeline.servers.pool import Servers
+from areal_lab.pipeline.rollout import RecomputeCounts
+from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.runlog.file import EventLog, read_log_file
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.replay import check_replay
@@ -29,7 +29,7 @@ from tests.fault_lab.stand_in import StandInTrainer, rescored_gap
 
 STEPS = 5
 GROUPS, SAMPLES = 2, 2
-"""A batch; one group of samples has one prompt."""
+"""Size of a batch; all samples of a group have the same prompt."""
 LIMITS = Limits(
     batch_groups=GROUPS,
     max_in_flight=2 * GROUPS,
@@ -38,46 +38,46 @@ LIMITS = Limits(
 )
 SHORT = 20
 LONG = 200
-"""Tokens of an answer that is still running when something happens."""
+"""Tokens of a response that is still running when the fault happens."""
 VICTIM: EngineId = 1
 MAX_GAP = 1e-4
 
 
-def answer_tokens(group: int, sample: int) -> int:
-    """Half of every group runs for long."""
+def response_tokens(group: int, sample: int) -> int:
+    """Half of every group has long responses."""
     return LONG if (group + sample) % 2 == 0 else SHORT
 
 
 @dataclass
 class Case:
-    """One run and what came of it."""
+    """One run and its result."""
 
-    servers: Servers
+    servers: ServerPool
     trainer: StandInTrainer
     folder: RunFolder
     notes: list[str]
-    """What the user was told."""
+    """Messages shown to the user."""
     happened: list[tuple[float, Event | Action]] = field(default_factory=list)
-    """With the seconds of the monotonic clock."""
+    """Events and actions with the seconds of the monotonic clock."""
     finish: Finish | None = None
-    recomputed: Recomputed = field(default_factory=Recomputed)
+    recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     on: Callable[[Event | Action], None] = lambda _: None
-    """Called with all that happens, to make more happen."""
+    """Called with every event and action; a fault may start here."""
     before_load: Callable[[EngineClient, int], None] = lambda *_: None
-    """Called when an engine is about to be sent a version."""
+    """Called before an engine is sent a version."""
     struck: bool = True
-    """What is to happen to the victim in the middle of an answer has happened."""
+    """False until a fault during a response of the victim has happened."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """What goes on beside the run."""
+    """Tasks of the fault, concurrent with the run."""
     log: EventLog = field(init=False)
 
     def event(self, event: Event) -> None:
-        """As an observer."""
+        """Observe an event."""
         self._see(event)
         self.log.event(event)
 
     def action(self, action: Action) -> None:
-        """As an observer."""
+        """Observe an action."""
         self._see(action)
         self.log.action(action)
 
@@ -86,18 +86,18 @@ class Case:
         self.on(what)
 
     def seconds_to(self, kind: type[Event | Action], since_s: float) -> float:
-        """From a moment to the first event or action of a kind after it."""
+        """Seconds from a moment to the first later event or action of a kind."""
         times = (t for t, what in self.happened if isinstance(what, kind) and t >= since_s)
         return next(times) - since_s
 
     @property
     def losses_told(self) -> int:
-        """How often the coordinator was told that an engine is lost, or given up."""
+        """Number of `EngineLost` events, which report a loss or that an engine is given up."""
         return sum(isinstance(what, EngineLost) for _, what in self.happened)
 
     def wait_for(self, done: Callable[[], bool]) -> None:
-        """From the third on, steps wait for this; not while the victim, which nothing has happened
-        to, has no answer to be met in: the next version brings some."""
+        """Hold steps from the third one on until `done`, unless the fault has not happened and the
+        victim has no running response to hit: then the next version starts some."""
         self.trainer.hold = lambda: not done() and (self.struck or self._victim_works())
 
     def _victim_works(self) -> bool:
@@ -110,13 +110,12 @@ class Case:
         return bool(started - ended)
 
     def victim(self) -> EngineClient | None:
-        """The connection to engine 1 while it is in use, after the first update, and no other one
-        is on its way to it."""
+        """The client of engine 1 while it is in use, after the first update and between updates."""
         server = self.servers.alive.get(VICTIM) if self.trainer.version else None
         return None if server is None or server.paused else server.client
 
     def check_nothing_was_lost(self) -> None:
-        """Every sample of every group was trained on once, and every token's version is true.
+        """Check that every sample was trained on once, and that every token's version is correct.
 
         Raises:
             AssertionError: otherwise.
@@ -127,13 +126,13 @@ class Case:
         assert {sample for _, sample in seen} == set(range(SAMPLES))
         for trajectory in self.trainer.trained:
             generated = sum(len(part.tokens) for part in trajectory.segments)
-            assert generated == answer_tokens(trajectory.group, trajectory.sample)
+            assert generated == response_tokens(trajectory.group, trajectory.sample)
         check_log(self.folder.events)
         gaps = [rescored_gap(self.trainer.versions, t) for t in self.trainer.trained]
         assert max(gaps) < MAX_GAP, gaps
 
     def check_counts(self, *, losses: int, restarts: int = 0, mismatches: int = 0) -> None:
-        """The incidents were counted.
+        """Check the counts of incidents.
 
         Raises:
             AssertionError: otherwise.
@@ -147,7 +146,7 @@ class Case:
         assert found == expected, self.notes
 
     def check_tokens_were_kept(self) -> None:
-        """Samples moved, and not all of their tokens were drawn again.
+        """Check that samples moved and kept tokens.
 
         Raises:
             AssertionError: otherwise.
@@ -157,7 +156,7 @@ class Case:
 
 
 def check_log(path: Path) -> None:
-    """The coordinator decides the same again from the events of the log.
+    """Check that a replay of the log's events gives its actions.
 
     Raises:
         AssertionError: otherwise.

@@ -1,7 +1,7 @@
-"""What can happen to a server, what the run then does, and within which time.
+"""Faults of a server, how a run handles them, and within which time.
 
-Each function makes something happen in a run of a few steps, checks the outcome, and returns the
-seconds that it took, by the name of the fault: two faults may come in one run.
+Each function causes one or two faults in a run of a few steps, checks the outcome, and returns the
+seconds by the name of the fault.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from areal_lab.control.events import (
 from areal_lab.engines.client.engine_client import EngineClient, EngineError
 from areal_lab.engines.launch.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.servers.health import Health
+from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import read_log_file
-from tests.fault_lab.case import SAMPLES, VICTIM, Case, answer_tokens, check_log
+from tests.fault_lab.case import SAMPLES, VICTIM, Case, check_log, response_tokens
 from tests.fault_lab.lab import FaultLab
 from tests.fault_lab.stand_in import POLL_S
 from tests.pipeline.rewards import even_digits
@@ -47,11 +47,11 @@ class Fault:
     name: str
     outcome: str
     measured: str
-    """From what to what the seconds count."""
+    """Start and end of the measured time."""
     bound: str
-    """In words, or in settings of the configuration."""
-    bound_s: Callable[[Health], float]
-    """The same in seconds, for what a lab's servers are asked; a machine may be busy."""
+    """The bound in words, or in settings of the configuration."""
+    bound_s: Callable[[HealthLimits], float]
+    """The bound in seconds for a lab's settings, with a margin for a busy machine."""
 
 
 @dataclass
@@ -61,94 +61,94 @@ class Moment:
     s: float = 0.0
 
     def now(self) -> None:
-        """It is now; the first time counts."""
+        """Set the moment to now; only the first call counts."""
         self.s = self.s or time.monotonic()
 
 
 AT_ONCE: Final = 5.0
-"""Seconds in which something that is seen at once is seen on a machine that does much else."""
+"""Seconds to notice an immediate event on a busy machine."""
 SGLANG_LOOKS_S: Final = 5.0
-"""Seconds between two looks of SGLang at its own processes."""
+"""Seconds between two checks of SGLang of its own processes."""
 START_S: Final = 240.0
-"""Seconds in which a real server of a tiny model starts on such a machine."""
+"""Seconds to start a real server with a tiny model on a busy machine."""
 LOADING: Final = 10.0
-"""Seconds in which it loads a tiny model's weights."""
+"""Seconds to load a tiny model's weights."""
 
 KILLED: Final = Fault(
     "server killed while it generates",
-    "goes on: its samples are finished by the others, with the tokens they had",
+    "continues: other servers finish its samples, keeping their tokens",
     "killed to lost",
     "at once: its process ends, or its connections break",
     lambda _: AT_ONCE,
 )
 PORT_STOLEN: Final = Fault(
-    "server killed, and its port taken before it is started again",
-    "goes on without it: it is not started beside the thief, and given up in one line",
+    "server killed, and its port taken before it is restarted",
+    "continues without it: the restart fails, and the server is given up in one line",
     "killed to given up",
     "`rollout.max_engine_restarts` starts of `rollout.ready_timeout_s`",
     lambda _: START_S,
 )
 KILLED_LOADING: Final = Fault(
     "server killed while it loads weights",
-    "goes on: the others load them, its samples are finished there",
+    "continues: the other servers load them and finish its samples",
     "killed to lost",
     "at once: its process ends, or its connections break",
     lambda _: AT_ONCE,
 )
 OLD_WEIGHTS: Final = Fault(
-    "server started again by its owner, with old weights",
-    "goes on: it is given the present weights, which are compared, before it gets work",
+    "server restarted by its owner, with old weights",
+    "continues: it gets the current weights, which are verified, before it gets work",
     "killed to used again",
     "its start, at most `rollout.ready_timeout_s`",
     lambda _: START_S,
 )
 HUNG: Final = Fault(
-    "server hung (SIGSTOP), then going on",
-    "goes on: its samples are finished by the others; it is brought up to date and used again",
+    "server hung (SIGSTOP), then continued",
+    "continues: other servers finish its samples; it gets the current weights and is used again",
     "stopped to lost",
     "`rollout.health_interval_s` + `rollout.health_timeout_s`",
     lambda health: health.bound_s + AT_ONCE,
 )
 HUNG_WHOLE: Final = Fault(
     "server hung (SIGSTOP), in a run with the real trainer",
-    "goes on: its samples are finished by the others",
+    "continues: other servers finish its samples",
     "stopped to lost",
     "`rollout.health_interval_s` + `rollout.health_timeout_s`",
     lambda health: health.bound_s + AT_ONCE,
 )
 STALLED: Final = Fault(
-    "what computes in a server hung (SIGSTOP), its HTTP process not",
-    "goes on: its samples are finished by the others; it is brought up to date and used again",
+    "compute process of a server hung (SIGSTOP), its HTTP process not",
+    "continues: other servers finish its samples; it gets the current weights and is used again",
     "stopped to lost",
     "`rollout.health_interval_s` + `rollout.stall_timeout_s` (20 s here)",
     lambda health: health.stall_bound_s + AT_ONCE,
 )
 COMPUTING_KILLED: Final = Fault(
-    "what computes in a server killed, its HTTP process not",
-    "goes on: its samples are finished by the others, with the tokens they had",
+    "compute process of a server killed, its HTTP process not",
+    "continues: other servers finish its samples, keeping their tokens",
     "killed to lost",
-    "its connections break, or it says that it is broken; SGLang looks every 5 s",
+    "its connections break, or it reports an error; SGLang checks every 5 s",
     lambda _: SGLANG_LOOKS_S + AT_ONCE,
 )
 DAMAGED: Final = Fault(
     "folder of weights damaged",
-    "stops with one line that names the file: every engine would refuse it",
+    "stops with one line that names the file, since every engine would refuse it",
     "update to error",
-    "at once: the folder is compared with its checksum before an engine is told of it",
+    "at once: the folder is compared with its checksum before engines load it",
     lambda _: AT_ONCE,
 )
 WRONG_VERSION: Final = Fault(
-    "wrong version echoed after an update",
-    "goes on: the server is lost, brought up to date and used again; a version mismatch",
+    "wrong version reported after an update",
+    "continues: the server is lost, gets the current weights and is used again; a version mismatch",
     "update to lost",
     "the update",
     lambda _: LOADING,
 )
 OTHER_WEIGHTS: Final = Fault(
-    "other weights loaded into it by somebody else",
-    "goes on: what it drew with them is discarded, then as above; a version mismatch",
-    "asked for to lost",
-    "its next answer, or `rollout.health_interval_s` and an answer",
+    "other weights loaded into it by someone else",
+    "continues: tokens generated with them are discarded, then as above; a version mismatch",
+    "load requested to lost",
+    "its next reply, or `rollout.health_interval_s` and a reply",
     lambda health: LOADING + health.interval_s + AT_ONCE,
 )
 
@@ -173,11 +173,11 @@ def damaged_weights(lab: FaultLab) -> Seconds:
         (line,) = str(error).splitlines()
         assert "v00000002/model.safetensors is damaged" in line, line
         return {DAMAGED.name: ended_s - moment.s}
-    raise AssertionError("a run ended well whose weights were damaged")
+    raise AssertionError("a run with damaged weights ended without an error")
 
 
 def wrong_version_echoed(lab: FaultLab) -> Seconds:
-    """After an update it names another version than that it was sent."""
+    """After an update the server reports another version than it was sent."""
     moment = Moment()
 
     def fault(case: Case) -> None:
@@ -202,7 +202,7 @@ def wrong_version_echoed(lab: FaultLab) -> Seconds:
 
 
 def other_weights(lab: FaultLab) -> Seconds:
-    """Somebody else loads old weights into it, in the middle of its answers."""
+    """Someone else loads old weights into the server while it generates."""
     moment = Moment()
 
     def fault(case: Case) -> None:
@@ -213,12 +213,12 @@ def other_weights(lab: FaultLab) -> Seconds:
             servers = case.servers
             try:
                 while not servers.counts["engine_losses"]:
-                    # Never both at once: two loads at a time end SGLang 0.5.23.
+                    # Not concurrently: two loads at a time crash SGLang 0.5.23.
                     async with servers._weights_lock:
                         version = servers.weights.version
                         moment.s = time.monotonic()
                         await stranger.load_weights(lab.first, PauseMode.RETRACT)
-                    # A version that was on its way sets it right before anyone has looked.
+                    # A pending update may repair it before a check notices.
                     while (
                         not servers.counts["engine_losses"] and servers.weights.version == version
                     ):
@@ -236,13 +236,13 @@ def other_weights(lab: FaultLab) -> Seconds:
 
 
 def hung(lab: FaultLab) -> Seconds:
-    """It still takes connections and answers nothing, and later goes on as if nothing had been."""
+    """The server accepts connections without replying, and later continues normally."""
     moment = Moment()
 
     async def hang() -> None:
         moment.now()
         try:
-            await asyncio.sleep(lab.patience.hangs_s)
+            await asyncio.sleep(lab.timings.hangs_s)
         finally:
             lab.signal_victim(signal.SIGCONT)
 
@@ -258,7 +258,7 @@ def hung(lab: FaultLab) -> Seconds:
 
 
 def stalled(lab: FaultLab) -> Seconds:
-    """Its HTTP process answers for itself, and what computes behind it later goes on."""
+    """The HTTP process replies while the compute process hangs, and later continues."""
     moment = Moment()
 
     async def stall() -> None:
@@ -266,7 +266,7 @@ def stalled(lab: FaultLab) -> Seconds:
         for process in lab.victim_speaks():
             process.resume()
         try:
-            await asyncio.sleep(lab.patience.hangs_s)
+            await asyncio.sleep(lab.timings.hangs_s)
         finally:
             lab.signal_victim(signal.SIGCONT)
 
@@ -281,7 +281,7 @@ def stalled(lab: FaultLab) -> Seconds:
 
 
 def computing_killed(lab: FaultLab) -> Seconds:
-    """The process behind the one that speaks HTTP dies; its owner starts the server again."""
+    """The compute process dies; the owner restarts the server."""
     moment = Moment()
 
     def fault(case: Case) -> None:
@@ -290,7 +290,7 @@ def computing_killed(lab: FaultLab) -> Seconds:
             for process in lab.victim_computes():
                 process.kill()
             lab.signal_victim(signal.SIGCONT)
-            # SGLang's other processes end, too; vLLM's go on, and say that it is broken.
+            # SGLang's other processes end too; vLLM's keep running and report an error.
             while not case.servers.counts["engine_losses"]:
                 await asyncio.sleep(POLL_S)
             await lab.restart_victim()
@@ -305,11 +305,11 @@ def computing_killed(lab: FaultLab) -> Seconds:
 
 
 def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
-    """The same below `train`: a real trainer and real rewards, attached to both servers."""
+    """A hung server in a complete run: real trainer and rewards, attached to both servers."""
     state, steps = RunState(), 5
     moment: list[float] = []
     tasks: list[asyncio.Task[None]] = []
-    health = lab.patience.health
+    health = lab.timings.health
     config = tiny_config(
         lab.root,
         f"rollout.addresses=[{lab.survivor_address},{lab.victim_address}]",
@@ -322,8 +322,8 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
     groups = config.dataset.batch_size
 
     async def hang() -> None:
-        assert state.live is not None
-        client = state.live.servers.alive[VICTIM].client
+        assert state.performer is not None
+        client = state.performer.servers.alive[VICTIM].client
         await lab.stop_victim_in_mid_answer(lambda: client)
         moment.append(time.time())
 
@@ -333,7 +333,11 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
 
     try:
         result = do_run(
-            config, on_step=on_step, answer_tokens=answer_tokens, reward_fn=even_digits, state=state
+            config,
+            on_step=on_step,
+            response_tokens=response_tokens,
+            reward_fn=even_digits,
+            state=state,
         )
     finally:
         lab.signal_victim(signal.SIGCONT)
@@ -352,11 +356,11 @@ def hung_in_a_whole_run(lab: FaultLab) -> Seconds:
 
 
 def killed_while_loading_then_started_with_old_weights(lab: FaultLab) -> Seconds:
-    """It dies in an update; whoever runs it starts it again with what it began with."""
+    """The server dies in an update; its owner restarts it with its first weights."""
     moment = Moment()
 
     async def kill_and_restart() -> None:
-        await asyncio.sleep(0.1)  # an update is on its way to a server that does not answer
+        await asyncio.sleep(0.1)  # the update has been sent to a server that does not reply
         moment.now()
         lab.signal_victim(signal.SIGKILL)
         await lab.restart_victim()
@@ -387,7 +391,7 @@ def killed_while_loading_then_started_with_old_weights(lab: FaultLab) -> Seconds
 
 
 def killed_while_generating_and_its_port_stolen(lab: FaultLab) -> Seconds:
-    """It is killed, and another program takes its port before it is started again."""
+    """The server is killed, and another program takes its port before the restart."""
     moment = Moment()
     victim, port = lab.borrowed()
     with socket.socket() as thief:
@@ -405,7 +409,7 @@ def killed_while_generating_and_its_port_stolen(lab: FaultLab) -> Seconds:
     case.check_nothing_was_lost()
     case.check_counts(losses=1)
     case.check_tokens_were_kept()
-    (given_up,) = [note for note in case.notes if "does not come back" in note]
+    (given_up,) = [note for note in case.notes if "did not come back" in note]
     assert f"port {port}" in given_up
     lost, gone = [t for t, what in case.happened if isinstance(what, EngineLost)]
     return {KILLED.name: lost - moment.s, PORT_STOLEN.name: gone - moment.s}
@@ -422,13 +426,13 @@ RUNS: Final[dict[Run, tuple[Fault, ...]]] = {
     killed_while_loading_then_started_with_old_weights: (KILLED_LOADING, OLD_WEIGHTS),
     killed_while_generating_and_its_port_stolen: (KILLED, PORT_STOLEN),
 }
-"""Every run and the faults in it; the last one leaves no victim behind."""
+"""Every run and its faults; after the last one there is no victim."""
 
 
 def when_generating(
     lab: FaultLab, case: Case, strike: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Once engine 1 is stopped in the middle of an answer, strike; `case.wait_for` holds steps."""
+    """Call `strike` once engine 1 is stopped during a response; `case.wait_for` holds steps."""
 
     async def stop_and_strike() -> None:
         await lab.stop_victim_in_mid_answer(case.victim)
@@ -444,7 +448,7 @@ def when_generating(
 
 
 def hold_until_back(case: Case) -> None:
-    """Steps wait until a server has come back."""
+    """Hold training steps until a server has come back."""
     case.wait_for(lambda: case.servers.counts["engine_restarts"] > 0)
 
 

@@ -1,8 +1,8 @@
 """Real servers under the real coordinator and pipeline, with faults.
 
-    engine 0   the survivor: an embedded engine that somebody else runs, the same for every case
-    engine 1   the victim, of the backend that is tested; somebody else runs it, too (the lab),
-               unless a case borrows it as if the run had started it
+    engine 0   the survivor: an embedded engine, run by the lab, the same for every case
+    engine 1   the victim, of the tested backend; also run by the lab, unless a case borrows it as
+               if the run had started it
 
 In a `case` the trainer is a stand-in (`stand_in`); `faults.hung_in_a_whole_run` has a real one.
 """
@@ -34,12 +34,12 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.performer import LiveRun
+from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.rollout import Rollout, request_id
 from areal_lab.pipeline.servers.attach import attach
-from areal_lab.pipeline.servers.health import Health
-from areal_lab.pipeline.servers.pool import Place, Servers
-from areal_lab.pipeline.servers.push import Bring, Weights, courier_from
+from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
+from areal_lab.pipeline.servers.push import PushTo, Weights, prepare_push_from
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import RunHeader
@@ -53,47 +53,47 @@ from tests.fault_lab.case import (
     STEPS,
     VICTIM,
     Case,
-    answer_tokens,
+    response_tokens,
 )
 from tests.fault_lab.stand_in import POLL_S, EvenDigits, StandInTrainer, load_model
 
 DRAIN_S = 0.2
-"""In which what a stopped server had sent has arrived."""
+"""Time until everything that a stopped server had sent is received."""
 BOUND_S = 300.0
-"""No case takes longer, whatever hangs: beyond this it fails."""
+"""Timeout of a case, whatever hangs."""
 START_BOUND_S = 600.0
-"""No server takes longer to start, on a machine that does much else."""
+"""Timeout of a server's start on a busy machine."""
 PROBLEMS = tuple(Problem(prompt=f"{n}+1=", answer=str(n + 1), key=str(n)) for n in range(64))
 Fault = Callable[[Case], None]
-"""Prepares a case: puts something into `case.on`, or damages something."""
+"""Prepares a case: sets `case.on`, or damages something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long things take in a lab."""
+class LabTimings:
+    """Timings of a lab."""
 
-    health: Health
+    health: HealthLimits
     hangs_s: float
-    """A server that is stopped goes on after so long."""
+    """Time for which a server is stopped."""
 
 
-QUICK = Patience(health=Health(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
-"""For an engine that computes little else and answers at once."""
-AS_SHIPPED = Patience(
-    health=Health(
-        interval_s=RolloutConfig.health_interval_s,
-        timeout_s=RolloutConfig.health_timeout_s,
+QUICK = LabTimings(health=HealthLimits(interval_s=0.2, timeout_s=1.3, stall_s=1.3), hangs_s=2.5)
+"""For an engine that replies immediately."""
+AS_SHIPPED = LabTimings(
+    health=HealthLimits(
+        interval_s=RolloutConfig().health_interval_s,
+        timeout_s=RolloutConfig().health_timeout_s,
         stall_s=20.0,
     ),
     hangs_s=30.0,
 )
-"""The defaults of the configuration, but for a stall: a step of a tiny model takes no minutes."""
+"""The defaults of the configuration, except for a stall: steps of a tiny model are short."""
 _COMPUTES = re.compile("^(sglang::scheduler|VLLM::EngineCore)")
-"""Titles of processes that compute behind another that speaks HTTP."""
+"""Titles of compute processes behind an HTTP process."""
 
 
-def patience_of(backend: str) -> Patience:
-    """Of the lab with this engine."""
+def timings_of(backend: str) -> LabTimings:
+    """The timings of the lab with this engine."""
     return QUICK if backend == "embedded" else AS_SHIPPED
 
 
@@ -103,10 +103,10 @@ class FaultLab:
 
     root: Path
     backend: str
-    patience: Patience
+    timings: LabTimings
     model_path: Path
     first: WeightsFolder
-    """What servers are started with."""
+    """The weights that servers are started with."""
     runner: asyncio.Runner
     cases: int = 0
     _survivor: EngineProcess | None = None
@@ -126,7 +126,7 @@ class FaultLab:
             self.victim = self.victim or await self.launch(VICTIM, self.backend)
             self._victim_pid = self.victim.child.pid
 
-        # Each is kept as soon as it runs, so that it is stopped if the other one fails.
+        # Each is stored as soon as it runs, so that it is stopped if the other one fails.
         async with asyncio.TaskGroup() as starting:
             starting.create_task(survivor())
             starting.create_task(victim())
@@ -139,24 +139,24 @@ class FaultLab:
 
     @property
     def survivor_address(self) -> str:
-        """Where engine 0 is."""
+        """Address of engine 0."""
         assert self._survivor is not None, "the lab is open"
         return self._survivor.base_url
 
     @property
     def victim_address(self) -> str:
-        """Where engine 1 is."""
+        """Address of engine 1."""
         assert self.victim is not None, "it was borrowed and is gone"
         return self.victim.base_url
 
-    def attached(self) -> Place:
-        """The victim as a server that somebody else runs."""
+    def attached(self) -> EngineSource:
+        """The victim as an attached server."""
         return self._attacher(self.victim_address)
 
-    def borrowed(self) -> tuple[Place, int]:
+    def borrowed(self) -> tuple[EngineSource, int]:
         """The victim as if the run had started it, on a fixed port, and that port.
 
-        A second start is a real one. The lab has no victim from then on, until it opens again.
+        A second start is a real one. The lab has no victim afterwards, until it opens again.
         """
         first, self.victim = self.victim, None
         assert first is not None, "it was borrowed and is gone"
@@ -167,36 +167,36 @@ class FaultLab:
         async def start() -> EngineProcess:
             return there.pop() if there else await self.launch(VICTIM, self.backend, port)
 
-        return Place(open=start), port
+        return EngineSource(open=start), port
 
     def signal_victim(self, number: signal.Signals) -> None:
         """Send a signal to the victim's processes, borrowed or not."""
         os.killpg(self._victim_pid, number)
 
     def victim_computes(self) -> list[psutil.Process]:
-        """Its processes that compute; the only one it has, if it has no other."""
+        """The victim's compute processes, or its only process."""
         whole = psutil.Process(self._victim_pid)
         found = [one for one in whole.children(recursive=True) if _COMPUTES.match(title(one))]
         return found or [whole]
 
     def victim_speaks(self) -> list[psutil.Process]:
-        """The others."""
+        """The victim's other processes."""
         whole = psutil.Process(self._victim_pid)
         computes = self.victim_computes()
         return [one for one in (whole, *whole.children(recursive=True)) if one not in computes]
 
     async def stop_victim_in_mid_answer(self, client: Callable[[], EngineClient | None]) -> None:
-        """Stop the victim's processes (SIGSTOP) once a long answer of it is under way.
+        """Stop the victim's processes (SIGSTOP) once it is generating a long response.
 
         Args:
-            client: the connection of whoever waits for answers, if there is one.
+            client: returns the client that waits for responses, if there is one.
         """
         names = [request_id("train", group, s) for group in range(64) for s in range(SAMPLES)]
 
         def in_the_middle() -> bool:
             asked = client()
             return asked is not None and any(
-                SHORT <= asked.sure_tokens(name) < LONG for name in names
+                SHORT <= asked.confirmed_tokens(name) < LONG for name in names
             )
 
         while True:
@@ -209,7 +209,7 @@ class FaultLab:
             await asyncio.sleep(POLL_S)
 
     async def restart_victim(self) -> None:
-        """What its owner does: see it dead, and start it again on its port, as the first time."""
+        """Restart the victim on its port, as its owner would."""
         assert self.victim is not None, "it was borrowed and is gone"
         port = _port(self.victim)
         await self.victim.stop(at_once=True)
@@ -232,17 +232,17 @@ class FaultLab:
             request_timeout_s=BOUND_S,
         )
 
-    def _attacher(self, address: str) -> Place:
+    def _attacher(self, address: str) -> EngineSource:
         async def wait() -> EngineClient:
             return await attach(
                 address, self.model_path, request_timeout_s=BOUND_S, ready_timeout_s=BOUND_S
             )
 
-        return Place(open=wait)
+        return EngineSource(open=wait)
 
     # --- a run ---
 
-    def case(self, victim: Place, fault: Fault, *, max_restarts: int = 0) -> Case:
+    def case(self, victim: EngineSource, fault: Fault, *, max_restarts: int = 0) -> Case:
         """Run one case.
 
         Raises:
@@ -250,14 +250,14 @@ class FaultLab:
         """
         return self.runner.run(self._bounded(victim, fault, max_restarts))
 
-    async def _bounded(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+    async def _bounded(self, victim: EngineSource, fault: Fault, max_restarts: int) -> Case:
         try:
             async with asyncio.timeout(BOUND_S):
                 return await self._case(victim, fault, max_restarts)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 
-    async def _case(self, victim: Place, fault: Fault, max_restarts: int) -> Case:
+    async def _case(self, victim: EngineSource, fault: Fault, max_restarts: int) -> Case:
         self.cases += 1
         root = self.root / f"case-{self.cases}"
         for name in ("trajectories", "checkpoints"):
@@ -265,24 +265,26 @@ class FaultLab:
         trainer = StandInTrainer(load_model(self.model_path), root / "weights")
         weights = trainer.write()
         notes: list[str] = []
-        carry = courier_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
+        carry = prepare_push_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
 
-        def courier(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> Bring:
-            bring = carry(weights, clients, mode)
+        def prepare_push(
+            weights: Weights, clients: Sequence[EngineClient], mode: PauseMode
+        ) -> PushTo:
+            push_to = carry(weights, clients, mode)
 
             async def tell_and_bring(client: EngineClient) -> object:
                 case.before_load(client, weights.version)
-                return await bring(client)
+                return await push_to(client)
 
             return tell_and_bring
 
-        servers = Servers(
-            places={0: self._attacher(self.survivor_address), VICTIM: victim},
-            health=self.patience.health,
+        servers = ServerPool(
+            sources={0: self._attacher(self.survivor_address), VICTIM: victim},
+            health=self.timings.health,
             max_restarts=max_restarts,
             pause_mode=PauseMode.RETRACT,
             weights=weights,
-            courier=courier,
+            prepare_push=prepare_push,
             note=notes.append,
         )
         case = Case(servers=servers, trainer=trainer, folder=RunFolder(root), notes=notes)
@@ -292,7 +294,7 @@ class FaultLab:
             await self._drive(case, weights)
             await asyncio.gather(*case.tasks)
         finally:
-            # Else one that waits for what will not happen any more outlasts every bound.
+            # Otherwise a task that waits for an event that never comes would outlast every bound.
             for task in case.tasks:
                 task.cancel()
             await asyncio.gather(*case.tasks, return_exceptions=True)
@@ -308,7 +310,7 @@ class FaultLab:
         )
         with EventLog(case.folder.events, header, clock=time.time) as log:
             case.log = log
-            live = LiveRun(
+            performer = RunPerformer(
                 folder=case.folder,
                 log=log,
                 rollout=Rollout(
@@ -318,7 +320,7 @@ class FaultLab:
                     sampling=SamplingParams(max_new_tokens=LONG),
                     run_seed=1,
                     running_samples=16,
-                    answer_tokens=answer_tokens,
+                    response_tokens=response_tokens,
                     recomputed=case.recomputed,
                 ),
                 source=PromptSource(PROBLEMS, seed=1),
@@ -329,26 +331,28 @@ class FaultLab:
                 on_step=lambda _: None,
                 weights={0: weights},
             )
-            live.begin()
+            performer.begin()
             events: asyncio.Queue[Event] = asyncio.Queue()
             started = RunStarted(await case.servers.begin(events.put_nowait))
-            driving = asyncio.create_task(drive(Coordinator(LIMITS), live, started, events, case))
-            losing = asyncio.create_task(case.servers.given_up.wait())
+            drive_task = asyncio.create_task(
+                drive(Coordinator(LIMITS), performer, started, events, case)
+            )
+            loss_task = asyncio.create_task(case.servers.given_up.wait())
             try:
-                await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
-                if losing.done():
-                    assert case.servers.last_words is not None
-                    raise case.servers.last_words
-                case.finish = driving.result()
+                await asyncio.wait({drive_task, loss_task}, return_when=asyncio.FIRST_COMPLETED)
+                if loss_task.done():
+                    assert case.servers.last_error is not None
+                    raise case.servers.last_error
+                case.finish = drive_task.result()
             finally:
-                live.log_counts()
-                driving.cancel()
-                losing.cancel()
+                performer.log_counts()
+                drive_task.cancel()
+                loss_task.cancel()
 
 
 @contextmanager
 def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
-    """A lab; its servers are started by `open`, and stopped in the end."""
+    """A lab; `open` starts its servers, and they are stopped at the end."""
     model_path = root / "model"
     write_tiny_model(model_path, initializer_range=0.2, head_size=32)
     first = write_weights(load_model(model_path), root / "first", 0, dtype=torch.float32)
@@ -356,7 +360,7 @@ def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
         lab = FaultLab(
             root=root,
             backend=backend,
-            patience=patience_of(backend),
+            timings=timings_of(backend),
             model_path=model_path,
             first=first,
             runner=runner,
@@ -368,7 +372,7 @@ def fault_lab(root: Path, backend: str) -> Iterator[FaultLab]:
 
 
 def title(process: psutil.Process) -> str:
-    """What `ps` shows of it."""
+    """The command line of a process, as in `ps`."""
     return " ".join(process.cmdline())
 
 

@@ -1,4 +1,4 @@
-"""Write the table of `docs/reliability.md` from what the tests of faults saw.
+"""Write the table of `docs/reliability.md` from the measurements of the fault tests.
 
 python -m pytest -m "sglang or not sglang" tests/real_engines/test_faults.py \\
     -o junit_family=xunit1 --junitxml=faults.xml
@@ -15,14 +15,14 @@ from xml.etree import ElementTree
 
 from areal_lab.host.cpu import processor_name
 from tests.fault_lab.faults import RUNS, Fault
-from tests.fault_lab.lab import patience_of
+from tests.fault_lab.lab import timings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
 ENGINES = {"embedded": "embedded", "sglang": "SGLang", "vllm": "vLLM"}
 FAULTS: tuple[Fault, ...] = tuple(fault for faults in RUNS.values() for fault in faults)
 SEEN = "seconds seen: "
-"""Begins the name under which a test records a fault's seconds."""
+"""Prefix of the property in which a test records a fault's seconds."""
 
 Seen = dict[tuple[str, str], float]
 """Seconds by engine and name of the fault."""
@@ -34,7 +34,7 @@ def main(reports: list[str]) -> None:
     tests = [test for root in roots for test in root.iter("testcase")]
     broken = [one.get("name") for one in tests if {"failure", "error"} & {x.tag for x in one}]
     if broken or not tests:
-        sys.exit(f"{', '.join(reports)}: {broken or 'no test'}; the page tells of runs that passed")
+        sys.exit(f"{', '.join(reports)}: {broken or 'no test'} failed; the page needs passed tests")
     seen = {key: seconds for test in tests for key, seconds in recorded(test).items()}
     days = sorted({(one.get("timestamp") or "")[:10] for r in roots for one in r.iter("testsuite")})
     where = f"{processor_name()}, {len(os.sched_getaffinity(0))} cores"
@@ -45,7 +45,7 @@ def main(reports: list[str]) -> None:
 
 
 def recorded(test: ElementTree.Element) -> Seen:
-    """What one test recorded."""
+    """The measurements that one test recorded."""
     properties = {
         one.get("name") or "": one.get("value") or ""
         for one in test.iterfind("properties/property")
@@ -59,7 +59,7 @@ def recorded(test: ElementTree.Element) -> Seen:
 
 def table(seen: Mapping[tuple[str, str], float]) -> str:
     """One row per fault, one column per engine."""
-    head = ["what happens", "what the run does", "seconds from", "bound", *ENGINES.values()]
+    head = ["fault", "the run", "seconds from", "bound", *ENGINES.values()]
     rows = [head, ["---"] * len(head)]
     for fault in FAULTS:
         cells = [cell(engine, fault, seen) for engine in ENGINES]
@@ -68,10 +68,10 @@ def table(seen: Mapping[tuple[str, str], float]) -> str:
 
 
 def cell(engine: str, fault: Fault, seen: Mapping[tuple[str, str], float]) -> str:
-    """Seconds seen and allowed."""
+    """Measured seconds and the bound."""
     if (engine, fault.name) not in seen:
         return "not run"
-    bound_s = fault.bound_s(patience_of(engine).health)
+    bound_s = fault.bound_s(timings_of(engine).health)
     return f"{seen[engine, fault.name]:.1f} of {bound_s:.0f}"
 
 

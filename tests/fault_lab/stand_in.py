@@ -1,7 +1,7 @@
-"""A trainer that trains nothing: it moves the weights at random and keeps every version.
+"""A stand-in trainer that changes the weights at random and keeps every version.
 
-So each token of a run can be scored again with the version that the engine named, and a step ends
-exactly when a case wants it to. Rewards are counted without a process, too.
+So log-probs of each token can be computed again with the version that the engine reported, and a
+case decides when a step ends. Rewards need no process either.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ HELD_FROM = 2
 """The version before the first step that may wait for the case."""
 POLL_S = 0.005
 NOISE = 0.003
-"""Standard deviation of what a step adds to each weight: enough to tell versions apart."""
+"""Standard deviation of the change of each weight per step: enough to distinguish versions."""
 
 
 @dataclass
 class StandInTrainer:
-    """Answers what a trainer answers."""
+    """Implements the calls of a trainer's client."""
 
     model: PreTrainedModel
     root: Path
@@ -42,19 +42,19 @@ class StandInTrainer:
     versions: dict[int, PreTrainedModel] = field(default_factory=dict)
     trained: list[Trajectory] = field(default_factory=list)
     damage: Callable[[WeightsFolder], None] = lambda _: None
-    """Done to each folder before engines are told of it."""
+    """Applied to each folder before engines load it."""
     hold: Callable[[], bool] = lambda: False
-    """From the third on, no step ends while this holds, so that what is to happen comes in time."""
+    """While it returns True, no step after the second ends, so that a fault can happen first."""
 
     def __post_init__(self) -> None:
         self.versions[0] = copy.deepcopy(self.model)
 
     def write(self) -> WeightsFolder:
-        """The weights of the present version."""
+        """Write the weights of the current version."""
         return write_weights(self.model, self.root, self.version, dtype=torch.float32)
 
     async def train(self, batch: Any) -> Any:
-        """Move every weight a little."""
+        """Change every weight slightly."""
         self.trained.extend(batch.trajectories)
         while self.version >= HELD_FROM and self.hold():
             await asyncio.sleep(POLL_S)
@@ -69,7 +69,7 @@ class StandInTrainer:
         return SimpleNamespace(version=self.version, metrics=metrics, spans=())
 
     async def export(self) -> Any:
-        """Write the weights, and damage them if this is asked for."""
+        """Write the weights, damaged if the case wants that."""
         weights = self.write()
         self.damage(weights)
         return SimpleNamespace(weights=weights, span=_span())
@@ -89,7 +89,7 @@ class EvenDigits:
 
 
 def rescored_gap(versions: dict[int, PreTrainedModel], trajectory: Trajectory) -> float:
-    """Largest difference of a log-prob from that of the version that it is said to be of."""
+    """Largest difference between a reported log-prob and that of its reported version."""
     tokens = [token for part in trajectory.segments for token in part.tokens]
     inputs = torch.tensor([[*trajectory.prompt_tokens, *tokens]])
     at, largest = len(trajectory.prompt_tokens), 0.0

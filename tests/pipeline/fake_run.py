@@ -45,7 +45,7 @@ HELD_OUT_S = 9.0
 
 @dataclass
 class FakeGroup:
-    """One group on its way; its samples advance together, one token each at a time."""
+    """One running group; its samples advance together, one token at a time."""
 
     start: StartGroup
     begun_s: float
@@ -54,14 +54,14 @@ class FakeGroup:
     """Tokens the longest sample has."""
     since_s: float = 0.0
     stretches: list[tuple[int, int, int]] = field(default_factory=list)
-    """(version, first token, token after the last)."""
+    """(version, first token, end token)."""
     epoch: int = 0
-    """Raised at every pause: an end scheduled before is void."""
+    """Incremented at every pause, which invalidates ends scheduled before."""
     generated_s: float = math.inf
 
 
 class FakeRun:
-    """Performs actions by scheduling events at drawn times."""
+    """Performs actions by scheduling events at random times."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class FakeRun:
         running = [g for g in self.groups.values() if g.start.engine == engine]
         if all(math.isfinite(g.generated_s) for g in running):
             self._decoded(engine)
-        judged_s = self.now_s + self.chance.uniform(0.05, 0.35)
+        scored_s = self.now_s + self.chance.uniform(0.05, 0.35)
         segments = [
             [[v, min(b, length) - a] for v, a, b in group.stretches if min(b, length) > a]
             for length in group.lengths
@@ -209,7 +209,7 @@ class FakeRun:
             engine=engine,
             start_s=group.begun_s,
             generated_s=self.now_s,
-            end_s=judged_s,
+            end_s=scored_s,
             samples=[
                 {"segments": s, "reward": float(self._is_right()), "finish_reason": "stop"}
                 for s in segments
@@ -217,7 +217,7 @@ class FakeRun:
         )
         head = min(s[0][0] for s in segments)
         tail = max(s[-1][0] for s in segments)
-        self._later(judged_s - self.now_s, GroupFinished(group.start.group, head, tail))
+        self._later(scored_s - self.now_s, GroupFinished(group.start.group, head, tail))
         del self.groups[group.start.group]
 
     def _is_right(self) -> bool:

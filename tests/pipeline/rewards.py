@@ -1,4 +1,4 @@
-"""What tiny runs are judged by, apart: a reward worker imports the file, and no torch with it."""
+"""The reward of tiny runs, in its own file so that a reward worker imports no torch."""
 
 from __future__ import annotations
 

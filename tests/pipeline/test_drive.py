@@ -32,7 +32,7 @@ from areal_lab.pipeline.drive import drive
 
 @dataclass
 class Log:
-    """Everything the shell was told, in order."""
+    """All events and actions, in order."""
 
     entries: list[Event | Action] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Log:
 
 @dataclass
 class ToyMachine:
-    """Generates, trains and pushes in a few turns of the event loop; checks what it is asked."""
+    """Generates, trains and pushes in a few turns of the event loop; checks each call."""
 
     turns_per_group: int = 3
     fail_at_step: int | None = None

@@ -1,4 +1,4 @@
-"""What is printed where there is no terminal."""
+"""Progress output without a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from areal_lab.pipeline.progress import Lines
 
 
-def test_what_is_waited_for_is_said_again_after_10_20_and_40_seconds() -> None:
+def test_reminders_come_after_10_20_and_40_seconds() -> None:
     out, now_s, waiting = io.StringIO(), 0.0, ""
     lines = Lines(Console(file=out), lambda: waiting, clock=lambda: now_s)
     lines.phase("waiting for 1 sglang server(s) to start")
@@ -18,12 +18,12 @@ def test_what_is_waited_for_is_said_again_after_10_20_and_40_seconds() -> None:
         lines.remind()
         if second == 50:
             lines.note("training")
-            waiting = "trainer (step 1)"
+            waiting = "the trainer (step 1)"
     assert out.getvalue().splitlines() == [
         "[   0.0 s] waiting for 1 sglang server(s) to start",
         "[  10.0 s] still: waiting for 1 sglang server(s) to start (10 s)",
         "[  20.0 s] still: waiting for 1 sglang server(s) to start (20 s)",
         "[  40.0 s] still: waiting for 1 sglang server(s) to start (40 s)",
         "[  50.0 s] training",
-        "[  60.0 s] still waiting for trainer (step 1) (10 s)",
+        "[  60.0 s] still waiting for the trainer (step 1) (10 s)",
     ]

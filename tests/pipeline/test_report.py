@@ -115,8 +115,8 @@ def test_a_run_killed_after_its_header_is_reported(tmp_path):
     EventLog(tmp_path / "events.jsonl", header, clock=lambda: START_S).close()
     (tmp_path / "summary.json").write_text('{"status": "failed", "error": "the engine died"}')
     page = format_run(tmp_path)
-    assert "no training step was finished" in page
-    assert "training did not begin" in page
+    assert "no training step finished" in page
+    assert "training did not start" in page
     assert "nothing was trained on" in page
     assert "error       the engine died" in page
     assert all(path.exists() for path in write_report(tmp_path))
@@ -137,7 +137,7 @@ def test_a_header_that_cannot_replay_is_reported_and_no_error(finished, tmp_path
     assert "cannot be replayed" in format_run(folder)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no events\.jsonl"):
         format_run(tmp_path)
 

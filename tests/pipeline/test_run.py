@@ -1,4 +1,4 @@
-"""Whole runs with real processes on a tiny model: what the claims of the project rest on."""
+"""Complete runs with real processes on a tiny model, which support the project's claims."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """An asynchronous run whose long answers meet new weights, with every version saved."""
+    """An asynchronous run in which long responses are interrupted; every version is saved."""
     config = tiny_config(
         tmp_path_factory.mktemp("interrupted"),
         f"total_train_steps={STEPS}",
@@ -50,7 +50,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
         "save_every_steps=1",
         "rollout.max_concurrent_rollouts=8",
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     return result.folder, result.summary
 
 
@@ -93,7 +93,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
         if len(sample["parts"]) > 1
     ]
     assert max(right for right, _ in rescored) < 1e-4
-    # The test could not tell versions apart if neighboring ones scored alike.
+    # The test needs adjacent versions to give different log-probs.
     assert max(wrong for _, wrong in rescored) > 1e-3
 
 
@@ -130,7 +130,7 @@ def test_adapters_are_merged_for_engines_and_checkpoints(tmp_path: Path) -> None
         "actor.lora_rank=4",
         "actor.optimizer.lr=5e-3",
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     assert result.summary["status"] == "complete"
     assert result.summary["version_mismatches"] == 0
     models = checkpoints(result.folder)
@@ -174,9 +174,9 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
 
     def kill(report: StepReport) -> None:
         del report
-        assert state.live is not None
+        assert state.performer is not None
         # The step that runs when an engine is lost still ends, and another may be getting ready.
-        engines = [server.child for server in state.live.servers.alive.values()]
+        engines = [server.child for server in state.performer.servers.alive.values()]
         children = engines if victim == "engine 0" else state.children[:1]
         for child in children:
             assert child is not None
@@ -230,7 +230,7 @@ def test_an_error_of_the_run_is_not_hidden_by_that_of_its_summary(
             raise OSError("no space left")
         write(folder, name, value)
 
-    monkeypatch.setattr("areal_lab.pipeline.run.bring_up", fail)
+    monkeypatch.setattr("areal_lab.pipeline.run.start_run", fail)
     config = tiny_config(tmp_path)
     with pytest.raises(OSError, match="no engine starts here"):
         do_run(config)
@@ -254,7 +254,7 @@ def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Pat
     assert not any(root.exists() for root in roots)
 
 
-def test_an_interrupt_ends_the_command_in_order_and_counts_what_was_not_trained(
+def test_an_interrupt_ends_the_command_in_order_and_counts_untrained_groups(
     tmp_path: Path,
 ) -> None:
     process = start_command(tmp_path, "total_train_steps=10000", "eta=2")
@@ -274,7 +274,7 @@ def test_an_interrupt_ends_the_command_in_order_and_counts_what_was_not_trained(
 
 
 def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """`areal-lab train` on the tiny model, in a process of its own."""
+    """`areal-lab train` on the tiny model, in a separate process."""
     config = tiny_config(folder, *overrides)
     path = folder / "config.yaml"
     path.write_text(OmegaConf.to_yaml(config.model_dump()))
@@ -287,7 +287,7 @@ def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def wait_for_steps(process: subprocess.Popen[str], steps: int) -> None:
-    """Read the progress until so many steps were reported."""
+    """Read the progress until this many steps are reported."""
     assert process.stderr is not None
     seen = []
     for line in process.stderr:

@@ -27,7 +27,7 @@ from tests.pipeline.tiny_run import tiny_config
 def left_early(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[TrainingRun, list[StepReport]]:
-    """A run of somebody's own problems, reward and loss, left after its second step."""
+    """A run with custom problems, reward and loss, left after its second step."""
     config = tiny_config(tmp_path_factory.mktemp("left"), "total_train_steps=1000")
     problems = ProblemSet(train=own_problems("12345678"), held_out=own_problems("9"))
     scale = 0.5
@@ -137,7 +137,7 @@ def test_two_batches_are_in_flight_unless_eta_admits_less() -> None:
     assert limits_of(config).max_in_flight == 5
 
 
-def test_an_error_after_the_loop_was_left_is_raised_by_whoever_asks(tmp_path: Path) -> None:
+def test_an_error_after_the_loop_was_left_is_raised_when_results_are_read(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "total_train_steps=1000")
     run = areal_lab.train(config, reward_fn=even_digits)
     for _ in run:

@@ -51,7 +51,7 @@ def do_run(
     config: TrainConfig,
     *,
     on_step: Callable[[StepReport], None] = lambda _: None,
-    answer_tokens: Callable[[GroupId, int], int] | None = None,
+    response_tokens: Callable[[GroupId, int], int] | None = None,
     reward_fn: Callable[..., float] | None = None,
     state: RunState | None = None,
     stop: StopSignal | None = None,
@@ -64,7 +64,7 @@ def do_run(
             on_step=on_step,
             display=Silent(),
             stop=stop or StopSignal(),
-            answer_tokens=answer_tokens,
+            response_tokens=response_tokens,
             reward_fn=reward_fn,
             state=state,
         )
@@ -112,5 +112,5 @@ def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple
 
 
 def long_tail(group: int, sample: int) -> int:
-    """Most answers are short, one in four takes many decode steps."""
+    """Most responses are short, one in four takes many decode steps."""
     return 120 if (group + sample) % 4 == 0 else 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -13,8 +13,11 @@ import pytest
 
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError, Kind
+from areal_lab.config.record import Record
 from areal_lab.config.schema import Operation, RolloutConfig, TrainConfig
+from areal_lab.control.order import ORDERS
 from areal_lab.control.routing import ROUTINGS
+from areal_lab.control.schedule import SCHEDULES
 from areal_lab.data.arithmetic import OPERATIONS, arithmetic_problems
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
@@ -23,6 +26,8 @@ from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.check import check, check_transfer, notes
+from simulator.config.schema import RolloutConfig as SimulatedRollout
+from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
 
 GIB = 1 << 30
@@ -158,14 +163,26 @@ def test_a_batch_may_be_all_the_problems(configured: Configured) -> None:
     check(configured("dataset.batch_size=60"))
 
 
-def test_names_in_the_schema_are_those_of_the_code() -> None:
-    choices = {
-        name: get_args(RolloutConfig.model_fields[name].annotation)
-        for name in ("pause_mode", "transfer", "routing")
-    }
-    assert set(choices["pause_mode"]) == {mode.value for mode in PauseMode}
-    assert set(choices["transfer"]) == {transfer.value for transfer in Transfer}
-    assert set(choices["routing"]) == set(ROUTINGS)
+@pytest.mark.parametrize(
+    ("record", "name", "names"),
+    [
+        (RolloutConfig, "schedule", SCHEDULES),
+        (RolloutConfig, "batch_order", ORDERS),
+        (RolloutConfig, "routing", ROUTINGS),
+        (RolloutConfig, "pause_mode", PauseMode),
+        (RolloutConfig, "transfer", Transfer),
+        (ScheduleConfig, "name", SCHEDULES),
+        (ScheduleConfig, "batch_order", ORDERS),
+        (SimulatedRollout, "routing", ROUTINGS),
+    ],
+)
+def test_choices_of_a_field_are_the_names_in_the_code(
+    record: type[Record], name: str, names: Iterable[str]
+) -> None:
+    assert set(get_args(record.model_fields[name].annotation)) == set(names)
+
+
+def test_operations_of_the_schema_are_those_of_the_data() -> None:
     assert set(get_args(Operation)) == set(OPERATIONS)
 
 
@@ -234,7 +251,7 @@ def test_what_is_no_address_is_refused_before_any_is_tried(
 @pytest.mark.parametrize("end", ["", "/"])
 def test_an_address_counts_once(configured: Configured, end: str) -> None:
     config = configured(f"rollout.addresses=['http://h:1', 'http://h:1{end}']")
-    assert "twice; each server once" in refused(config)
+    assert "twice; list each server once" in refused(config)
 
 
 def test_engine_ports_end_where_ports_end(configured: Configured) -> None:

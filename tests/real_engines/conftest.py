@@ -61,7 +61,7 @@ def announce(request: pytest.FixtureRequest) -> Announce:
 async def start(
     name: str, weights: WeightsFolder, log_path: Path, announce: Announce
 ) -> EngineProcess:
-    """Start a server of an engine, or fail with the last lines of its log and what mends it."""
+    """Start a server of an engine, or fail with the last lines of its log and the fix."""
     announce(f"waiting for the {name} server (log: {log_path}) ... ")
     began_s = time.monotonic()
     try:

@@ -14,12 +14,12 @@ class Facts:
 
     name: str
     seeded: bool
-    """Whether a seed decides the draws of a request."""
+    """Whether a seed determines the sampled tokens of a request."""
     whole_logprobs: bool
     """Whether log-probs are of the whole vocabulary where top-k or top-p cut it, and not of the
     tokens left."""
     tempered_top_1: bool
-    """Whether log-probs of `top_k=1` are at the temperature that was asked for; else at 1, as those
+    """Whether log-probs of `top_k=1` are at the requested temperature; otherwise at 1, as those
     of greedy decoding."""
     error: float
     """Largest difference of a log-prob from a plain forward pass, both in float32, tiny model."""
@@ -30,9 +30,9 @@ class Facts:
     whole_digest: bool
     """Whether its digest covers all weights."""
     biased_in_place: bool
-    """Whether an answer goes on with old keys and values after an update in place."""
+    """Whether a response continues with old keys and values after an update in place."""
     same_draws_after: tuple[PauseMode, ...]
-    """Interruptions after which a seeded sample goes on with the draws that it would have had."""
+    """Interruptions after which a seeded sample continues as it would have without them."""
 
 
 EMBEDDED: Final = Facts(
@@ -64,7 +64,7 @@ SGLANG: Final = Facts(
 VLLM: Final = Facts(
     name="vllm",
     seeded=True,
-    # Its log-probs are either before the temperature or after everything that changes the draws.
+    # Its log-probs are either before the temperature or after all changes of the distribution.
     whole_logprobs=False,
     tempered_top_1=True,
     error=1e-5,
@@ -72,9 +72,9 @@ VLLM: Final = Facts(
     counts_shared_tokens=False,
     # On a CPU it repacks the weights of linear layers and takes the digest of an empty tensor.
     whole_digest=False,
-    # Measured: its answers go on as if the new weights had read the whole prefix.
+    # Measured: its responses continue as if the new weights had computed the whole prefix.
     biased_in_place=False,
-    # Its generator of a request goes on from where it is, so a request sent again starts over.
+    # Its random generator belongs to the request, so a resubmitted request starts over.
     same_draws_after=(PauseMode.RETRACT, PauseMode.IN_PLACE),
 )
 ENGINES: Final = {facts.name: facts for facts in (EMBEDDED, SGLANG, VLLM)}

@@ -31,11 +31,11 @@ VOCABULARY = 97
 END_TOKEN = 1
 CONTEXT = 1024
 LONG = 300
-"""Tokens of an answer that is still running when something happens to it."""
+"""Tokens of a response that is still running when something happens to it."""
 LONGEST = 900
 """The same, where what happens takes more than one call: vLLM may be through with 300 by then."""
 BOUND_S = 120.0
-"""No test of a tiny model takes longer, on a machine that does much else."""
+"""Timeout of a test of a tiny model on a busy machine."""
 
 
 def tiny_model(seed: int, *, intermediate_size: int = 96) -> PreTrainedModel:
@@ -101,7 +101,7 @@ class Lab:
         return self.written[version]
 
     def fresh_weights(self, version: int) -> WeightsFolder:
-        """The same in a folder of its own, to be damaged."""
+        """A copy in a separate folder, to be damaged."""
         folder = self.root / f"fresh-{self.fresh}"
         self.fresh += 1
         return write_weights(self.models[version], folder, version, dtype=torch.float32)
@@ -129,7 +129,9 @@ class Lab:
         """Requests on their way, each seen to have some tokens."""
         task = asyncio.create_task(self.client.generate(requests))
         try:
-            while not all(self.client.arrived_tokens(one.request_id) >= tokens for one in requests):
+            while not all(
+                self.client.received_tokens(one.request_id) >= tokens for one in requests
+            ):
                 assert not task.done(), f"it ended too early: {task.exception() or task.result()}"
                 await self.client.ready()  # paces the loop
             yield task
@@ -138,7 +140,7 @@ class Lab:
             task.cancel()
 
     def errors(self, version: int, prompt: Sequence[int], result: Generated) -> Tensor:
-        """For each token of an answer, how far its log-prob is from that of a plain forward pass
+        """For each token of a response, how far its log-prob is from that of a plain forward pass
         of this version over the whole sequence."""
         reported = [value for segment in result.segments for value in segment.logprobs]
         plain = plain_logprobs(self.models[version], prompt, tokens_of(result))
@@ -146,7 +148,7 @@ class Lab:
 
 
 def request(name: str, prompt: Sequence[int], count: int, **sampling: Any) -> GenerateRequest:
-    """A request that ends at its length only, unless told otherwise."""
+    """A request that ends only at its length, unless set otherwise."""
     values = {"ignore_eos": not sampling.get("stop_token_ids"), **sampling}
     return GenerateRequest(
         request_id=name,
@@ -156,7 +158,7 @@ def request(name: str, prompt: Sequence[int], count: int, **sampling: Any) -> Ge
 
 
 def tokens_of(result: Generated) -> list[int]:
-    """All tokens of an answer."""
+    """All tokens of a response."""
     return [token for segment in result.segments for token in segment.tokens]
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters alone, into servers that take them: what each token was drawn by, and what stays.
+"""LoRA adapters in servers that support them: versions of tokens, and which adapters stay.
 
 Version n is adapter n on the weights that the server was started with; a plain model with that
 adapter merged says what its log-probs are.
@@ -124,7 +124,7 @@ def test_log_probs_are_of_the_adapter_that_is_named(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_running_answers_go_on_under_the_next_adapter(lab: Lab) -> None:
+def test_running_responses_continue_under_the_next_adapter(lab: Lab) -> None:
     async def scenario() -> None:
         requests = [request(f"long-{index}", PROMPT, LONG, seed=index) for index in range(4)]
         async with lab.running(requests) as drawing:
@@ -133,7 +133,7 @@ def test_running_answers_go_on_under_the_next_adapter(lab: Lab) -> None:
                 await lab.load(version, PauseMode.ABORT)
                 assert not drawing.done()
                 await lab.client.resume()
-                while not all(lab.client.arrived_tokens(one.request_id) > 5 for one in requests):
+                while not all(lab.client.received_tokens(one.request_id) > 5 for one in requests):
                     await lab.client.ready()
         for result in await drawing:
             assert versions_of(result) == [1, 2, 3]
@@ -153,7 +153,7 @@ def test_running_answers_go_on_under_the_next_adapter(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_what_is_sent_while_adapters_change_is_drawn_by_the_new_one(lab: Lab) -> None:
+def test_requests_sent_while_adapters_change_use_the_new_one(lab: Lab) -> None:
     async def scenario() -> None:
         await lab.client.pause(PauseMode.ABORT)
         waiting = asyncio.create_task(
@@ -186,7 +186,7 @@ def test_adapters_of_some_layers_are_served(lab: Lab, targets: tuple[str, ...]) 
 
 
 def test_a_server_says_that_it_takes_adapters(lab: Lab) -> None:
-    assert lab.run(lab.client.takes_adapters())
+    assert lab.run(lab.client.supports_adapters())
 
 
 def test_old_adapters_go(lab: Lab) -> None:
@@ -226,7 +226,7 @@ def test_an_adapter_that_is_refused_leaves_the_one_before(lab: Lab) -> None:
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
 def test_other_pauses_are_refused_before_anything_happens(lab: Lab, mode: PauseMode) -> None:
     async def scenario() -> None:
-        with pytest.raises(EngineError, match="and mode abort"):
+        with pytest.raises(EngineError, match="and pause mode abort"):
             await lab.client.load_weights(lab.written[2], mode)
         (result,) = await lab.client.generate([request("after", PROMPT, 3)])
         assert versions_of(result) == [1]

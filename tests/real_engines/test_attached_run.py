@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sglang
 
 
 async def started(engine: str, weights: WeightsFolder, folder: Path) -> EngineProcess:
-    """Somebody else's server."""
+    """A server that the run did not start."""
     return await launch_engine(
         engine,
         ServerOptions(

@@ -1,4 +1,4 @@
-"""What the pipeline relies on, of every engine alike: tokens, log-probs, versions, interruptions.
+"""The contract of all engines with the pipeline: tokens, log-probs, versions, interruptions.
 
 Each test runs against a real server of each engine. Where engines differ, `engines.py` says so.
 """
@@ -97,7 +97,7 @@ def test_greedy_tokens_are_those_of_transformers(lab: Lab) -> None:
         assert tokens_of(result) == expected[0, len(prompt) :].tolist()
 
 
-def test_a_seed_decides_the_draws_where_an_engine_has_seeds(lab: Lab) -> None:
+def test_a_seed_determines_the_tokens_where_an_engine_has_seeds(lab: Lab) -> None:
     async def scenario() -> list[list[int]]:
         client = lab.client
         (alone,) = await client.generate([request("alone", PROMPTS[0], 30, seed=7)])
@@ -111,7 +111,7 @@ def test_a_seed_decides_the_draws_where_an_engine_has_seeds(lab: Lab) -> None:
     assert (alone == among[2]) is lab.facts.seeded
 
 
-def test_top_k_1_is_greedy_and_top_p_draws_from_the_head(lab: Lab) -> None:
+def test_top_k_1_is_greedy_and_top_p_samples_from_the_head(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         return await lab.client.generate(
             [
@@ -136,7 +136,7 @@ def test_top_k_1_is_greedy_and_top_p_draws_from_the_head(lab: Lab) -> None:
     [({"top_k": 1}, top_k(1)), ({"top_k": 5}, top_k(5)), ({"top_p": 0.3}, top_p(0.3))],
     ids=["top_k=1", "top_k=5", "top_p=0.3"],
 )
-def test_log_probs_after_top_k_or_top_p_are_of_what_an_engine_says(
+def test_log_probs_after_top_k_or_top_p_are_of_the_documented_distribution(
     lab: Lab, cut: dict[str, float], keep: Cutoff
 ) -> None:
     async def scenario() -> list[Generated]:
@@ -156,7 +156,7 @@ def test_log_probs_after_top_k_or_top_p_are_of_what_an_engine_says(
     assert (expected - reported).abs().max() < lab.facts.error
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it(lab: Lab) -> None:
+def test_stop_tokens_end_a_response_and_belong_to_it(lab: Lab) -> None:
     async def scenario() -> tuple[Generated, Generated]:
         (free,) = await lab.client.generate([request("free", PROMPTS[0], 30, temperature=0.0)])
         stop = tokens_of(free)[4]
@@ -171,7 +171,7 @@ def test_stop_tokens_end_an_answer_and_belong_to_it(lab: Lab) -> None:
     assert stopped.finish_reason == "stop"
 
 
-def test_the_models_end_token_ends_an_answer_unless_it_is_to_be_ignored(lab: Lab) -> None:
+def test_the_models_end_token_ends_a_response_unless_it_is_ignored(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         both = [
             request(f"{name}{index}", [index + 2], 200, ignore_eos=name == "on", seed=index)
@@ -189,7 +189,7 @@ def test_the_models_end_token_ends_an_answer_unless_it_is_to_be_ignored(lab: Lab
         assert tokens_of(result).index(END_TOKEN) == len(tokens_of(result)) - 1
 
 
-def test_what_cannot_be_served_is_refused_in_one_line(lab: Lab) -> None:
+def test_an_unservable_request_is_refused_in_one_line(lab: Lab) -> None:
     async def scenario(prompt: list[int], count: int) -> str:
         with pytest.raises(EngineError) as raised:
             await lab.client.generate([request("r", prompt, count)])
@@ -216,7 +216,7 @@ def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab
     assert max(others) <= len(prompt)
 
 
-def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> None:
+def test_a_server_reports_its_dialect_and_its_version(lab: Lab) -> None:
     async def scenario() -> None:
         assert await dialect_at(lab.engine.base_url) is lab.client.api
         assert await lab.client.engine_name() == lab.engine.backend
@@ -231,7 +231,7 @@ def test_an_address_tells_its_dialect_and_its_engine_its_version(lab: Lab) -> No
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
 def test_exact_modes_recompute_under_the_new_weights(lab: Lab, mode: PauseMode) -> None:
     """Spans are those that re-scoring proves, and later tokens equal a full recompute. A request
-    sent during the pause begins under the new weights."""
+    sent during the pause starts under the new weights."""
 
     async def scenario() -> tuple[list[Generated], Generated]:
         client = lab.client
@@ -263,9 +263,7 @@ def test_exact_modes_recompute_under_the_new_weights(lab: Lab, mode: PauseMode) 
     assert versions_of(held) == [1]
 
 
-def test_in_place_goes_on_with_the_old_cache_and_its_bias_is_shown(
-    lab: Lab, announce: Announce
-) -> None:
+def test_in_place_continues_with_the_old_cache_and_is_biased(lab: Lab, announce: Announce) -> None:
     async def scenario() -> tuple[Generated, Generated]:
         client = lab.client
         async with lab.running([request("r", INTERRUPTED_PROMPT, LONG, seed=3)]) as answers:
@@ -331,7 +329,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
     async def scenario(mode: PauseMode) -> list[Generated]:
         requests = [request(f"{mode}-{i}", [i + 2, 5], 400, seed=i) for i in range(12)]
         task = asyncio.create_task(lab.client.generate(requests))
-        while not lab.client.arrived_tokens(requests[0].request_id):
+        while not lab.client.received_tokens(requests[0].request_id):
             await lab.client.ready()
         await lab.client.pause(mode)
         await lab.load(1, mode)
@@ -348,7 +346,7 @@ def test_waiting_requests_survive_every_kind_of_pause(lab: Lab) -> None:
 
 
 def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
-    """Eight places are taken by requests nobody waits for; the next one runs long before those
+    """Eight slots are taken by requests of a client that left; the next one runs long before those
     could have ended."""
 
     async def scenario() -> int:
@@ -356,7 +354,7 @@ def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
         for round_ in range(3):
             requests = [request(f"{round_}-{i}", [5, 6], 900) for i in range(8)]
             task = asyncio.create_task(client.generate(requests))
-            while not all(client.arrived_tokens(one.request_id) for one in requests):
+            while not all(client.received_tokens(one.request_id) for one in requests):
                 await client.ready()
             task.cancel()
             await asyncio.wait({task})
@@ -372,7 +370,7 @@ def test_a_client_that_hangs_up_frees_its_places(lab: Lab) -> None:
 
 def test_a_server_that_was_not_started_for_adapters_says_so(lab: Lab) -> None:
     if lab.facts.name != "embedded":  # never is
-        assert not lab.run(lab.client.takes_adapters())
+        assert not lab.run(lab.client.supports_adapters())
 
 
 def test_versions_and_digests_follow_the_weights(lab: Lab) -> None:

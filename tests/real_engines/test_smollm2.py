@@ -64,7 +64,7 @@ def test_logprobs_are_as_exact_as_those_of_transformers(
 
 
 def scored(folder: Path, dtype: torch.dtype, results: list[Generated]) -> Tensor:
-    """Log-probs of the drawn tokens by transformers in this type, all answers in a row."""
+    """Log-probs of the sampled tokens by transformers in this type, concatenated."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     for module in model.modules():
         # transformers' norms compute in float32, whatever the type of the model.

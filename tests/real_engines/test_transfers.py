@@ -1,4 +1,4 @@
-"""Weights from this process's memory into real servers: what they then hold, and broken groups.
+"""Push weights from this process's memory into real servers; broken process groups.
 
 That a server holds what was sent is shown three times: by the push itself, which compares the
 server's checksums; by a digest that is the same as after loading a folder; and by its log-probs.
@@ -26,19 +26,19 @@ from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.link import EngineLink
-from areal_lab.engines.weights.push import Outcome, Pusher, Sending
+from areal_lab.engines.weights.push import ActivePush, Pusher, PushOutcome
 from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.preflight.check import check_transfer
-from areal_lab.training.process.pushing import ANSWER_MARGIN_S
+from areal_lab.training.process.pushing import REPLY_MARGIN_S
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 
 GROUP_TIMEOUT_S = 3.0
-ANSWER_S = GROUP_TIMEOUT_S + ANSWER_MARGIN_S
-"""Longest wait for one answer of an engine."""
+ANSWER_S = GROUP_TIMEOUT_S + REPLY_MARGIN_S
+"""Longest wait for one reply of an engine."""
 PROMPT = list(range(2, 40))
 TAKES_PUSHES = [n for n, backend in BACKENDS.items() if Transfer.DISTRIBUTED in backend.transfers]
 pushed_to = pytest.mark.parametrize("engine_lab", TAKES_PUSHES, indirect=True)
@@ -88,22 +88,22 @@ def member(lab: Lab, tmp_path: Path, announce: Announce) -> Iterator[EngineProce
 
 async def push(
     pusher: Pusher, lab: Lab, version: int, *others: EngineProcess, flush_cache: bool = True
-) -> Outcome:
+) -> PushOutcome:
     """Send the weights of a version to the server, and to others."""
-    pusher.hold(tied_once(lab.models[version]), version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
     targets = [EngineTarget(one.base_url) for one in (lab.engine, *others)]
     return await asyncio.to_thread(pusher.push, version, targets, flush_cache=flush_cache)
 
 
 async def assert_holds(lab: Lab, version: int) -> None:
-    """By what the server says, and by what it draws."""
+    """Check the weights by the server's report and by its samples."""
     assert await lab.client.version() == version
     (result,) = await lab.client.generate([request("holds", PROMPT, 40)])
     assert versions_of(result) == [version]
     assert lab.errors(version, PROMPT, result).max() < 10 * lab.facts.error
 
 
-# --- what is held ---
+# --- held weights ---
 
 
 @pushed_to
@@ -116,7 +116,7 @@ def test_a_server_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
         assert digests[1] != digests[2]
         for version in (1, 2, 1):
             assert (await push(pusher, lab, version)).failures == ()
-            await lab.client.took_weights(version, PauseMode.RETRACT)
+            await lab.client.confirm_push(version, PauseMode.RETRACT)
             assert await lab.client.digest() == digests[version]
             await assert_holds(lab, version)
         await lab.load(2)
@@ -128,7 +128,7 @@ def test_a_server_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
 
 @pushed_to
 @pytest.mark.parametrize("mode", list(PauseMode))
-def test_running_answers_go_on_under_what_was_sent(
+def test_running_responses_continue_under_the_sent_weights(
     lab: Lab, pusher: Pusher, mode: PauseMode
 ) -> None:
     in_place = mode is PauseMode.IN_PLACE
@@ -137,7 +137,7 @@ def test_running_answers_go_on_under_what_was_sent(
         async with lab.running([request("r", PROMPT, LONG)]) as answers:
             await lab.client.pause(mode)
             assert (await push(pusher, lab, 1, flush_cache=not in_place)).failures == ()
-            await lab.client.took_weights(1, mode)
+            await lab.client.confirm_push(1, mode)
             await lab.client.resume()
         return answers.result()
 
@@ -152,7 +152,7 @@ def test_running_answers_go_on_under_what_was_sent(
 
 
 @pushed_to
-def test_a_broadcast_that_does_not_fit_is_an_answer_and_the_next_one_is_taken(
+def test_a_broadcast_that_does_not_fit_is_refused_and_the_next_one_works(
     lab: Lab, grouped: Pusher
 ) -> None:
     """By HTTP it is one, too, of the embedded engine (`tests/engines`). SGLang dies of it; a run
@@ -223,13 +223,13 @@ def test_a_member_that_hangs_is_named_within_the_bound(
         outcome = lab.run(disturbed(stop, lab, sender, grouped, member))
     finally:
         os.kill(member.child.pid, signal.SIGCONT)
-    # The member's answer, and then the group of those that are left.
+    # The member's reply, then the group of the remaining engines.
     assert time.monotonic() - start_s < 2 * ANSWER_S
     (failure,) = outcome.failures
     assert (failure.engine, failure.phase) == (member.base_url, Phase.BROADCAST)
-    assert f"no answer to /update_weights_from_distributed within {ANSWER_S:g} s" in failure.message
+    assert f"no reply to /update_weights_from_distributed within {ANSWER_S:g} s" in failure.message
     lab.run(assert_holds(lab, 2))
-    # When it goes on, it is taken in again.
+    # When it continues, it joins again.
     assert lab.run(push(grouped, lab, 1, member)).failures == ()
     lab.run(assert_holds(lab, 1))
 
@@ -253,10 +253,10 @@ def test_a_server_that_hangs_during_the_broadcast_takes_the_next_one(
 
 
 @pushed_to
-def test_a_server_whose_group_is_left_answers_at_once(
+def test_a_server_whose_group_is_left_replies_at_once(
     lab: Lab, sender: BroadcastSender, grouped: Pusher
 ) -> None:
-    """As when the trainer dies: the server waits for a broadcast that never begins."""
+    """As when the trainer dies: the server waits for a broadcast that never starts."""
 
     async def scenario() -> None:
         assert (await push(grouped, lab, 1)).failures == ()
@@ -288,13 +288,13 @@ async def disturbed(
     sender: BroadcastSender,
     grouped: Pusher,
     *others: EngineProcess,
-) -> Outcome:
+) -> PushOutcome:
     """Version 1 goes through a group; then something happens to it, once, just before version 2."""
     assert (await push(grouped, lab, 1, *others)).failures == ()
     await assert_holds(lab, 1)
     broadcast = sender._broadcast
 
-    def disturbed_broadcast(sending: Sending) -> dict[EngineLink, TransferFailed]:
+    def disturbed_broadcast(sending: ActivePush) -> dict[EngineLink, TransferFailed]:
         sender._broadcast = broadcast  # type: ignore[method-assign]
         what()
         return broadcast(sending)

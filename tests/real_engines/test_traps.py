@@ -45,7 +45,7 @@ import torch
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import Generated, PauseMode
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
 from areal_lab.engines.weights.serialize import encode
@@ -55,7 +55,7 @@ from tests.real_engines.lab import LONG, LONGEST, Lab, request, tokens_of, versi
 
 PROMPT = list(range(2, 66))
 ANSWERS_S = 10.0
-"""A server that answers at all does so within this; SGLang's /health hangs for 20 s."""
+"""A server that replies does so within this time; SGLang's /health hangs for 20 s."""
 
 
 async def bare(lab: Lab, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -65,7 +65,7 @@ async def bare(lab: Lab, path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 def test_no_flush_is_asked_for_while_requests_live_in_the_cache(lab: Lab) -> None:
-    """SGLang refuses it after it has loaded the weights, and goes on reporting the old version."""
+    """SGLang refuses after it has loaded the weights, and still reports the old version."""
 
     async def scenario() -> list[Generated]:
         client = lab.client
@@ -85,7 +85,7 @@ def test_no_flush_is_asked_for_while_requests_live_in_the_cache(lab: Lab) -> Non
 
 @only("sglang")
 def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
-    """A client asks for the flush all the same: SGLang answers 400 and names the old version, with
+    """If a client requests the flush anyway, SGLang replies 400 and reports the old version, with
     new weights. Its digest tells."""
     flushing = replace(SGLANG, load=lambda weights, _: SGLANG.load(weights, PauseMode.RETRACT))
 
@@ -100,7 +100,7 @@ def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
             assert "cache was not flushed" in answer.json()["message"]
             assert await client.version() == 0
             assert await client.digest() != before
-            # The same by a client: it is told of a refusal, and finds out.
+            # Through our client: it gets a refusal, and detects the change.
             with pytest.raises(VersionMismatch, match="changed under the old version"):
                 await client.load_weights(lab.weights(2), PauseMode.IN_PLACE)
             await client.resume()
@@ -111,8 +111,8 @@ def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
 
 @pytest.mark.parametrize("mode", list(PauseMode))
 def test_later_requests_find_no_stale_prefix(lab: Lab, mode: PauseMode) -> None:
-    """SGLang keeps the prefixes of old weights in retract mode, too, unless it is told to flush;
-    in place it cannot be, so later requests have prefixes of their own."""
+    """SGLang keeps the prefixes of old weights in retract mode too, unless it must flush;
+    in place it cannot flush, so later requests use separate prefixes."""
 
     async def scenario() -> list[Generated]:
         client = lab.client
@@ -146,7 +146,7 @@ def test_requests_held_in_place_find_none_either(lab: Lab) -> None:
     assert lab.errors(1, PROMPT, result).max() < 10 * lab.facts.error
 
 
-def test_an_update_without_a_pause_does_not_wait_for_answers_to_end(lab: Lab) -> None:
+def test_an_update_without_a_pause_does_not_wait_for_responses_to_end(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         async with lab.running([request("r", PROMPT, 900)]) as answers:
             await lab.load(1)
@@ -193,7 +193,7 @@ def test_requests_that_are_held_outlast_their_time_limit(lab: Lab) -> None:
     assert len(tokens_of(result)) == 5
 
 
-def test_an_abort_meets_one_request_and_not_those_whose_names_begin_alike(lab: Lab) -> None:
+def test_an_abort_ends_one_request_and_not_those_with_the_same_prefix(lab: Lab) -> None:
     """SGLang aborts by prefix; vLLM ignores an id that is not its own."""
 
     async def scenario() -> list[Generated]:
@@ -207,7 +207,7 @@ def test_an_abort_meets_one_request_and_not_those_whose_names_begin_alike(lab: L
 
 
 def test_a_name_can_be_used_again_at_once(lab: Lab) -> None:
-    """SGLang aborts, two seconds after a streamed answer has ended, what has its id by then."""
+    """Two seconds after the end of a streamed reply, SGLang aborts any request with its id."""
 
     async def scenario() -> list[Generated]:
         begin_s = asyncio.get_running_loop().time()
@@ -261,10 +261,10 @@ def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(lab: Lab) -> Non
         assert (await bare(lab, "/begin_weight_update", {})).is_success
         assert (await bare(lab, "/begin_weight_update", {})).is_error
         await push(lab, 1)
-        await lab.client.took_weights(1, PauseMode.RETRACT)
+        await lab.client.confirm_push(1, PauseMode.RETRACT)
         await lab.client.resume()
         await assert_draws(lab, 1)
-        encoded = encode(list(tied_once(lab.models[2]).items())[:1]).decode()
+        encoded = encode(list(deduplicated_state(lab.models[2]).items())[:1]).decode()
         sessionless = {"serialized_named_tensors": [encoded], "flush_cache": False}
         assert (await bare(lab, "/update_weights_from_tensor", sessionless)).is_error
         await assert_draws(lab, 1)
@@ -275,13 +275,13 @@ def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(lab: Lab) -> Non
 @only("embedded", "sglang")
 def test_tensors_by_value_leave_the_server_alive(lab: Lab) -> None:
     """SGLang dies of tensors whose memory it is to open by a handle, as torch sends them by
-    default; here they come from this process, which is no parent of the server's."""
+    default; here they come from this process, which is not a parent of the server."""
 
     async def scenario() -> None:
         async with lab.running([request("r", PROMPT, LONG)]) as answers:
             await lab.client.pause(PauseMode.RETRACT)
             await push(lab, 1)
-            await lab.client.took_weights(1, PauseMode.RETRACT)
+            await lab.client.confirm_push(1, PauseMode.RETRACT)
             await lab.client.resume()
         assert versions_of(answers.result()[0]) == [0, 1]
         await assert_draws(lab, 1)
@@ -293,7 +293,7 @@ def test_tensors_by_value_leave_the_server_alive(lab: Lab) -> None:
 async def push(lab: Lab, version: int) -> None:
     """Send a version from this process's memory, as the trainer does."""
     pusher = Pusher(TensorSender(), timeout_s=ANSWERS_S)
-    pusher.hold(tied_once(lab.models[version]), version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
     target = EngineTarget(lab.engine.base_url)
     outcome = await asyncio.to_thread(pusher.push, version, [target], flush_cache=True)
     pusher.close()
@@ -301,7 +301,7 @@ async def push(lab: Lab, version: int) -> None:
 
 
 async def assert_draws(lab: Lab, version: int) -> None:
-    """The server draws with this version, whatever it says."""
+    """The server samples with this version, whatever it reports."""
     (result,) = await lab.client.generate([request("drawn", PROMPT, 20)])
     assert versions_of(result) == [version]
     assert lab.errors(version, PROMPT, result).max() < 10 * lab.facts.error

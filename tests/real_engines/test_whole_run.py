@@ -58,7 +58,7 @@ def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
         f"rollout.pause_mode={pause_mode}",
         *(LORA if transfer == "adapter" else ()),
     )
-    result = do_run(config, answer_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     folder, summary = result.folder, result.summary
     assert summary["status"] == "complete"
     assert summary["backend"] == engine
@@ -85,7 +85,7 @@ def owner_lives(segment: Path) -> bool:
 def test_a_server_that_is_started_again_gets_the_adapter_of_the_others(
     tmp_path: Path, engine: str
 ) -> None:
-    """It begins with the model's own weights, which are no version of the run any more."""
+    """It starts with the model folder's weights, which are not a current version of the run."""
     write_tiny_model(tmp_path / "model", initializer_range=0.2, head_size=32)
     config = tiny_config(
         tmp_path,
@@ -106,7 +106,7 @@ def test_a_server_that_is_started_again_gets_the_adapter_of_the_others(
             os.killpg(victim.pid, signal.SIGKILL)
 
     result = do_run(
-        config, on_step=on_step, answer_tokens=long_tail, reward_fn=even_digits, state=state
+        config, on_step=on_step, response_tokens=long_tail, reward_fn=even_digits, state=state
     )
     summary = result.summary
     assert summary["status"] == "complete"

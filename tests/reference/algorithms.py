@@ -36,7 +36,7 @@ def rows_of(*batch):
     return rows
 
 
-# --- shares of a row: what the sum over its tokens is multiplied with
+# --- shares of a row: the factor on the sum over its tokens
 
 
 def per_token(_row, rows):

@@ -62,7 +62,7 @@ def k3(rho):
 
 
 def rejected(rows, estimator, low, high, statistic):
-    """statistic is "token", or what is done with the estimates of a sequence."""
+    """statistic is "token", or the reduction of the estimates of a sequence."""
     result = []
     for row in rows:
         weights = [math.exp(x) for x in row]

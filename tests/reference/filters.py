@@ -45,5 +45,5 @@ def in_band(rewards, groups, low, high):
 
 
 def counts(length, finished, max_length):
-    """Whether an answer counts under overlong filtering."""
+    """Whether a response counts under overlong filtering."""
     return length < max_length or finished

@@ -1,4 +1,4 @@
-"""Losses of pairs of answers: floats and loops."""
+"""Losses of pairs of responses: floats and loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sequence_sums(logprobs, mask):
 
 
 def preferences(chosen, rejected, reference_chosen, reference_rejected):
-    """How much more than its reference the policy prefers the chosen answer."""
+    """How much more than its reference the policy prefers the chosen response."""
     return [
         math.log(math.exp(c - r) / math.exp(fc - fr))
         for c, r, fc, fr in zip(chosen, rejected, reference_chosen, reference_rejected, strict=True)
@@ -40,7 +40,7 @@ def ipo_loss(*logprobs, tau):
 
 
 def bradley_terry_loss(chosen, rejected, margins):
-    """Minus log of the probability that the chosen answer wins, its score lowered by the margin."""
+    """Minus log of the probability that the chosen response, its score less the margin, wins."""
     losses = []
     for c, r, m in zip(chosen, rejected, margins, strict=True):
         losses.append(-math.log(math.exp(c - m) / (math.exp(c - m) + math.exp(r))))

@@ -38,7 +38,7 @@ _EFFECTS: dict[str, Callable[[], Any]] = {
 
 
 def score(completion: str, example: Mapping[str, Any]) -> Any:
-    """1 for the right answer; some words have effects."""
+    """1 for the correct answer; some completions have effects."""
     if completion in _EFFECTS:
         return _EFFECTS[completion]()
     return completion == example["answer"]
@@ -61,12 +61,12 @@ async def score_async(completion: str, example: Mapping[str, Any]) -> Any:
 _waiting = asyncio.Event()
 
 
-class Judge:
+class ScoreObject:
     """An object that can be called and awaited."""
 
     async def __call__(self, completion: str, example: Mapping[str, Any]) -> float:
-        """1 for the right answer."""
+        """1 for the correct answer."""
         return float(completion == example["answer"])
 
 
-judge = Judge()
+score_object = ScoreObject()

@@ -24,10 +24,10 @@ EXAMPLE = {"answer": "13"}
 SHORT_S = 1.0
 
 
-def judge(
+def score_group(
     completions: Sequence[str], function: Any = SCORE, **settings: Any
 ) -> tuple[list[RewardOutcome], dict[str, int]]:
-    """Judge one group in a service of its own."""
+    """Score one group in a new service."""
 
     async def main() -> tuple[list[RewardOutcome], dict[str, int]]:
         async with RewardService(function, **{"max_error_rate": 1.0, **settings}) as service:
@@ -52,14 +52,14 @@ def wait_for_end(pid: int) -> None:
         os.close(descriptor)
 
 
-def test_a_group_is_judged_in_order() -> None:
-    outcomes, counts = judge(["13", "14", "13"])
+def test_a_group_is_scored_in_order() -> None:
+    outcomes, counts = score_group(["13", "14", "13"])
     assert [outcome.reward for outcome in outcomes] == [1.0, 0.0, 1.0]
     assert counts == {"ok": 3, "timeout": 0, "error": 0}
 
 
 def test_an_empty_group_has_no_outcomes() -> None:
-    assert judge([])[0] == []
+    assert score_group([])[0] == []
 
 
 def test_a_problem_reaches_the_function_as_a_mapping() -> None:
@@ -81,17 +81,17 @@ def test_functions_of_a_notebook_may_use_what_is_around_them() -> None:
     def score(completion: str, example: dict[str, str]) -> float:
         return bonus + len(completion) * (example == EXAMPLE)
 
-    assert judge(["13"], score)[0][0].reward == 2.25
+    assert score_group(["13"], score)[0][0].reward == 2.25
 
 
 def test_named_rewards_are_summed_unless_one_is_called_reward() -> None:
-    (parts, named), _ = judge(["parts", "named"])
+    (parts, named), _ = score_group(["parts", "named"])
     assert (parts.reward, parts.rewards) == (1.25, {"format": 0.25, "answer": 1.0})
     assert (named.reward, named.rewards) == (0.5, {"reward": 0.5, "length": 7.0})
 
 
 def test_a_hung_completion_costs_only_itself() -> None:
-    outcomes, counts = judge(["13", "hang", "13", "14"], timeout_s=SHORT_S)
+    outcomes, counts = score_group(["13", "hang", "13", "14"], timeout_s=SHORT_S)
     assert statuses(outcomes) == ["ok", "timeout", "ok", "ok"]
     assert math.isnan(outcomes[1].reward)
     assert "no reward after" in outcomes[1].detail
@@ -100,12 +100,12 @@ def test_a_hung_completion_costs_only_itself() -> None:
 
 def test_a_worker_that_ignores_being_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal_lab.host.processes.STOP_GRACE_S", 0.1)
-    outcomes, _ = judge(["ignore SIGTERM and hang", "13"], timeout_s=SHORT_S)
+    outcomes, _ = score_group(["ignore SIGTERM and hang", "13"], timeout_s=SHORT_S)
     assert statuses(outcomes) == ["timeout", "ok"]
 
 
 def test_a_crash_costs_only_its_completion_and_says_how_the_worker_ended() -> None:
-    outcomes, counts = judge(["13", "crash", "13", "exit", "13"])
+    outcomes, counts = score_group(["13", "crash", "13", "exit", "13"])
     assert statuses(outcomes) == ["ok", "error", "ok", "error", "ok"]
     assert "was killed by SIGABRT" in outcomes[1].detail
     assert "exited with 3" in outcomes[3].detail
@@ -118,14 +118,14 @@ def test_a_crash_costs_only_its_completion_and_says_how_the_worker_ended() -> No
         ("raise", "KeyError: 'planted'"),
         ("nothing", "returned None, but must return a number"),
         ("text", "returned '1.0', but must return a number"),
-        ("nan", "returned nan, but rewards are finite"),
+        ("nan", "returned nan, but rewards must be finite"),
     ],
 )
 @pytest.mark.parametrize("function", [SCORE, SCORE_ASYNC])
 def test_errors_carry_their_traceback_and_no_reward(
     function: str, completion: str, said: str
 ) -> None:
-    (outcome, good), _ = judge([completion, "13"], function)
+    (outcome, good), _ = score_group([completion, "13"], function)
     assert outcome.status == "error"
     assert math.isnan(outcome.reward)
     assert said in outcome.detail
@@ -145,29 +145,29 @@ def test_other_groups_do_not_wait_for_a_hung_one() -> None:
     asyncio.run(main())
 
 
-def test_an_async_function_judges_a_group_at_once() -> None:
+def test_an_async_function_scores_a_group_at_once() -> None:
     # In turn, the first would wait for the second for ever.
-    outcomes, _ = judge(["wait", "wake"], SCORE_ASYNC)
+    outcomes, _ = score_group(["wait", "wake"], SCORE_ASYNC)
     assert statuses(outcomes) == ["ok", "ok"]
 
 
 def test_an_async_function_that_hangs_is_cancelled_in_its_worker() -> None:
-    outcomes, _ = judge(["pid", "hang softly", "pid"], SCORE_ASYNC, timeout_s=SHORT_S)
+    outcomes, _ = score_group(["pid", "hang softly", "pid"], SCORE_ASYNC, timeout_s=SHORT_S)
     assert statuses(outcomes) == ["ok", "timeout", "ok"]
     assert outcomes[0].reward == outcomes[2].reward
 
 
 @pytest.mark.parametrize(("word", "status"), [("crash", "error"), ("hang", "timeout")])
-def test_what_brings_a_worker_down_among_many_is_found(
+def test_the_completion_that_crashes_a_worker_is_found(
     word: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal_lab.rewards.service._SOFT_TIMEOUT_GRACE_S", 0.0)
-    outcomes, _ = judge(["pause", word, "pause", "13"], SCORE_ASYNC, timeout_s=SHORT_S)
+    outcomes, _ = score_group(["pause", word, "pause", "13"], SCORE_ASYNC, timeout_s=SHORT_S)
     assert statuses(outcomes) == ["ok", status, "ok", "ok"]
 
 
 def test_an_object_with_an_async_call_is_awaited() -> None:
-    outcomes, _ = judge(["13", "14"], "tests.rewards.misbehaving:judge")
+    outcomes, _ = score_group(["13", "14"], "tests.rewards.misbehaving:score_object")
     assert [outcome.reward for outcome in outcomes] == [1.0, 0.0]
 
 
@@ -209,7 +209,7 @@ def test_a_function_that_cannot_be_loaded_is_an_error_at_the_start(
     function: str, said: str
 ) -> None:
     with pytest.raises(RewardError, match=said):
-        judge(["13"], function, workers=2)
+        score_group(["13"], function, workers=2)
 
 
 def test_cancelling_a_call_leaves_the_service_usable() -> None:
@@ -227,21 +227,21 @@ def test_cancelling_a_call_leaves_the_service_usable() -> None:
 
 
 def test_workers_end_with_the_service() -> None:
-    (outcome,), _ = judge(["pid"])
+    (outcome,), _ = score_group(["pid"])
     with pytest.raises(ProcessLookupError):
         os.kill(int(outcome.reward), 0)
 
 
 def test_workers_do_not_load_torch() -> None:
-    assert judge(["torch"])[0][0].reward == 0.0
+    assert score_group(["torch"])[0][0].reward == 0.0
 
 
-def test_what_the_function_prints_goes_to_the_log_folder(tmp_path: Path) -> None:
+def test_output_of_the_function_goes_to_the_log_folder(tmp_path: Path) -> None:
     def score(completion: str, example: dict[str, str]) -> float:
         print("looking at", completion, "for", example["answer"])
         return 1.0
 
-    judge(["14"], score, log_folder=tmp_path)
+    score_group(["14"], score, log_folder=tmp_path)
     assert "looking at 14 for 13" in (tmp_path / "reward-0.log").read_text()
 
 

@@ -34,7 +34,7 @@ from areal_lab.runlog.activity import (
     NOT_JOINED,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
-    NOTHING_TO_JUDGE,
+    NOTHING_TO_SCORE,
     ON_ITS_WAY,
     PAUSED,
     PAUSED_FOR_TRAINING,
@@ -142,13 +142,13 @@ def test_without_spans_everything_follows_from_events_and_actions():
     ]
     assert story(by_process["rewards"]) == [
         (BEFORE, 0.0, 1.0),
-        (NOTHING_TO_JUDGE, 1.0, 4.0),
+        (NOTHING_TO_SCORE, 1.0, 4.0),
         ("judge", 4.0, 5.0),
-        (NOTHING_TO_JUDGE, 5.0, 15.0),
+        (NOTHING_TO_SCORE, 5.0, 15.0),
     ]
 
 
-def test_spans_are_what_was_done_and_the_rest_has_a_cause():
+def test_spans_are_busy_time_and_the_rest_has_a_cause():
     log = log_of(
         *SYNCHRONOUS,
         span("trainer", "forward/backward", 5.5, 7.0),

@@ -34,7 +34,7 @@ def test_losses_are_counted_from_events_where_a_run_was_cut_before_it_noted_them
     assert (found.engine_losses, found.engine_restarts) == (3, 1)
 
 
-def test_what_happened_while_nobody_was_told_counts_too() -> None:
+def test_incidents_outside_training_count_too() -> None:
     found = incidents(log_of(("engine_losses", 2), EngineLost(0), ("engine_restarts", 1)))
     assert (found.engine_losses, found.engine_restarts) == (2, 1)
 

@@ -151,7 +151,7 @@ def test_infinity_is_a_string_in_the_line_and_a_float_again_in_the_record():
     assert decode(line).limits["eta"] == math.inf
 
 
-def test_a_reward_that_could_not_be_judged_is_nan_on_both_sides():
+def test_a_reward_that_failed_is_nan_after_a_round_trip():
     record = GroupRecord(
         group=0,
         engine=0,
@@ -190,13 +190,13 @@ def test_finite_json_reaches_into_lists_and_mappings():
         ('{"kind":"metric","process":"p","name":"n","t_s":0,"value":"big"}', "big"),
     ],
 )
-def test_what_cannot_be_read_says_why(line, says):
+def test_an_unreadable_line_says_why(line, says):
     with pytest.raises(ValueError, match=says):
         decode(line)
 
 
 def test_records_refuse_times_that_go_backwards_and_unequal_samples():
-    with pytest.raises(ValueError, match="must not end before"):
+    with pytest.raises(ValueError, match="must not end first"):
         SpanRecord(process="p", name="n", t_s=2.0, end_s=1.0)
     with pytest.raises(ValueError, match="one of each per sample"):
         GroupRecord(
@@ -209,7 +209,7 @@ def test_records_refuse_times_that_go_backwards_and_unequal_samples():
             segments=(),
             finish_reasons=(),
         )
-    with pytest.raises(ValueError, match="write it as a float"):
+    with pytest.raises(ValueError, match="use a float"):
         RunHeader(mode="train", started_at=0, limits={"eta": "inf"}, processes=())
 
 
@@ -240,7 +240,7 @@ def test_a_log_cut_anywhere_in_its_last_line_is_read_without_it(length):
 
 
 def test_a_broken_line_that_is_not_the_last_is_named():
-    with pytest.raises(ValueError, match="line 2 of the log is no JSON"):
+    with pytest.raises(ValueError, match="line 2 of the log is not JSON"):
         read_log([LINES[0], LINES[1][:10], LINES[2]])
 
 
@@ -254,7 +254,7 @@ def test_a_malformed_record_is_named_even_at_the_end():
     [
         ([], "no complete line"),
         ([LINES[0][:20]], "no complete line"),
-        (LINES[1:], "first line of a log is its run header"),
+        (LINES[1:], "first line of a log must be its run header"),
         ([LINES[0], LINES[0]], "second run header"),
     ],
 )

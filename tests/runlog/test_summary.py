@@ -125,10 +125,14 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
         kept_tokens=1234,
         version_mismatches=1,
     )
-    assert "2 lost, 1 came back; 7 samples went on elsewhere with 1,234 tokens" in text
-    assert "drawn again" not in text
-    assert "56 of unclear versions were drawn again" in shown(engine_losses=1, discarded_tokens=56)
-    assert "version mismatches    1, none of them used" in text
+    assert (
+        "2 lost, 1 came back; 7 samples resubmitted to other engines, keeping 1,234 tokens" in text
+    )
+    assert "generated again" not in text
+    assert "56 tokens of unknown versions were generated again" in shown(
+        engine_losses=1, discarded_tokens=56
+    )
+    assert "version mismatches    1; tokens of unknown" in text
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,10 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
         ({"interruptions": 3, "steps": 0}, "version mismatches    0\n"),
         ({"interruptions": 0, "steps": 1}, "version mismatches    0\n"),
         ({"interruptions": 0, "steps": 0}, ""),
-        ({"interruptions": 0, "steps": 0, "version_mismatches": 2}, "2, none of them used"),
+        (
+            {"interruptions": 0, "steps": 0, "version_mismatches": 2},
+            "2; tokens of unknown",
+        ),
     ],
 )
 def test_mismatches_are_shown_wherever_versions_changed(

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from areal_lab.engines.protocol import LoraShape
-from areal_lab.engines.weights.folder import tied_once
+from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.verify_folder import adapter_parameters, check_folder, linear_layers
 from areal_lab.training.lora import (
     add_lora,
@@ -105,7 +105,7 @@ def layers(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
 def test_a_new_adapter_changes_nothing_and_a_step_moves_nothing_but_adapters(
     folder: Path,
 ) -> None:
-    base = {name: value.clone() for name, value in tied_once(load_policy(folder)).items()}
+    base = {name: value.clone() for name, value in deduplicated_state(load_policy(folder)).items()}
     model = adapted(folder, moved=False)
     assert has_lora(model)
     assert not has_lora(load_policy(folder))
@@ -153,13 +153,13 @@ def test_merged_weights_and_the_adapter_are_the_model(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("transfer", ["folder", "adapter"])
-def test_what_engines_get(folder: Path, tmp_path: Path, transfer: str) -> None:
+def test_weights_for_engines(folder: Path, tmp_path: Path, transfer: str) -> None:
     model = adapted(folder, targets=("q_proj", "v_proj"))
     learner = learner_of(model, folder, transfer=transfer, weights_root=str(tmp_path))
     weights: Any = export(learner, 4, None)
     first = first_weights(learner, 4, weights)
 
-    check_folder(weights)  # the checksum is of what is there
+    check_folder(weights)  # the checksum matches the files
     assert weights.version == first.version == 4
     if transfer == "folder":
         assert weights.adapter is first.adapter is None
@@ -260,7 +260,7 @@ def test_which_layers_get_one(folder: Path) -> None:
     assert target_modules(model, ["all-linear"]) == ALL
     assert target_modules(model, ["down_proj", "q_proj"]) == ("q_proj", "down_proj")
     for wrong, words in (
-        (["lm_head"], "'lm_head' is no linear layer of this model that can have an adapter"),
+        (["lm_head"], "'lm_head' is not a linear layer of this model that can have an adapter"),
         (["q_proj", "query"], "'query' is no linear layer .*; there are q_proj, k_proj"),
         (["all-linear", "q_proj"], "'all-linear' is no linear layer"),
         ([], "it is empty"),

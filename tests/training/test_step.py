@@ -31,7 +31,7 @@ from areal_lab.functional import (
     token_mean,
 )
 from areal_lab.training import step as step_module
-from areal_lab.training.loss import choose_advantages, wanted_facts
+from areal_lab.training.loss import choose_advantages, requested_facts
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import (
@@ -140,11 +140,11 @@ def with_sgd(learner: Learner, lr: float) -> Learner:
 
 
 def with_loss(learner: Learner, function: Any) -> Learner:
-    """Another function in the place of the loss, and all else as it was."""
+    """A learner with another loss function, otherwise unchanged."""
     return dataclasses.replace(learner, loss=dataclasses.replace(learner.loss, function=function))
 
 
-def test_first_minibatch_gives_the_proximal_logprobs_that_a_pass_of_its_own_gives(
+def test_first_minibatch_gives_the_proximal_logprobs_of_a_separate_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
@@ -286,7 +286,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(folder
 
 
 class Plain(NamedTuple):
-    """Result of an own loss with one diagnostic of its own."""
+    """Result of a custom loss with one diagnostic."""
 
     loss: Tensor
     surprise: Tensor | None = None
@@ -307,7 +307,7 @@ def own_loss(
     return Plain(-(advantages * logprobs)[mask].sum() / token_count, -logprobs)
 
 
-def test_own_loss_by_import_path_sees_every_sample(folder: Path) -> None:
+def test_custom_loss_by_import_path_sees_every_sample(folder: Path) -> None:
     learner = learner_for(folder, loss_fn=f"{__name__}:own_loss")
     request = random_batch(equal_groups=1)
     outcome = train_batch(learner, request)
@@ -357,7 +357,7 @@ def of_prompts(
 
 
 def of_turns(*tensors: Tensor, token_count: int, sequences: Segments, turns: Segments) -> Any:
-    """A ratio of turns, which the trainer has to name: what it packs has no holes."""
+    """A ratio over turns, which the trainer must pass: packed tokens have no gaps between turns."""
     length = torch.bincount(turns.ids, minlength=turns.count)
     assert turns.ids.shape == sequences.ids.shape
     assert len(length) == turns.count
@@ -376,7 +376,7 @@ TURNS: list[tuple[int, int]] = []
 """Turns and sequences of each micro-batch that `of_turns` saw."""
 
 
-def test_a_loss_of_turns_is_told_them(folder: Path) -> None:
+def test_a_loss_over_turns_gets_them(folder: Path) -> None:
     TURNS.clear()
     request = random_batch()
     learner = learner_for(folder, loss_fn=f"{__name__}:of_turns")
@@ -391,7 +391,7 @@ def test_a_loss_of_turns_is_told_them(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [five_lines, of_sequences, of_prompts, of_turns])
-def test_own_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
+def test_custom_losses_do_not_change_with_micro_batches(folder: Path, function: Any) -> None:
     results = []
     for tokens in (4096, 30):
         learner = learner_for(
@@ -425,14 +425,14 @@ def test_named_losses_train_by_their_import_path(folder: Path, name: str) -> Non
 
 
 def test_bound_keywords_are_the_callers() -> None:
-    assert wanted_facts(of_sequences) == [
+    assert requested_facts(of_sequences) == [
         "sequences", "sequence_count", "groups", "group_count", "versions", "trainer_version",
     ]  # fmt: skip
-    assert wanted_facts(partial(decoupled_ppo, token_count=7)) == ["sequences"]
-    assert wanted_facts(decoupled_ppo) == ["token_count", "sequences"]
-    assert wanted_facts(five_lines) == []
-    assert wanted_facts(anchored_at_behavior(ppo, clip_epsilon=0.1)) == ["token_count"]
-    assert wanted_facts(anchored_at_behavior(ppo, token_count=3)) == []
+    assert requested_facts(partial(decoupled_ppo, token_count=7)) == ["sequences"]
+    assert requested_facts(decoupled_ppo) == ["token_count", "sequences"]
+    assert requested_facts(five_lines) == []
+    assert requested_facts(anchored_at_behavior(ppo, clip_epsilon=0.1)) == ["token_count"]
+    assert requested_facts(anchored_at_behavior(ppo, token_count=3)) == []
 
 
 def of_four(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Plain:
@@ -459,7 +459,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return group_advantages(rewards, groups, baseline=mean_of_others, scale=no_scale)
 
 
-def test_own_advantages_by_import_path(folder: Path) -> None:
+def test_custom_advantages_by_import_path(folder: Path) -> None:
     request = random_batch()
     learner = learner_for(folder, advantage_fn=f"{__name__}:leave_one_out")
     ours = batch_advantages(request.trajectories, learner.advantages)
@@ -565,7 +565,7 @@ def test_minibatches_are_whole_groups_in_equal_number() -> None:
     trajectories = random_batch(groups=5, samples=2).trajectories
     split = split_by_group(trajectories, 2)
     assert split == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
-    with pytest.raises(ValueError, match="has only 5 groups"):
+    with pytest.raises(ValueError, match="must be <= 5"):
         split_by_group(trajectories, 6)
 
 

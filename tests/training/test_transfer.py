@@ -26,7 +26,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import checksum
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, Phase, WeightsInMemory
-from areal_lab.pipeline.servers.push import courier_from
+from areal_lab.pipeline.servers.push import prepare_push_from
 from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import Pushed, PushRequest, SaveRequest, Span
 from tests.training.tiny import random_batch, save_model, settings_for
@@ -100,15 +100,15 @@ by_both = pytest.mark.parametrize("pair", ["http_tensor", "distributed"], indire
 
 
 @by_both
-def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair) -> None:
+def test_an_engine_holds_the_exported_version_while_training_continues(pair: Pair) -> None:
     trainer, engine = pair.trainer, pair.engine
 
     async def work() -> None:
         first = await pair.exported()
         saved = await trainer.save(SaveRequest(pair.root / "v1"))
         assert first.checksum == checksum(load_file(saved.path / "model.safetensors"))
-        # The next step changes the parameters under way: what is sent is a copy.
-        bring = courier_from(trainer)(first, [engine.client], PauseMode.RETRACT)
+        # The next step changes the parameters meanwhile, but a copy is sent.
+        bring = prepare_push_from(trainer)(first, [engine.client], PauseMode.RETRACT)
         await asyncio.gather(bring(engine.client), pair.step())
         assert await engine.client.version() == first.version == 1
         digest = await engine.client.digest()
@@ -117,7 +117,7 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
         second = (await trainer.export()).weights
         assert second.version == 2
         assert second.checksum != first.checksum
-        # A version that is no longer held is the caller's mistake, and the trainer lives on.
+        # Requesting a version that is no longer held is the caller's error; the trainer continues.
         target = (EngineTarget(engine.base_url),)
         with pytest.raises(TrainingError, match=r"asked to push version 1, but held are \[2\]"):
             await trainer.push(PushRequest(1, target, flush_cache=True))
@@ -131,12 +131,12 @@ def test_an_engine_holds_what_was_exported_while_the_trainer_goes_on(pair: Pair)
 
 
 @by_http
-def test_an_engine_that_is_gone_is_an_answer_and_not_the_trainers_end(pair: Pair) -> None:
+def test_a_lost_engine_is_reported_and_does_not_end_the_trainer(pair: Pair) -> None:
     async def work() -> None:
         weights = await pair.exported()
         os.kill(pair.engine.child.pid, signal.SIGKILL)
         await pair.engine.child.died()
-        bring = courier_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
+        bring = prepare_push_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
         with pytest.raises(EngineUnreachable, match="opening the update failed") as raised:
             await bring(pair.engine.client)
         assert "\n" not in str(raised.value)
@@ -150,7 +150,7 @@ def test_a_trainer_that_dies_while_it_pushes_is_named(pair: Pair) -> None:
     async def work() -> None:
         weights = await pair.exported()
         os.kill(pair.engine.child.pid, signal.SIGSTOP)
-        bring = courier_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
+        bring = prepare_push_from(pair.trainer)(weights, [pair.engine.client], PauseMode.RETRACT)
         pushing = asyncio.create_task(bring(pair.engine.client))
         await asyncio.sleep(0)
         os.kill(pair.trainer.child.pid, signal.SIGKILL)
@@ -176,13 +176,13 @@ class FakeTrainer:
 
 
 class FakeClient:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.told: list[object] = []
 
-    async def took_weights(self, version: int, mode: PauseMode) -> None:
+    async def confirm_push(self, version: int, mode: PauseMode) -> None:
         self.told.append((version, mode))
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> None:
@@ -191,7 +191,7 @@ class FakeClient:
 
 def outcomes(trainer: FakeTrainer, clients: list[FakeClient], mode: PauseMode) -> list[object]:
     async def run() -> list[object]:
-        bring = courier_from(trainer, ranks=2)(  # type: ignore[arg-type]
+        bring = prepare_push_from(trainer, ranks=2)(  # type: ignore[arg-type]
             WeightsInMemory(version=4, checksum="", size_bytes=0),
             clients,  # type: ignore[arg-type]
             mode,
@@ -230,7 +230,7 @@ def test_all_engines_get_one_push_and_each_its_own_end(
 def test_a_folder_is_read_by_each_engine(tmp_path: Path) -> None:
     weights = WeightsFolder(path=tmp_path, version=1, checksum="", size_bytes=0)
     client, trainer = FakeClient("http://a"), FakeTrainer()
-    bring = courier_from(trainer)(weights, [client], PauseMode.ABORT)  # type: ignore[arg-type, list-item]
+    bring = prepare_push_from(trainer)(weights, [client], PauseMode.ABORT)  # type: ignore[arg-type, list-item]
     asyncio.run(bring(client))  # type: ignore[arg-type]
     assert client.told == [(weights, PauseMode.ABORT)]
     assert trainer.requests == []
@@ -242,9 +242,9 @@ def test_the_client_compares_the_version_itself() -> None:
 
     async def run() -> None:
         client = EngineClient("http://a", transport=httpx.MockTransport(handler))
-        await client.took_weights(3, PauseMode.RETRACT)
+        await client.confirm_push(3, PauseMode.RETRACT)
         with pytest.raises(VersionMismatch, match="was sent version 4 but holds 3"):
-            await client.took_weights(4, PauseMode.RETRACT)
+            await client.confirm_push(4, PauseMode.RETRACT)
         await client.close()
 
     asyncio.run(run())

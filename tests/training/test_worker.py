@@ -82,7 +82,7 @@ def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> 
         assert trainer.child.process.returncode == 0
 
     with_trainer(folder, tmp_path, work)
-    assert "asked to end" in (tmp_path / "trainer.log").read_text()
+    assert "stopping as requested" in (tmp_path / "trainer.log").read_text()
 
 
 def test_a_request_for_another_version_is_refused(folder: Path) -> None:
@@ -127,7 +127,7 @@ def broken_loss(*args: Any, **kwargs: Any) -> Any:
 
 def test_a_stop_during_a_step_does_not_wait_for_it(folder: Path, tmp_path: Path) -> None:
     async def work(trainer: TrainerProcess) -> None:
-        # Stopped by the kernel, the worker can neither finish the step nor answer.
+        # Stopped by the kernel, the worker can neither finish the step nor reply.
         os.kill(trainer.child.pid, signal.SIGSTOP)
         step = asyncio.create_task(trainer.train(dataclasses.replace(random_batch(), version=0)))
         await asyncio.sleep(0)

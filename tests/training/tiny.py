@@ -72,7 +72,7 @@ def learner_for(folder: Path, **changes: Any) -> Learner:
 def random_batch(
     seed: int = 0, *, groups: int = 4, samples: int = 4, version: int = 3, equal_groups: int = 0
 ) -> TrainBatchRequest:
-    """Groups with a common beginning, repeated answers, several versions and observations.
+    """Groups with a common prefix, repeated responses, several versions and observations.
 
     The rewards of the first `equal_groups` groups are all the same.
     """

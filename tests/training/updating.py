@@ -19,7 +19,7 @@ import psutil
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.shared_memory import SHARED_MEMORY
-from areal_lab.pipeline.servers.push import courier_from
+from areal_lab.pipeline.servers.push import prepare_push_from
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import TrainBatchRequest
 
@@ -84,10 +84,10 @@ async def update_often(
         batch: trained on again and again.
         since: version that trainer and engine have.
     """
-    courier = courier_from(trainer)
+    prepare_push = prepare_push_from(trainer)
     seen: dict[str, list[Footprint]] = {name: [] for name in processes}
     at: list[int] = []
-    first = trainer.ready.brought
+    first = trainer.ready.exported
     before = (first if isinstance(first, WeightsFolder) else trainer.ready.weights).path
     version = since
     shared = len(list(SHARED_MEMORY.iterdir()))
@@ -97,7 +97,7 @@ async def update_often(
             version += 1
         weights = (await trainer.export()).weights
         await client.pause(mode)
-        await courier(weights, [client], mode)(client)
+        await prepare_push(weights, [client], mode)(client)
         await client.resume()
         if isinstance(weights, WeightsFolder):
             if before != weights.path:

@@ -1,1 +1,5 @@
-"""Talk to a running inference server over HTTP."""
+"""The client of a running inference server, over HTTP.
+
+May import `engines.protocol`, `engines.errors`, `engines.weights.verify_folder`, data, models and
+control; imported by the other rooms of `engines` and by `pipeline`.
+"""

@@ -1,4 +1,4 @@
-"""Addresses of servers that somebody else runs: what is wrong with one is said in one line."""
+"""Check the addresses of servers that the run does not start; each problem is one line."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 CONNECT_S = 5.0
-"""For a connection to an address, before a run starts."""
+"""Timeout of the test connection before a run starts."""
 _EXAMPLE: Final = "http://127.0.0.1:30000"
 
 
 class CannotAttach(ValueError):
-    """An address does not lead to a server that this run can use; one line."""
+    """The run cannot use the server at an address; the message is one line."""
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
-    """Refuse what is no address, or leads nowhere.
+    """Check that each address is well-formed and accepts connections.
 
     Raises:
-        CannotAttach: for the first one.
+        CannotAttach: for the first address that does not.
     """
-    places = [_place(address) for address in addresses]
+    targets = [_host_and_port(address) for address in addresses]
     for index, address in enumerate(addresses):
         if address.rstrip("/") in [other.rstrip("/") for other in addresses[:index]]:
-            raise CannotAttach(f"rollout.addresses has {address} twice; each server once")
-    for address, place in zip(addresses, places, strict=True):
+            raise CannotAttach(f"rollout.addresses has {address} twice; list each server once")
+    for address, target in zip(addresses, targets, strict=True):
         try:
-            socket.create_connection(place, timeout=CONNECT_S).close()
+            socket.create_connection(target, timeout=CONNECT_S).close()
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CannotAttach(
                 f"rollout.addresses: nothing answers at {address} ({reason}); start a server there "
-                "(areal-lab engine serve), or leave it out"
+                "(areal-lab engine serve), or remove the address"
             ) from error
 
 
-def _place(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Host and port of an address.
 
     Raises:
-        CannotAttach: with what is wrong and an example.
+        CannotAttach: with the problem and an example.
     """
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
-        if wrong := _wrong(parts, host, port):
-            raise ValueError(wrong)
+        if fault := _fault(parts, host, port):
+            raise ValueError(fault)
     except ValueError as error:
         raise CannotAttach(
             f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
@@ -58,8 +58,8 @@ def _place(address: str) -> tuple[str, int]:
     return host, port
 
 
-def _wrong(parts: SplitResult, host: str, port: int | None) -> str:
-    """What is wrong with the parts of an address; empty if nothing is."""
+def _fault(parts: SplitResult, host: str, port: int | None) -> str:
+    """The problem with the parts of an address; empty if there is none."""
     if parts.scheme != "http":
         return "it does not begin with http://"
     if not host:
@@ -69,14 +69,14 @@ def _wrong(parts: SplitResult, host: str, port: int | None) -> str:
     if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
         return "it has more than a host and a port"
     try:
-        host.encode("idna")  # as the system is asked for it; empty and overlong labels fail
+        host.encode("idna")  # as in a DNS query; empty and overlong labels fail
     except UnicodeError:
         return f"no host is named {host!r}"
     return "" if host.isprintable() else f"no host is named {host!r}"
 
 
 def is_local(address: str) -> bool:
-    """Whether a server is on this machine, so that it sees our shared memory."""
+    """Whether a server is on this machine and can read its shared memory."""
     host = urlsplit(address).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

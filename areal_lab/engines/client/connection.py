@@ -1,7 +1,7 @@
-"""HTTP to one server: answers, streams of messages, and errors that name the server.
+"""The HTTP connection to one server: replies, streams of messages, errors that name the server.
 
-Connection.call(Call) --> the answer, decoded
-Connection.messages(Call) --> one message after the other, however many the answer comes in
+Connection.call(Call) --> the reply, decoded
+Connection.messages(Call) --> the messages of a reply, streamed or whole
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 
-from areal_lab.engines.client.dialect import Answer, Call
+from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 3.0
-"""Shorter than the 5 s after which common servers close an idle connection, which a request sent
-just then would run into."""
+"""Shorter than the 5 s after which common servers close an idle connection: a request sent at that
+moment would fail."""
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
 _LONGEST_REASON = 500
@@ -33,16 +33,16 @@ class Connection:
     def __init__(
         self, base_url: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """Nothing is sent yet.
+        """Create a connection; nothing is sent yet.
 
         Args:
-            base_url: as in `http://127.0.0.1:30000`.
-            timeout_s: longest wait for the answer to a `call`.
-            transport: instead of the network, for tests.
+            base_url: such as `http://127.0.0.1:30000`.
+            timeout_s: longest wait for the reply to a `call`.
+            transport: replaces the network in tests.
         """
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
-        """Longest wait for the answer to a `call`."""
+        """Longest wait for the reply to a `call`."""
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -51,62 +51,62 @@ class Connection:
             transport=transport,
         )
 
-    async def call(self, call: Call) -> Answer:
-        """Send a request; its answer, or `{}` if that is no JSON.
+    async def call(self, call: Call) -> Reply:
+        """Send a request; returns its reply, or `{}` if that is not JSON.
 
         Raises:
-            EngineUnreachable: if there is no answer in time, or it is malformed JSON.
-            EngineError: if it is an error.
+            EngineUnreachable: if there is no reply in time, or it is malformed JSON.
+            EngineError: if the reply is an error.
         """
         self._check_open(call)
         try:
-            answer = await self._http.request(
+            reply = await self._http.request(
                 call.method, call.path, json=call.body, timeout=self._timeout
             )
         except httpx.TransportError as error:
-            raise self.unreachable(call, _what(error)) from error
-        if answer.is_error:
-            raise self._refused(call, answer)
-        is_json = answer.headers.get("content-type", "").startswith("application/json")
-        return self._decoded(call, answer.content) if is_json else {}
+            raise self.unreachable(call, _describe(error)) from error
+        if reply.is_error:
+            raise self._refused(call, reply)
+        is_json = reply.headers.get("content-type", "").startswith("application/json")
+        return self._decoded(call, reply.content) if is_json else {}
 
-    async def messages(self, call: Call) -> AsyncGenerator[Answer, None]:
-        """Send a request and hand on the messages of its answer; patience is the caller's business.
+    async def messages(self, call: Call) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield the messages of its reply; the caller applies the timeout.
 
         Raises:
             EngineUnreachable: if the connection is lost, the server says that it is broken, or
                 sends malformed JSON.
-            EngineError: if the answer is another error.
+            EngineError: if the reply is another error.
         """
         self._check_open(call)
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
             async with self._http.stream(
                 call.method, call.path, json=call.body, timeout=timeout
-            ) as answer:
-                if answer.is_error:
-                    await answer.aread()
-                    refused = self._refused(call, answer)
-                    # Of a request that it will not serve a server says 400.
-                    broken = answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+            ) as reply:
+                if reply.is_error:
+                    await reply.aread()
+                    refused = self._refused(call, reply)
+                    # A server that merely refuses a request replies with 400.
+                    broken = reply.status_code == httpx.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
-                async for message in self._messages(call, answer):
+                async for message in self._messages(call, reply):
                     yield message
         except httpx.TransportError as error:
-            raise self.unreachable(call, _what(error)) from error
+            raise self.unreachable(call, _describe(error)) from error
 
     async def status(self, call: Call) -> int | None:
-        """The status of the answer if there is one, soon; never raises for a silent server."""
+        """The HTTP status, or None without a prompt reply; never raises for a silent server."""
         if self._http.is_closed:
             return None
         try:
-            answer = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
+            reply = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
         except httpx.TransportError:
             return None
-        return answer.status_code
+        return reply.status_code
 
     async def close(self) -> None:
-        """Release the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     def unreachable(self, call: Call, what: str) -> EngineUnreachable:
@@ -117,26 +117,26 @@ class Connection:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors about what the server said get its name."""
+        """Add the server's address to errors about its replies."""
         try:
             yield
         except EngineError as error:
             raise type(error)(f"engine {self.base_url}: {error}") from error
 
     def _check_open(self, call: Call) -> None:
-        """Who makes several calls may meet a connection that was closed as its server is lost."""
+        """Fail if the connection was closed, as happens between calls when the server is lost."""
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
-    async def _messages(self, call: Call, answer: httpx.Response) -> AsyncIterator[Any]:
-        """Events of a stream, or the one or several parts of a whole answer."""
-        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-            whole = self._decoded(call, await answer.aread())
+    async def _messages(self, call: Call, reply: httpx.Response) -> AsyncIterator[Any]:
+        """Events of a stream, or the parts of a whole reply."""
+        if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+            whole = self._decoded(call, await reply.aread())
             for index, one in enumerate(whole if isinstance(whole, list) else [whole]):
                 yield {**one, "index": index} if isinstance(one, dict) else one
             return
         rest = b""
-        async for part in answer.aiter_bytes():
+        async for part in reply.aiter_bytes():
             *events, rest = (rest + part).split(b"\n\n")
             for event in events:
                 data = event.removeprefix(_EVENT)
@@ -144,7 +144,7 @@ class Connection:
                     yield self._decoded(call, data)
 
     def _decoded(self, call: Call, data: bytes) -> Any:
-        """A server that garbles what it says counts as lost: what it did is not known."""
+        """Decode JSON; a server that sends malformed JSON counts as lost: its state is unknown."""
         try:
             return json.loads(data)
         except ValueError as error:
@@ -154,22 +154,22 @@ class Connection:
                 f"{call.path} ({error}): {start!r}{'...' * (len(data) > _LONGEST_EXCERPT)}"
             ) from error
 
-    def _refused(self, call: Call, answer: httpx.Response) -> EngineError:
+    def _refused(self, call: Call, reply: httpx.Response) -> EngineError:
         return EngineError(
             f"engine {self.base_url} refused {call.method} {call.path} "
-            f"({answer.status_code}): {_reason(answer)}"
+            f"({reply.status_code}): {_reason(reply)}"
         )
 
 
-def _what(error: httpx.TransportError) -> str:
+def _describe(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(reply: httpx.Response) -> str:
     try:
-        body = answer.json()
+        body = reply.json()
     except ValueError:
-        return " ".join(answer.text.split())[:_LONGEST_REASON]
+        return " ".join(reply.text.split())[:_LONGEST_REASON]
     candidates: Iterable[object] = (
         (body.get("error"), body.get("message"), body.get("detail"), body.get("error_message"))
         if isinstance(body, dict)

@@ -1,10 +1,10 @@
-"""The client of an inference server; what is said to it is a `Dialect`'s business.
+"""The client of an inference server; the server's HTTP protocol is in its `Dialect`.
 
-    EngineClient -- generate, abort --> Drawing    the samples on their way
-                 -- pause, load, resume, ... -->   Connection    HTTP and nothing else
+    EngineClient -- generate, abort -->          RunningRequests    samples being generated
+                 -- pause, load, resume, ... --> Connection         HTTP
 
-What the server says about versions is believed, and compared with what was sent whenever weights
-are loaded; what it says about itself is not enough for that, so digests of its weights are, too.
+Tokens get the versions that the server reports. After each load, the reported version is compared
+with the one sent, and so is a digest of the server's weights where it has one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from areal_lab.control.events import Version
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Dialect, Digest, get
 from areal_lab.engines.client.held_weights import HeldAdapter, HeldWeights
-from areal_lab.engines.client.requests import Drawing
+from areal_lab.engines.client.requests import RunningRequests
 from areal_lab.engines.client.sglang import SGLANG
-from areal_lab.engines.client.timeouts import Patience
+from areal_lab.engines.client.timeouts import RequestTimeouts
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.verify_folder import check_fit, check_folder, folder_shapes
@@ -33,10 +33,10 @@ from areal_lab.models.folder import end_token_ids
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
 
 STREAM_INTERVAL = 8
-"""Tokens of a sample between two messages of the server; at most so many are lost with it."""
+"""Tokens of a sample between two messages of the server; at most this many are lost with it."""
 _CONTROL_TIMEOUT_S = 600.0
 _ADAPTER = "areal_lab-"
-"""With this the names begin of adapters that clients like this one have loaded."""
+"""Prefix of the names of adapters that these clients load."""
 
 
 class EngineClient:
@@ -53,31 +53,31 @@ class EngineClient:
         control_timeout_s: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a client; nothing is sent yet.
 
         Args:
-            base_url: as in `http://127.0.0.1:30000`.
-            api: what the server speaks; `probe.dialect_at` finds out.
-            stream: whether samples arrive piece by piece, so that what there is of them survives
+            base_url: such as `http://127.0.0.1:30000`.
+            api: the server's dialect; `launch.detect.dialect_at` detects it.
+            stream: whether tokens arrive in pieces, so that the ones received survive the loss of
                 the server (`EngineUnreachable.partial`).
             stream_interval: tokens of a sample between two pieces.
-            request_timeout_s: longest silence while `generate` waits, pauses by this client left
-                out; `None` waits as long as the server lives. Without `stream` a server is silent
-                until the last sample has ended.
-            control_timeout_s: longest wait for any other answer; loading weights is one. `None` is
-                `request_timeout_s`, or ten minutes.
-            transport: instead of the network, for tests.
+            request_timeout_s: longest silence during `generate`, excluding pauses by this client;
+                `None` waits as long as the server lives. Without `stream` a server is silent until
+                the last sample has ended.
+            control_timeout_s: longest wait for any other reply, such as after loading weights.
+                `None` is `request_timeout_s`, or ten minutes.
+            transport: replaces the network in tests.
         """
         self.api = api
         timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
         self._connection = Connection(base_url, timeout_s=timeout_s, transport=transport)
         self._held = HeldWeights()
-        self._patience = Patience(request_timeout_s)
-        self._drawing = Drawing(
+        self._timeouts = RequestTimeouts(request_timeout_s)
+        self._requests = RunningRequests(
             connection=self._connection,
             api=api,
             held=self._held,
-            patience=self._patience,
+            timeouts=self._timeouts,
             stream=stream,
             stream_interval=stream_interval,
         )
@@ -91,73 +91,72 @@ class EngineClient:
     # --- generating ---
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request.
+        """Generate one sample per request.
 
-        What an `abort` pause of this client ended is sent again, with the tokens it has.
+        Requests that an `abort` pause of this client ended are sent again with their tokens.
 
         Raises:
             EngineUnreachable: if the connection is lost, the server is silent for too long, or it
-                no longer has the adapter that draws; with what had arrived.
-            EngineError: if the server refuses, or its answer contradicts itself.
+                no longer has the adapter; carries the received tokens.
+            EngineError: if the server refuses, or its reply contradicts itself.
         """
-        return await self._drawing.generate(requests)
+        return await self._requests.generate(requests)
 
-    def arrived_tokens(self, request_id: str) -> int:
-        """Tokens of a running sample that have arrived since it was sent, or sent again."""
-        return self._drawing.arrived_tokens(request_id)
+    def received_tokens(self, request_id: str) -> int:
+        """Received tokens of a running sample since it was last sent."""
+        return self._requests.received_tokens(request_id)
 
-    def sure_tokens(self, request_id: str) -> int:
-        """Of these, those that are kept if the engine is lost now: new weights that came just
-        before leave it open which weights drew the others."""
-        return self._drawing.sure_tokens(request_id)
+    def confirmed_tokens(self, request_id: str) -> int:
+        """The received tokens that are kept if the engine is lost now. Right after a weight
+        update, the version of the newest tokens is uncertain until the next message."""
+        return self._requests.confirmed_tokens(request_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; their `generate` returns what they have."""
-        await self._drawing.abort(request_ids)
+        """End these requests now; their `generate` returns the tokens so far."""
+        await self._requests.abort(request_ids)
 
     # --- pauses and weights ---
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests sent meanwhile are held by the server.
 
-        To `abort`, requests are ended before, and held here: SGLang, where its pause is to do that,
-        looks only once a second whether they have ended. Where versions are adapters, the server
-        goes on, as nothing of it changes.
+        With `abort`, requests are ended first and held here: SGLang's own abort pause checks only
+        once a second whether they have ended. Where versions are adapters, the server is not
+        paused, because its weights do not change.
         """
         by_adapter = self._held.adapter is not None
         if by_adapter:
             self._check_adapter_mode(mode)
         if mode is PauseMode.ABORT:
-            await self._drawing.hold_back()
+            await self._requests.hold_requests()
         if not by_adapter:
             try:
                 await self._connection.call(self.api.pause(mode))
             except BaseException:
-                self._drawing.may_send.set()
+                self._requests.may_send.set()
                 raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
-            # From here on: what is held until after the update shares nothing older either.
-            self._held.cache_left()
-        self._patience.hold()
+            # From here on, so that requests held until after the update share no older prefix.
+            self._held.retire_cache()
+        self._timeouts.pause()
 
     async def resume(self) -> None:
-        """Go on, with the held requests too."""
+        """Resume decoding, including the held requests."""
         if self._held.adapter is None:
             await self._connection.call(self.api.resume)
-        self._drawing.may_send.set()
+        self._requests.may_send.set()
         self._paused = None
-        self._patience.go_on()
+        self._timeouts.resume()
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
-        """Load a folder and compare what the engine then holds with it.
+        """Load a folder and check that the engine then holds its weights.
 
-        An adapter is loaded beside the one before; requests name it from then on. Only `abort`
-        lets running ones go on with it.
+        An adapter is loaded in addition to the previous one, and requests name it from then on;
+        running requests can switch to it only with `abort`.
 
-        An engine that is not paused is paused for it: left running, it would first let every
-        running request end. What was computed with other weights is dropped, unless running
-        requests live on in it (`in_place`).
+        An engine that is not paused is paused first: a running one would wait until every running
+        request ends. Its cache is dropped, unless running requests keep using it (`in_place`).
 
         Raises:
             VersionMismatch: if the engine holds other weights afterwards; it stays paused.
@@ -166,7 +165,7 @@ class EngineClient:
         if self._paused is not None and self._paused is not mode:
             raise EngineError(
                 f"engine {self.base_url} is paused with mode {self._paused}, so version "
-                f"{weights.version} cannot be loaded with mode {mode}; pause and load alike"
+                f"{weights.version} cannot be loaded with mode {mode}; use the same mode for both"
             )
         if weights.adapter is not None:
             self._check_adapter_mode(mode)
@@ -178,7 +177,7 @@ class EngineClient:
         with self._connection.named():
             if self._held.shapes:
                 await asyncio.to_thread(check_fit, weights, self._held.shapes)
-        if self._held.digest is None:  # to tell a refusal from a change behind it
+        if self._held.digest is None:  # shows whether a refused load changed the weights anyway
             self._held.digest = await self.digest()
         async with self._pause_for(mode):
             version = await self._load(weights, mode)
@@ -186,34 +185,34 @@ class EngineClient:
             self._held.shapes = await asyncio.to_thread(folder_shapes, weights.path)
         return version
 
-    def serves(self, folder: Path) -> None:
-        """Note which model the server has: weights of other shapes are refused, and its end tokens
-        end a sample that an `abort` pause cut off just then."""
+    def note_model(self, folder: Path) -> None:
+        """Set the model folder of the server: weights of other shapes are then refused, and a
+        sample that was aborted right after an end token counts as complete."""
         self._held.shapes = folder_shapes(folder)
-        self._drawing.end_tokens = end_token_ids(folder)
+        self._requests.end_tokens = end_token_ids(folder)
 
-    async def takes_adapters(self) -> bool:
-        """Whether the server was started for LoRA adapters."""
-        answer = await self._connection.call(self.api.adapter_support)
-        return self.api.takes_adapters(answer)
+    async def supports_adapters(self) -> bool:
+        """Whether the server was started with support for LoRA adapters."""
+        reply = await self._connection.call(self.api.adapter_support)
+        return self.api.supports_adapters(reply)
 
-    def draws_by_adapter(self, version: Version) -> None:
-        """Note that versions will be adapters, to the weights that the server has now.
+    def use_adapters(self, version: Version) -> None:
+        """Treat new versions as adapters on the weights that the server has now.
 
         Args:
-            version: of these weights alone.
+            version: version of the weights without an adapter.
         """
         self._held.adapter = HeldAdapter("", version)
 
-    async def took_weights(self, version: Version, mode: PauseMode) -> None:
-        """Note weights that the trainer sent to the engine itself, and compared.
+    async def confirm_push(self, version: Version, mode: PauseMode) -> None:
+        """Check the version after the trainer pushed weights to the engine directly.
 
         Raises:
             VersionMismatch: if the engine holds another version.
         """
         if mode is PauseMode.IN_PLACE and self._paused is None:
-            self._held.cache_left()
-        self._held.digest = None  # of weights that it no longer has
+            self._held.retire_cache()
+        self._held.digest = None  # it belongs to the previous weights
         found = await self.version()
         if found != version:
             raise VersionMismatch(
@@ -221,35 +220,35 @@ class EngineClient:
             )
 
     async def version(self) -> Version:
-        """Version the engine reports now."""
-        answer = await self._connection.call(self.api.held)
+        """The version that the engine reports now."""
+        reply = await self._connection.call(self.api.held)
         with self._connection.named():
-            self._held.version = self.api.held_version(answer)
+            self._held.version = self.api.held_version(reply)
         return self._held.version
 
     async def digest(self) -> Digest | None:
-        """A digest of the weights that the engine really has, if it can tell; every engine has its
+        """A digest of the weights in the engine's memory, if it supports one; each engine has its
         own kind."""
         return self.api.read_digest(await self._connection.call(self.api.digest))
 
     # --- about the server ---
 
     async def ready(self) -> bool:
-        """Whether the server answers and its model is loaded; never raises for a silent server."""
+        """Whether the server replies and its model is loaded; never raises for a silent server."""
         status = await self._connection.status(self.api.ready)
-        # SGLang is not ready for requests while it is paused; when we paused it, that is no fault.
+        # A paused SGLang reports that it is not ready; if we paused it, that is expected.
         return status == httpx.codes.OK or (status is not None and self._paused is not None)
 
-    async def computes(self) -> None:
-        """Return when what computes behind the server has answered.
+    async def ping_compute(self) -> None:
+        """Return when the compute process behind the server has replied.
 
         Raises:
-            EngineUnreachable: if there is no answer in time.
+            EngineUnreachable: if it does not reply in time.
         """
-        await self._connection.call(self.api.computes)
+        await self._connection.call(self.api.ping_compute)
 
     async def engine_name(self) -> str:
-        """Which of `backends.BACKENDS` the server is."""
+        """Key of the server's engine in `backends.BACKENDS`."""
         return self.api.engine_name(await self._connection.call(self.api.info))
 
     async def engine_version(self) -> str:
@@ -257,34 +256,34 @@ class EngineClient:
         return self.api.engine_version(await self._connection.call(self.api.info))
 
     async def info(self) -> dict[str, Any]:
-        """What the server says about its weights."""
+        """What the server reports about its weights."""
         return dict(await self._connection.call(self.api.held))
 
     async def statistics(self) -> dict[str, Any]:
-        """What the server says about itself; the embedded engine counts requests and tokens."""
+        """What the server reports about itself; the embedded engine counts requests and tokens."""
         return dict(await self._connection.call(self.api.info))
 
     async def spans(self, since: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """What the embedded engine did from span `since` on, and the next `since`.
+        """Activity spans of the embedded engine from number `since` on, and the next `since`.
 
-        The first span of an answer replaces the last one of the answer before: it may have grown.
+        The first span of a reply replaces the last one of the previous reply: it may have grown.
         """
-        answer = await self._connection.call(get(f"/spans?since={since}"))
-        return answer["spans"], answer["next"]
+        reply = await self._connection.call(get(f"/spans?since={since}"))
+        return reply["spans"], reply["next"]
 
     async def close(self) -> None:
-        """Release the connections; the server is stopped by whoever started it."""
+        """Close the connections; the server keeps running."""
         try:
             await self._connection.close()
         finally:
-            self._drawing.may_send.set()  # whoever waits to send finds out
+            self._requests.may_send.set()  # waiting requests then fail on the closed connection
 
-    # --- below the surface ---
+    # --- internal ---
 
     @asynccontextmanager
     async def _pause_for(self, mode: PauseMode) -> AsyncIterator[None]:
-        """Paused inside. It stays so after anything but success and a refusal that changed
-        nothing: what it would generate then has no name."""
+        """Pause inside the block. The engine resumes after success and after a refusal that changed
+        nothing; otherwise it stays paused, because the version of its weights is unknown."""
         if self._paused is not None:
             yield
             return
@@ -311,7 +310,7 @@ class EngineClient:
             await self._check_unchanged(f"{what}: {error}")
             raise EngineError(f"{what}: {error}") from error
         if mode is PauseMode.RETRACT and not self.api.tells_interruptions:
-            self._drawing.caches_lost()
+            self._requests.count_lost_caches()
         version = await self.version()
         if version != weights.version:
             raise VersionMismatch(
@@ -330,18 +329,18 @@ class EngineClient:
     def _check_adapter_mode(self, mode: PauseMode) -> None:
         if self._held.adapter is None or mode is not PauseMode.ABORT:
             raise EngineError(
-                f"engine {self.base_url} was to change adapters with mode {mode}; that needs a "
-                f"server started for adapters, and mode {PauseMode.ABORT}"
+                f"engine {self.base_url} cannot change adapters with pause mode {mode}; it needs a "
+                f"server started with adapters, and pause mode {PauseMode.ABORT}"
             )
 
     async def _load_adapter(self, weights: WeightsFolder) -> Version:
-        """No request of ours runs that names another. The adapter before this one stays: a server
-        may still be about to end a request that names it."""
+        """Load an adapter while no request runs. The previous one stays loaded: the server may
+        still be ending a request that names it."""
         name = f"{_ADAPTER}{secrets.token_hex(4)}-v{weights.version}"
         kept = {name, "" if self._held.adapter is None else self._held.adapter.name}
         try:
             await self._connection.call(self.api.load_adapter(name, weights))
-            for old in await self._drawing.adapters():
+            for old in await self._requests.adapters():
                 if old.startswith(_ADAPTER) and old not in kept:
                     await self._connection.call(self.api.unload_adapter(old))
             await self._connection.call(self.api.name_version(weights.version))
@@ -350,9 +349,9 @@ class EngineClient:
         except EngineError as error:
             raise EngineError(
                 f"engine {self.base_url} did not load the adapter of version {weights.version}: "
-                f"{error}; a server is started for adapters by areal-lab engine serve --lora-rank"
+                f"{error}; start the server with areal-lab engine serve --lora-rank"
             ) from error
-        version, there = await self.version(), await self._drawing.adapters()
+        version, there = await self.version(), await self._requests.adapters()
         if version != weights.version or name not in there:
             raise VersionMismatch(
                 f"engine {self.base_url} was sent the adapter {name} but holds version {version} "
@@ -362,11 +361,11 @@ class EngineClient:
         return version
 
     async def _check_unchanged(self, what: str) -> None:
-        """A server may refuse and have changed its weights all the same, under the old name."""
+        """Check that a refused load left the weights as they were under the old version."""
         before = self._held.digest
         if before is None:
             return
         if await self.digest() != before:
             raise VersionMismatch(f"{what}; its weights have changed under the old version")
         if not before.whole:
-            raise VersionMismatch(f"{what}; it cannot tell whether some have changed")
+            raise VersionMismatch(f"{what}; it cannot report whether some weights changed")

@@ -1,4 +1,4 @@
-"""What a client knows about the weights that its engine holds."""
+"""The weights that an engine holds, as far as its client knows."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ _KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class HeldAdapter:
-    """An adapter that requests name, compared when it was loaded."""
+    """The adapter that requests name; its load was verified."""
 
     name: str
-    """Empty is the weights alone."""
+    """Empty means the base weights."""
     version: Version
 
 
 @dataclass(slots=True)
 class HeldWeights:
-    """The engine's version, and digests that tell its weights apart."""
+    """The engine's version, and digests that distinguish sets of weights."""
 
     version: Version | None = None
     """As the engine last reported it."""
     adapter: HeldAdapter | None = None
-    """What draws, where versions are LoRA adapters on weights that stay."""
+    """The current adapter, where versions are LoRA adapters on fixed weights."""
     digest: Digest | None = None
-    """Of the weights loaded last."""
+    """Digest of the weights loaded last."""
     shapes: Mapping[str, Sequence[int]] | None = None
-    """Of the tensors that the engine has, by name."""
+    """Shapes of the engine's tensors, by name."""
     _digest_of: dict[str, Digest] = field(default_factory=dict)
-    """By our checksum."""
-    _caches_left: int = 0
+    """Digests by our checksum."""
+    _retired_caches: int = 0
 
     @property
     def cache_name(self) -> str:
-        """Changes whenever keys and values stay in the cache whose weights go, so that later
+        """Changes whenever a weight update leaves old keys and values in the cache, so that later
         requests share none of them."""
-        return f"after-{self._caches_left}-in-place" if self._caches_left else ""
+        return f"after-{self._retired_caches}-in-place" if self._retired_caches else ""
 
-    def cache_left(self) -> None:
-        """What is in the cache now is not for requests that are sent from now on."""
-        self._caches_left += 1
+    def retire_cache(self) -> None:
+        """Keep requests sent from now on from sharing the present cache."""
+        self._retired_caches += 1
 
     def compare(self, checksum: str, digest: Digest | None) -> str | None:
-        """What speaks against the engine holding the weights of this checksum, or None.
+        """Why the engine cannot hold the weights of this checksum, or None.
 
-        Our own checksum has to be the same. Any other kind of digest is compared with those of the
-        sets loaded before: equal weights have equal ones, and others another if it is of all.
+        A digest of our own kind must equal the checksum. Any other kind is compared with those of
+        earlier sets: equal weights have equal digests, and different weights have different ones
+        if the digest covers all weights.
         """
         self.digest = digest
         if digest is None:
@@ -61,10 +62,10 @@ class HeldWeights:
             return None if digest.value == checksum else f"holds {digest.value}"
         known = self._digest_of.get(checksum)
         if known is not None and known != digest:
-            return "its weights are not those that it had of this set before"
+            return "its weights differ from those it had for the same set before"
         others = [one for other, one in self._digest_of.items() if other != checksum]
         if digest.whole and digest in others:
-            return "still holds the weights of a set before"
+            return "still holds the weights of an earlier set"
         self._digest_of.pop(checksum, None)
         self._digest_of[checksum] = digest
         while len(self._digest_of) > _KEPT:

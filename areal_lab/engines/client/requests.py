@@ -1,11 +1,11 @@
-"""The samples that one server is drawing: sent, arriving, and sent again if a pause ended them.
+"""The running requests of one server: sent, received, and sent again if a pause ended them.
 
-requests --may_send?--Dialect.generate--> server --messages--> Arriving --> Generated
+requests --may_send?--Dialect.generate--> server --messages--> SampleStream --> Generated
     ^                                                               |
     +--------------- with the tokens so far, after an abort ---------+
 
-Requests wait here from an `abort` pause to its end. Where versions are adapters, a request names
-the one that draws it: its tokens are of that version, whatever the server holds by then.
+During an `abort` pause, requests wait here. Where versions are adapters, each request names its
+adapter: its tokens have that version, whatever the server holds by then.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from areal_lab.control.events import Version
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
 from areal_lab.engines.client.held_weights import HeldWeights
-from areal_lab.engines.client.resubmit import continuation, ended, merge, tokens_of
-from areal_lab.engines.client.stream import Arriving
-from areal_lab.engines.client.timeouts import Patience
+from areal_lab.engines.client.resubmit import completed_sample, continuation, merge, token_count
+from areal_lab.engines.client.stream import SampleStream
+from areal_lab.engines.client.timeouts import RequestTimeouts
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
@@ -33,26 +33,26 @@ _POLLS = 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Drawing:
-    """All samples on their way from one server."""
+class RunningRequests:
+    """All requests that one server is running."""
 
     connection: Connection
     api: Dialect
     held: HeldWeights
-    patience: Patience
+    timeouts: RequestTimeouts
     stream: bool
     stream_interval: int
     end_tokens: Set[int] = frozenset()
-    """The model's own, if they are known."""
+    """The model's end tokens, if known."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared while an `abort` pause lasts."""
-    _held_back: set[str] = field(default_factory=set)
-    """Requests that wait for it."""
-    _arriving: dict[str, Arriving] = field(default_factory=dict)
+    """Cleared during an `abort` pause."""
+    _waiting: set[str] = field(default_factory=set)
+    """Requests that wait for `may_send`."""
+    _streams: dict[str, SampleStream] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
-    """Those that the user has ended; they are not sent again."""
+    """Requests that the caller has ended; they are not sent again."""
     _abort_pauses: int = 0
-    """Begun and ended ones; odd while one is on its way."""
+    """Starts and ends of `abort` pauses; odd while one is in progress."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
 
@@ -60,57 +60,54 @@ class Drawing:
         self.may_send.set()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request."""
+        """Generate one sample per request."""
         ids = {request.request_id for request in requests}
         try:
             return await self._generate(list(requests))
         finally:
             self._aborted -= ids
 
-    def arrived_tokens(self, request_id: str) -> int:
-        """Tokens of a running sample that have arrived since it was sent, or sent again."""
-        arriving = self._arriving.get(request_id)
-        return 0 if arriving is None else len(arriving)
+    def received_tokens(self, request_id: str) -> int:
+        """Received tokens of a running sample since it was last sent."""
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else len(stream)
 
-    def sure_tokens(self, request_id: str) -> int:
-        """Of these, those that are kept if the engine is lost now."""
-        arriving = self._arriving.get(request_id)
-        return 0 if arriving is None else tokens_of(arriving.generated())
+    def confirmed_tokens(self, request_id: str) -> int:
+        """The received tokens that are kept if the engine is lost now."""
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else token_count(stream.generated())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these; their `generate` returns what they have."""
-        running = self._arriving.keys() & set(request_ids)
-        self._aborted |= running | (self._held_back & set(request_ids))
+        """End these requests; their `generate` returns the tokens so far."""
+        running = self._streams.keys() & set(request_ids)
+        self._aborted |= running | (self._waiting & set(request_ids))
         await asyncio.gather(
-            *(
-                self.connection.call(self.api.abort(self._arriving[name].sent_as))
-                for name in running
-            )
+            *(self.connection.call(self.api.abort(self._streams[name].sent_as)) for name in running)
         )
 
-    async def hold_back(self) -> None:
-        """Send nothing from now on, and end what runs; it is sent again when it may be.
+    async def hold_requests(self) -> None:
+        """Send nothing until `may_send` is set, and end all running requests.
 
-        A server knows nothing yet of a request that is on its way to it, and forgets that it was to
-        end it: so it is told again, until there is none.
+        They are sent again afterwards. A server ignores the abort of a request that has not
+        reached it yet, so the abort is repeated until no request runs.
         """
         self.may_send.clear()
         try:
             with self.ended_by_pause():
                 async with asyncio.timeout(self.connection.timeout_s):
                     await self._end_all()
-        except BaseException as error:  # whoever waits to send would wait for good
+        except BaseException as error:  # otherwise waiting requests would wait forever
             self.may_send.set()
             if not isinstance(error, TimeoutError):
                 raise
             raise EngineUnreachable(
-                f"engine {self.connection.base_url} has not ended {len(self._arriving)} requests "
+                f"engine {self.connection.base_url} has not ended {len(self._streams)} requests "
                 f"within {self.connection.timeout_s:g} s"
             ) from error
 
     @contextmanager
     def ended_by_pause(self) -> Iterator[None]:
-        """While a pause ends all samples: those sent before or meanwhile are sent again."""
+        """Mark that a pause ends all samples: those sent before or meanwhile are sent again."""
         # Counted at both ends: a request sent meanwhile may reach the server before the pause.
         self._abort_pauses += 1
         try:
@@ -118,29 +115,28 @@ class Drawing:
         finally:
             self._abort_pauses += 1
 
-    def caches_lost(self) -> None:
-        """Every running sample has lost its cache, and the server does not say so."""
-        for one in self._arriving.values():
+    def count_lost_caches(self) -> None:
+        """Count a lost cache for every running sample, where the server does not report it."""
+        for one in self._streams.values():
             one.lost_caches += len(one) > 0
 
     async def _generate(self, requests: list[GenerateRequest]) -> list[Generated]:
-        """As `generate`.
+        """Generate the samples; requests that a pause ended are continued.
 
-        An abort may cost the connection: SGLang (0.5.23, without a tokenizer) fails to join what a
-        request that waits has still to tell with the word of its end, and breaks the answer to all
-        requests that it came with. So the others are sent again; a server that is gone is found
-        out by that, or by whoever calls it next.
+        An abort may break the connection: SGLang (0.5.23, without a tokenizer) fails to merge the
+        unsent tokens of a waiting request with its abort, and breaks the reply to all requests of
+        the same call. These are sent again; if the server is really gone, that fails.
         """
         if not self.may_send.is_set():
             return await self._generate_later(requests)
         pauses = self._abort_pauses
         sent_to = self.held.version if self.held.adapter is None else None
-        arriving = [
-            Arriving(request.request_id, self._unused_name(request), sent_to)
+        streams = [
+            SampleStream(request.request_id, self._fresh_id(request), sent_to)
             for request in requests
         ]
         try:
-            await self._receive(requests, arriving)
+            await self._receive(requests, streams)
             broken = False
         except EngineUnreachable:
             broken = self._pausing_since(pauses) or any(
@@ -148,14 +144,14 @@ class Drawing:
             )
             if not broken:
                 raise
-        results = [one.generated() for one in arriving]
+        results = [one.generated() for one in streams]
         if not broken and not self._pausing_since(pauses):
             return results
         again = []
         for index, result in enumerate(results):
             if result.finish_reason != "abort" or result.request_id in self._aborted:
                 continue
-            whole = ended(requests[index], result, self.end_tokens)
+            whole = completed_sample(requests[index], result, self.end_tokens)
             if whole is None:
                 again.append(index)
             else:
@@ -175,43 +171,43 @@ class Drawing:
         return results
 
     async def adapters(self) -> Sequence[str]:
-        """Names of the LoRA adapters that the server has."""
-        answer = await self.connection.call(self.api.adapters)
+        """Names of the LoRA adapters on the server."""
+        reply = await self.connection.call(self.api.adapters)
         with self.connection.named():
-            return self.api.held_adapters(answer)
+            return self.api.held_adapters(reply)
 
     async def _end_all(self) -> None:
-        while self._arriving:
-            count = len(self._arriving)
-            left = [one.sent_as for one in self._arriving.values() if one.finish_reason is None]
+        while self._streams:
+            count = len(self._streams)
+            left = [one.sent_as for one in self._streams.values() if one.finish_reason is None]
             if left:
                 await self.connection.call(self.api.abort_all(left))
             await self._until_fewer(count)
 
     async def _until_fewer(self, count: int) -> None:
-        """Until one of so many samples has ended, or for a moment."""
+        """Wait until fewer than `count` samples run, but only for a moment."""
         for _ in range(_POLLS):
-            if len(self._arriving) < count:
+            if len(self._streams) < count:
                 return
             await asyncio.sleep(_POLL_S)
 
     async def _generate_later(self, requests: list[GenerateRequest]) -> list[Generated]:
-        """The same, when requests may be sent; of one that is ended before there is nothing."""
+        """Generate once requests may be sent; those aborted before that return no tokens."""
         ids = {request.request_id for request in requests}
-        self._held_back |= ids
+        self._waiting |= ids
         try:
             await self.may_send.wait()
         finally:
-            self._held_back -= ids
+            self._waiting -= ids
         left = [request for request in requests if request.request_id not in self._aborted]
-        drawn = {one.request_id: one for one in await self._generate(left)} if left else {}
-        nothing = {name: Arriving(name).generated() for name in ids}
-        return [(nothing | drawn)[request.request_id] for request in requests]
+        generated = {one.request_id: one for one in await self._generate(left)} if left else {}
+        nothing = {name: SampleStream(name).generated() for name in ids}
+        return [(nothing | generated)[request.request_id] for request in requests]
 
     async def _receive(
-        self, requests: Sequence[GenerateRequest], arriving: Sequence[Arriving]
+        self, requests: Sequence[GenerateRequest], streams: Sequence[SampleStream]
     ) -> None:
-        """Send the requests and take in what comes, until all samples have ended."""
+        """Send the requests and receive messages until all samples have ended."""
         if self.held.version is None and not self.api.tells_interruptions:
             with self.connection.named():
                 self.held.version = self.api.held_version(await self.connection.call(self.api.held))
@@ -222,35 +218,35 @@ class Drawing:
             cache_name=self.held.cache_name,
             adapter="" if adapter is None else adapter.name,
         )
-        drawn_by = None if adapter is None else adapter.version
-        self._arriving.update((one.request_id, one) for one in arriving)
+        adapter_version = None if adapter is None else adapter.version
+        self._streams.update((one.request_id, one) for one in streams)
         try:
             sent = [
                 replace(request, request_id=one.sent_as)
-                for request, one in zip(requests, arriving, strict=True)
+                for request, one in zip(requests, streams, strict=True)
             ]
             if self.api.together:
-                await self._exchange(self.api.generate(sent, options), arriving, drawn_by)
+                await self._exchange(self.api.generate(sent, options), streams, adapter_version)
             else:
                 await _all_or_none(
-                    self._exchange(self.api.generate([request], options), [one], drawn_by)
-                    for request, one in zip(sent, arriving, strict=True)
+                    self._exchange(self.api.generate([request], options), [one], adapter_version)
+                    for request, one in zip(sent, streams, strict=True)
                 )
         except EngineError as refused:
-            error = await self._loss_behind(refused, options.adapter)
+            error = await self._as_loss(refused, options.adapter)
             if error is None:
                 raise
-            samples = [one.generated() for one in arriving]
-            discarded = sum(map(len, arriving)) - sum(map(tokens_of, samples))
+            samples = [one.generated() for one in streams]
+            discarded = sum(map(len, streams)) - sum(map(token_count, samples))
             partial = {one.request_id: one for one in samples if one.segments}
             raise EngineUnreachable(str(error), partial, discarded_tokens=discarded) from error
         finally:
-            for one in arriving:
-                del self._arriving[one.request_id]
+            for one in streams:
+                del self._streams[one.request_id]
 
-    async def _loss_behind(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
-        """The loss of the server, if that is what its error is: it was started again behind its
-        address, for one, and has nothing any more of what it was given."""
+    async def _as_loss(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
+        """The error as a loss of the server, if it is one: after a restart by its owner, for
+        example, the server no longer has its adapter."""
         if isinstance(error, EngineUnreachable):
             return error
         if not adapter:
@@ -260,47 +256,47 @@ class Drawing:
         except EngineUnreachable as gone:
             return gone
         except EngineError:
-            return None  # it does not say
+            return None  # the server does not report its adapters
         return EngineUnreachable(f"{error}; it has lost the adapter {adapter}") if lost else None
 
     def _pausing_since(self, pauses: int) -> bool:
-        """Whether a pause ends samples, or has since there were so many."""
+        """Whether an `abort` pause is in progress, or was since the count was `pauses`."""
         return self._abort_pauses != pauses or pauses % 2 == 1
 
-    def _unused_name(self, request: GenerateRequest) -> str:
-        """SGLang aborts, two seconds after a streamed answer has ended, whatever has its id then:
-        also what was sent again meanwhile, so no id is used twice."""
+    def _fresh_id(self, request: GenerateRequest) -> str:
+        """An id that was never sent before. SGLang aborts the id of a streamed reply again two
+        seconds after its end, which would hit a request that was resubmitted under that id."""
         return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
     async def _exchange(
-        self, call: Call, arriving: Sequence[Arriving], drawn_by: Version | None
+        self, call: Call, streams: Sequence[SampleStream], adapter_version: Version | None
     ) -> None:
-        """One HTTP request and its answer, whole or in messages.
+        """One HTTP request and its reply, whole or in messages.
 
         Args:
-            drawn_by: version of the adapter that it names; None believes the server.
+            adapter_version: version of the adapter in the request; None uses the reported one.
         """
-        silent_s = self.patience.limit_s
+        silent_s = self.timeouts.limit_s
         try:
             async with (
-                self.patience.wait() as watch,
+                self.timeouts.request() as timeout,
                 aclosing(self.connection.messages(call)) as messages,
             ):
                 async for message in messages:
-                    watch.heard()
+                    timeout.restart()
                     with self.connection.named():
                         chunk = self.api.read(message)
-                        if drawn_by is not None:
-                            chunk = replace(chunk, spans=None, version=drawn_by)
-                        arriving[chunk.index].add(chunk, self.held.version or 0)
+                        if adapter_version is not None:
+                            chunk = replace(chunk, spans=None, version=adapter_version)
+                        streams[chunk.index].add(chunk, self.held.version or 0)
         except TimeoutError as error:
             raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error
-        if any(one.finish_reason is None for one in arriving):
-            raise self.connection.unreachable(call, "the answer ended early")
+        if any(one.finish_reason is None for one in streams):
+            raise self.connection.unreachable(call, "the reply ended early")
 
 
 async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; the first error ends the others."""
+    """Wait for all; the first error cancels the others."""
     tasks = [asyncio.ensure_future(one) for one in exchanges]
     try:
         await asyncio.gather(*tasks)
@@ -311,7 +307,7 @@ async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _all_partial(before: Sequence[Generated], error: EngineUnreachable) -> dict[str, Generated]:
-    """What there is of each sample: of those sent again, both parts."""
+    """The received part of each sample: for those sent again, both parts merged."""
     partial = {one.request_id: one for one in before if one.segments}
     for name, more in error.partial.items():
         partial[name] = merge(partial[name], more) if name in partial else more

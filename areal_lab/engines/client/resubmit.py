@@ -1,11 +1,11 @@
-"""Continue requests that an `abort` pause or a lost engine cut off: the rules, without a network.
+"""Continue requests that an `abort` pause or a lost engine ended: the rules, without a network.
 
     request:        prompt                  --> aborted after tokens a b
     continuation:   prompt a b              --> c d
     merged:         tokens a b c d, one segment per version
 
-    requests, partial --to_go_on--> requests for what is missing --(another engine)--> rest
-    requests, partial, rest --joined--> the samples, as one engine would have given them
+    requests, partial --remaining_requests--> requests for the rest --(another engine)--> rest
+    requests, partial, rest --merged_samples--> the samples, as if from one engine
 
 The tokens so far become part of the prompt: they are computed again but not sampled again. Random
 numbers depend on the seed and the position in the sequence, so a continuation repeats none.
@@ -22,21 +22,21 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
 
-def tokens_of(sample: Generated) -> int:
-    """Tokens of a sample."""
+def token_count(sample: Generated) -> int:
+    """Number of tokens of a sample."""
     return sum(len(segment.tokens) for segment in sample.segments)
 
 
-def ended(
+def completed_sample(
     request: GenerateRequest, sample: Generated, end_tokens: Set[int] = frozenset()
 ) -> Generated | None:
-    """The sample, if it needs no further token.
+    """The sample if it needs no further token, else None.
 
-    Its last token may be its end without the server saying so: SGLang draws one more token for a
-    running request that it is to abort, and does not look at it.
+    Its last token may be an end token although the server reported an abort: SGLang samples one
+    more token for a running request that it aborts, and does not check it.
 
     Args:
-        end_tokens: the model's own.
+        end_tokens: the model's end tokens.
     """
     if sample.finish_reason != "abort":
         return sample
@@ -44,13 +44,13 @@ def ended(
     its_own = not request.sampling.ignore_eos and last in end_tokens
     if its_own or last in request.sampling.stop_token_ids:
         return replace(sample, finish_reason="stop")
-    if tokens_of(sample) >= request.sampling.max_new_tokens:
+    if token_count(sample) >= request.sampling.max_new_tokens:
         return replace(sample, finish_reason="length")
     return None
 
 
 def continuation(request: GenerateRequest, aborted: Generated) -> GenerateRequest:
-    """The request for what is missing of an aborted one."""
+    """The request for the missing tokens of an aborted one."""
     tokens = tuple(token for segment in aborted.segments for token in segment.tokens)
     return replace(
         request,
@@ -62,9 +62,9 @@ def continuation(request: GenerateRequest, aborted: Generated) -> GenerateReques
 
 
 def merge(aborted: Generated, rest: Generated) -> Generated:
-    """An aborted sample and its continuation as one; neighbors of one version become one segment.
+    """An aborted sample and its continuation as one; adjacent segments of one version are merged.
 
-    Losing the cache by abort counts as a retraction.
+    The cache lost by the abort counts as a retraction.
     """
     segments = list(aborted.segments)
     for segment in rest.segments:
@@ -85,29 +85,31 @@ def merge(aborted: Generated, rest: Generated) -> Generated:
     )
 
 
-Partial: TypeAlias = Mapping[str, Generated]
-"""Tokens so far, by request id; `abort` is the finish reason of what has not ended."""
+PartialSamples: TypeAlias = Mapping[str, Generated]
+"""Samples so far, by request id; unfinished ones have the finish reason `abort`."""
 
 
-NOTHING: Partial = MappingProxyType({})
+NO_SAMPLES: PartialSamples = MappingProxyType({})
 
 
-def to_go_on(requests: Sequence[GenerateRequest], partial: Partial) -> list[GenerateRequest]:
-    """The requests that are left, each with the tokens it has."""
+def remaining_requests(
+    requests: Sequence[GenerateRequest], partial: PartialSamples
+) -> list[GenerateRequest]:
+    """The requests that are not complete, each continuing from the tokens it has."""
     left = []
     for request in requests:
         sample = partial.get(request.request_id)
         if sample is None:
             left.append(request)
-        elif ended(request, sample) is None:
+        elif completed_sample(request, sample) is None:
             left.append(continuation(request, sample))
     return left
 
 
-def joined(
-    requests: Sequence[GenerateRequest], partial: Partial, rest: Partial
+def merged_samples(
+    requests: Sequence[GenerateRequest], partial: PartialSamples, rest: PartialSamples
 ) -> dict[str, Generated]:
-    """What there is of each request now; `rest` came of `to_go_on(requests, partial)`."""
+    """The samples so far; `rest` are those of `remaining_requests(requests, partial)`."""
     samples = {}
     for request in requests:
         name = request.request_id
@@ -116,13 +118,13 @@ def joined(
             if after is not None:
                 samples[name] = after
         elif after is None:
-            samples[name] = ended(request, before) or before
+            samples[name] = completed_sample(request, before) or before
         else:
             samples[name] = merge(before, after)
     return samples
 
 
 def recomputed_tokens(sample: Generated, prompt_tokens: int) -> int:
-    """Tokens, prompt and answer, that were computed again where the version changed."""
+    """Tokens of prompt and response that were computed again where the version changed."""
     lengths = [len(segment.tokens) for segment in sample.segments]
     return sum(prompt_tokens + sum(lengths[:cut]) for cut in range(1, len(lengths)))

@@ -1,6 +1,6 @@
-"""SGLang's dialect, which the embedded engine speaks too: bodies, paths, and what answers mean.
+"""SGLang's dialect, which the embedded engine uses too: request bodies, paths, parsed replies.
 
-Written for SGLang 0.5.23; what servers before 0.5.19 leave out (`weight_versions`) may be missing.
+Written for SGLang 0.5.23; `weight_versions`, which servers before 0.5.19 lack, may be missing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from areal_lab.control.events import Version
 from areal_lab.engines.client.dialect import (
-    Answer,
     Call,
     Chunk,
     Dialect,
     Digest,
     GenerateOptions,
+    Reply,
     get,
     parse_adapters,
     parse_finish_reason,
@@ -27,7 +27,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams, WeightsFolder
 
 _ID_END = ";"
-"""SGLang aborts every request whose id *begins* with the one given: with an end mark, none but one
+"""SGLang aborts every request whose id *begins* with the one given; with an end mark, only one
 does."""
 _BAD_REQUEST = 400
 
@@ -49,14 +49,14 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     return post("/generate", body)
 
 
-def read(answer: Answer) -> Chunk:
-    """One message about one sample: all its tokens, or those since the message before."""
-    if not isinstance(answer, Mapping) or "meta_info" not in answer:
-        raise EngineError(f"the answer is {_message(answer) or answer!r:.200}")
-    meta = answer["meta_info"]
-    tokens = tuple(int(token) for token in answer["output_ids"])
+def read(reply: Reply) -> Chunk:
+    """One message about one sample: all its tokens, or those since the previous message."""
+    if not isinstance(reply, Mapping) or "meta_info" not in reply:
+        raise EngineError(f"the reply is {_message(reply) or reply!r:.200}")
+    meta = reply["meta_info"]
+    tokens = tuple(int(token) for token in reply["output_ids"])
     entries = meta.get("output_token_logprobs") or []
-    # A sample that is aborted while it waits again repeats its last token with all log-probs.
+    # A sample aborted while it waits to run again repeats its last token with all log-probs.
     entries = entries[max(0, len(entries) - len(tokens)) :]
     if [int(entry[1]) for entry in entries] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
@@ -67,7 +67,7 @@ def read(answer: Answer) -> Chunk:
         reason = reason.get("type")
     spans = meta.get("weight_versions")
     return Chunk(
-        index=int(answer.get("index", 0)),
+        index=int(reply.get("index", 0)),
         tokens=tokens,
         logprobs=tuple(float(entry[0]) for entry in entries),
         total=meta.get("completion_tokens", len(tokens)),
@@ -80,8 +80,9 @@ def read(answer: Answer) -> Chunk:
 
 
 def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
-    """In place, running requests live on in the cache, and flushing it would fail after the
-    weights have changed; in every other mode a cache that is not flushed serves stale prefixes."""
+    """Load a folder. With `in_place`, running requests keep using the cache, and flushing it would
+    fail after the weights have changed; in the other modes an unflushed cache would serve stale
+    prefixes."""
     return (
         post(
             "/update_weights_from_disk",
@@ -94,31 +95,31 @@ def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
     )
 
 
-def _refusal(answer: Answer) -> str | None:
-    return None if answer.get("success") else _message(answer) or "no reason given"
+def _refusal(reply: Reply) -> str | None:
+    return None if reply.get("success") else _message(reply) or "no reason given"
 
 
-def _message(answer: Answer) -> str:
-    if not isinstance(answer, Mapping):
+def _message(reply: Reply) -> str:
+    if not isinstance(reply, Mapping):
         return ""
-    error = answer.get("error")
+    error = reply.get("error")
     found = error.get("message") if isinstance(error, Mapping) else error
-    return str(found or answer.get("message") or "")
+    return str(found or reply.get("message") or "")
 
 
-def _held_version(answer: Answer) -> Version:
-    return parse_version(answer.get("weight_version"))
+def _held_version(reply: Reply) -> Version:
+    return parse_version(reply.get("weight_version"))
 
 
-def _read_digest(answer: Answer) -> Digest | None:
-    """Ours of the whole set, or SGLang's of each rank's part."""
-    if isinstance(answer.get("checksum"), str):
-        return Digest(answer["checksum"])
-    found = _find(answer, "per_gpu_checksum")
+def _read_digest(reply: Reply) -> Digest | None:
+    """Our checksum of all weights, or SGLang's checksums of each rank's part."""
+    if isinstance(reply.get("checksum"), str):
+        return Digest(reply["checksum"])
+    found = _find(reply, "per_gpu_checksum")
     return Digest(" ".join(sorted(found))) if found else None
 
 
-def _find(value: Answer, name: str) -> list[str]:
+def _find(value: Reply, name: str) -> list[str]:
     if isinstance(value, Mapping):
         here = [str(value[name])] if name in value else []
         return here + [one for inner in value.values() for one in _find(inner, name)]
@@ -160,7 +161,7 @@ SGLANG: Final = Dialect(
     adapters=get("/v1/models"),
     held_adapters=parse_adapters,
     adapter_support=get("/server_info"),
-    takes_adapters=lambda answer: bool(answer.get("enable_lora")),
+    supports_adapters=lambda reply: bool(reply.get("enable_lora")),
     load_adapter=lambda name, weights: post(
         "/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
     ),
@@ -173,9 +174,9 @@ SGLANG: Final = Dialect(
     digest=post("/weights_checker", {"action": "checksum"}),
     read_digest=_read_digest,
     info=get("/server_info"),
-    engine_name=lambda answer: str(answer.get("engine", "sglang")),
-    engine_version=lambda answer: str(answer.get("version", "")),
+    engine_name=lambda reply: str(reply.get("engine", "sglang")),
+    engine_version=lambda reply: str(reply.get("version", "")),
     tells_interruptions=True,
     ready=get("/ready"),
-    computes=get("/server_info"),
+    ping_compute=get("/server_info"),
 )

@@ -1,13 +1,13 @@
-"""One sample on its way from a server: its tokens so far, whatever the messages look like.
+"""The stream of one sample from a server: its tokens so far, for every kind of message.
 
-    messages of increments     [0,4) [4,8) [8,9)
+    incremental messages       [0,4) [4,8) [8,9)
     cumulative messages        [0,4) [0,8) [0,9)      --> tokens, log-probs, version spans
     one message at the end     [0,9)
 
-Versions are the server's. The last message has the span of each; a message before may tell one
-version for all it brings (or none: then it is the one that the engine last reported). Where that is
-another than before, some of its tokens may have been drawn before the change: of a sample whose
-last message never comes, only the tokens before such a message are sure.
+Versions are the server's. The last message has the span of each version; an earlier message may
+name one version for all its tokens (or none: then it is the version that the engine last reported).
+If that version differs from the previous one, some tokens of the message may be older than the
+change. So if the last message never arrives, only the tokens before such a message are confirmed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import Generated
 
 
-class Arriving:
-    """What has arrived of one sample."""
+class SampleStream:
+    """The received part of one sample."""
 
     def __init__(self, request_id: str, sent_as: str = "", sent_to: Version | None = None) -> None:
         self.request_id = request_id
         self.sent_as = sent_as
         """The id that the server knows."""
         self._sent_to = sent_to
-        """Version that the engine reported before it was sent, if it did."""
+        """Version that the engine reported before the request was sent, if it did."""
         self.finish_reason: FinishReason | None = None
         self.lost_caches = 0
-        """Interruptions that took its cache and that the server does not count."""
+        """Interruptions that dropped its cache and that the server does not count."""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[Span] = []
-        self._sure: int | None = None
-        """Tokens before the first whose version is a guess."""
+        self._confirmed: int | None = None
+        """Tokens before the first one of uncertain version; None if all versions are certain."""
         self._retractions = 0
         self._cached_tokens = 0
 
@@ -45,28 +45,28 @@ class Arriving:
         return len(self._tokens)
 
     def add(self, chunk: Chunk, held: Version) -> None:
-        """Take in a message.
+        """Add a message.
 
         Args:
             held: version that the engine last reported.
 
         Raises:
-            EngineError: if the message contradicts itself or those before.
+            EngineError: if the message contradicts itself or earlier ones.
         """
         count = len(chunk.tokens)
         if len(chunk.logprobs) != count:
             raise self._error(f"has {count} tokens, but log-probs of {len(chunk.logprobs)}")
         start = len(self) if chunk.total is None else chunk.total - count
         if not 0 <= start <= len(self):
-            raise self._error(f"goes on at token {start}, but {len(self)} have arrived")
+            raise self._error(f"continues at token {start}, but {len(self)} were received")
         known = len(self) - start
         if list(chunk.tokens[:known]) != self._tokens[start : start + count]:
-            raise self._error("changed its tokens afterwards")
+            raise self._error("changed tokens that were sent before")
         self._tokens += chunk.tokens[known:]
         self._logprobs += chunk.logprobs[known:]
         if chunk.spans is not None:
             self._spans = list(chunk.spans)
-            self._sure = None
+            self._confirmed = None
             self._check_spans()
         else:
             self._stamp(held if chunk.version is None else chunk.version)
@@ -75,8 +75,8 @@ class Arriving:
         self._cached_tokens = chunk.cached_tokens or self._cached_tokens
 
     def generated(self) -> Generated:
-        """What has arrived and is sure; a sample that is cut off ends with `abort`."""
-        sure = len(self) if self._sure is None else self._sure
+        """The received tokens of certain version; an unfinished sample ends with `abort`."""
+        confirmed = len(self) if self._confirmed is None else self._confirmed
         return Generated(
             request_id=self.request_id,
             segments=tuple(
@@ -86,7 +86,7 @@ class Arriving:
                     version=span.version,
                 )
                 for span in self._spans
-                if span.end <= sure
+                if span.end <= confirmed
             ),
             finish_reason=self.finish_reason or "abort",
             retractions=self._retractions + self.lost_caches,
@@ -98,7 +98,7 @@ class Arriving:
         if not self._spans:
             self._spans = [Span(version, 0, end)] if end else []
             if end and self._sent_to not in (None, version):
-                self._sure = 0
+                self._confirmed = 0
             return
         last = self._spans[-1]
         if last.end == end:
@@ -106,7 +106,7 @@ class Arriving:
         if last.version == version:
             self._spans[-1] = last._replace(end=end)
         else:
-            self._sure = last.end if self._sure is None else self._sure
+            self._confirmed = last.end if self._confirmed is None else self._confirmed
             self._spans.append(Span(version, last.end, end))
 
     def _check_spans(self) -> None:

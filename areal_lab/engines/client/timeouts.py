@@ -1,8 +1,8 @@
-"""How long to wait for an engine: time in which it is paused by us does not count.
+"""Request timeouts that stop while we have paused the engine.
 
-with patience.wait() as watch:      TimeoutError after `limit_s` of silence
-    ... watch.heard() ...           a sign of life: the time starts again
-patience.hold(), patience.go_on()   around a pause of any length
+async with timeouts.request() as timeout:     TimeoutError after `limit_s` without a message
+    ... timeout.restart() ...                 a message arrived: the time starts over
+timeouts.pause(), timeouts.resume()           around a pause of the engine, however long
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Watch:
-    """One wait."""
+class RequestTimeout:
+    """The timeout of one request."""
 
     def __init__(self, timeout: asyncio.Timeout, limit_s: float | None) -> None:
         self._timeout = timeout
         self._limit_s = limit_s
-        self._held = False
+        self._paused = False
 
-    def heard(self) -> None:
-        """There was a sign of life."""
-        self.arm(held=self._held)
+    def restart(self) -> None:
+        """Start the time over: a message arrived."""
+        self.arm(paused=self._paused)
 
-    def arm(self, *, held: bool) -> None:
-        """Begin again, or stand still."""
-        self._held = held
+    def arm(self, *, paused: bool) -> None:
+        """Start the time over, or stop it while `paused`."""
+        self._paused = paused
         if self._timeout.expired() or self._limit_s is None:
             return
         now_s = asyncio.get_running_loop().time()
-        self._timeout.reschedule(None if held else now_s + self._limit_s)
+        self._timeout.reschedule(None if paused else now_s + self._limit_s)
 
 
-class Patience:
-    """All waits of one client."""
+class RequestTimeouts:
+    """The timeouts of all requests of one client."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = limit_s
-        self._watches: set[Watch] = set()
-        self._held = False
+        self._active: set[RequestTimeout] = set()
+        self._paused = False
 
     @asynccontextmanager
-    async def wait(self) -> AsyncIterator[Watch]:
-        """Wait inside; `TimeoutError` after `limit_s` without a sign of life."""
+    async def request(self) -> AsyncIterator[RequestTimeout]:
+        """Raise `TimeoutError` inside the block after `limit_s` without a message."""
         async with asyncio.timeout(None) as timeout:
-            watch = Watch(timeout, self.limit_s)
-            watch.arm(held=self._held)
-            self._watches.add(watch)
+            one = RequestTimeout(timeout, self.limit_s)
+            one.arm(paused=self._paused)
+            self._active.add(one)
             try:
-                yield watch
+                yield one
             finally:
-                self._watches.discard(watch)
+                self._active.discard(one)
 
-    def hold(self) -> None:
-        """Nothing is to be expected from now on."""
+    def pause(self) -> None:
+        """Stop every timeout: no message is expected from now on."""
         self._set(True)
 
-    def go_on(self) -> None:
-        """From now on answers are due; the time of every wait starts again."""
+    def resume(self) -> None:
+        """Start the time of every request over: messages are expected again."""
         self._set(False)
 
-    def _set(self, held: bool) -> None:
-        self._held = held
-        for watch in self._watches:
-            watch.arm(held=held)
+    def _set(self, paused: bool) -> None:
+        self._paused = paused
+        for one in self._active:
+            one.arm(paused=paused)

@@ -1,15 +1,15 @@
-"""vLLM's dialect: bodies, paths, and what answers mean. Written for vLLM 0.32.0.
+"""vLLM's dialect: request bodies, paths, parsed replies. Written for vLLM 0.32.0.
 
 The server needs `VLLM_SERVER_DEV_MODE=1` (pause, resume, weights), `--enable-scale-out` (tokens in,
 tokens out) and, for temperatures other than 1, `--logprobs-mode processed_logprobs`.
 
-    here        there
-    retract     pause and keep; after loading, preempt what runs and reset the prefix cache
+    our mode    vLLM
+    retract     pause and keep; after loading, preempt running requests and reset the prefix cache
     abort       pause and abort
     in_place    pause and keep
 
-On a CPU it must have been started with the worker extension in `vllm_extension`, as `areal-lab
-engine serve vllm` does: without, models with tied embeddings keep the output layer they began with.
+On a CPU it must be started with the worker extension in `vllm_extension`, as `areal-lab engine
+serve vllm` does; without it, models with tied embeddings keep their first output layer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import httpx
 
 from areal_lab.control.events import Version
 from areal_lab.engines.client.dialect import (
-    Answer,
     Call,
     Chunk,
     Dialect,
     Digest,
     GenerateOptions,
+    Reply,
     get,
     parse_adapters,
     parse_finish_reason,
@@ -41,11 +41,11 @@ from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
 
 _ID_START = "generate-tokens-"
-"""vLLM knows a request by its id with this in front; any other id is ignored in silence."""
+"""vLLM puts this prefix before a request id; other ids are ignored silently."""
 _NO_LOGPROB = -9999.0
-"""Sent where vLLM has none."""
-_OF_NOTHING = hashlib.sha256().hexdigest()
-"""What vLLM answers for a weight that it has repacked, as it does on a CPU in linear layers."""
+"""Sent where vLLM has no log-prob."""
+_EMPTY_DIGEST = hashlib.sha256().hexdigest()
+"""vLLM's digest of a weight that it has repacked, as it does in linear layers on a CPU."""
 _PAUSE = {
     PauseMode.RETRACT: "keep",
     PauseMode.ABORT: "abort",
@@ -83,18 +83,18 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     return post("/inference/v1/generate", body)
 
 
-def read(answer: Answer) -> Chunk:
-    """One message about one sample: the tokens since the message before."""
-    if not isinstance(answer, Mapping) or not answer.get("choices"):
-        raise _error(answer)
-    choice = answer["choices"][0]
+def read(reply: Reply) -> Chunk:
+    """One message about one sample: the tokens since the previous message."""
+    if not isinstance(reply, Mapping) or not reply.get("choices"):
+        raise _error(reply)
+    choice = reply["choices"][0]
     tokens = tuple(int(token) for token in choice["token_ids"])
     content = (choice.get("logprobs") or {}).get("content") or []
     if [int(entry["token_id"]) for entry in content] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(content)} others")
     logprobs = tuple(float(entry["logprob"]) for entry in content)
     if any(value <= _NO_LOGPROB for value in logprobs):
-        raise EngineError("a drawn token came without a log-prob")
+        raise EngineError("a sampled token came without a log-prob")
     spans = choice.get("weight_versions")
     return Chunk(
         tokens=tokens,
@@ -104,21 +104,21 @@ def read(answer: Answer) -> Chunk:
     )
 
 
-def _error(answer: Answer) -> EngineError:
-    """What the answer is instead of a message: the end of what computes, or a refusal."""
-    error = answer.get("error") if isinstance(answer, Mapping) else None
+def _error(reply: Reply) -> EngineError:
+    """The error in a reply that is not a message: a dead compute process, or a refusal."""
+    error = reply.get("error") if isinstance(reply, Mapping) else None
     if isinstance(error, Mapping) and error.get("code") == httpx.codes.INTERNAL_SERVER_ERROR:
         return EngineUnreachable(f"it is broken: {error.get('message')!s:.200}")
-    return EngineError(f"the answer is {answer!r:.200}")
+    return EngineError(f"the reply is {reply!r:.200}")
 
 
 def load(
     weights: WeightsFolder, mode: PauseMode, *, method: str = "reload_weights"
 ) -> tuple[Call, ...]:
-    """Neither step undoes the one before, so the version, which says that all is done, is last.
+    """Load a folder. The version is set last, since vLLM does not undo a failed sequence.
 
     Args:
-        method: of vLLM's worker.
+        method: method of vLLM's worker that loads the weights.
     """
     reload = {"method": method, "kwargs": {"weights_path": str(weights.path)}}
     forget = post("/reset_prefix_cache?reset_running_requests=true")
@@ -137,18 +137,18 @@ def _name_version(version: Version) -> Call:
     return post("/update_weight_version", {"new_version": str(version)})
 
 
-def _refusal(answer: Answer) -> str | None:
-    if isinstance(answer, Mapping) and answer.get("success") is False:
-        return "its cache could not be emptied"
+def _refusal(reply: Reply) -> str | None:
+    if isinstance(reply, Mapping) and reply.get("success") is False:
+        return "its cache could not be reset"
     return None
 
 
-def _read_digest(answer: Answer) -> Digest | None:
-    sums = answer.get("checksums")
+def _read_digest(reply: Reply) -> Digest | None:
+    sums = reply.get("checksums")
     if not sums:
         return None
     value = " ".join(f"{name}={sums[name]}" for name in sorted(sums))
-    return Digest(value, whole=_OF_NOTHING not in value)
+    return Digest(value, whole=_EMPTY_DIGEST not in value)
 
 
 VLLM: Final = Dialect(
@@ -165,34 +165,34 @@ VLLM: Final = Dialect(
     adapters=get("/v1/models"),
     held_adapters=parse_adapters,
     adapter_support=get("/openapi.json"),
-    takes_adapters=lambda answer: "/v1/load_lora_adapter" in answer.get("paths", {}),
+    supports_adapters=lambda reply: "/v1/load_lora_adapter" in reply.get("paths", {}),
     load_adapter=lambda name, weights: post(
         "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights.path)}
     ),
     unload_adapter=lambda name: post("/v1/unload_lora_adapter", {"lora_name": name}),
     name_version=_name_version,
     held=get("/weight_info"),
-    held_version=lambda answer: parse_version(answer.get("weight_version")),
+    held_version=lambda reply: parse_version(reply.get("weight_version")),
     digest=post("/weight_checker", {"action": "checksum"}),
     read_digest=_read_digest,
     info=get("/version"),
     engine_name=lambda _: "vllm",
-    engine_version=lambda answer: str(answer.get("version", "")),
+    engine_version=lambda reply: str(reply.get("version", "")),
     tells_interruptions=False,
     ready=get("/health"),
-    computes=get("/is_paused"),
+    ping_compute=get("/is_paused"),
 )
 VLLM_ON_CPU: Final = replace(VLLM, load=partial(load, method="reload_all_weights"))
-"""The same on a CPU, with the worker extension."""
+"""The dialect on a CPU, with the worker extension."""
 ASK_FOR_EXTENSION: Final = post("/collective_rpc", {"method": "can_reload_all_weights"})
-"""An error where the worker extension is missing."""
+"""Fails if the worker extension is missing."""
 NO_EXTENSION: Final = (
-    "on a CPU vLLM has to be started with the worker extension of areal_lab, or models with "
-    "tied embeddings keep their first output layer; `areal-lab engine serve vllm` does that"
+    "on a CPU vLLM must be started with the worker extension of areal_lab, or models with tied "
+    "embeddings keep their first output layer; start it with `areal-lab engine serve vllm`"
 )
 
 
-def on_cpu(answer: Answer) -> bool:
-    """Whether weights are packed for a CPU, from the answer to `digest`."""
-    digest = _read_digest(answer)
+def on_cpu(reply: Reply) -> bool:
+    """Whether the weights are packed for a CPU, from the reply to `digest`."""
+    digest = _read_digest(reply)
     return digest is not None and not digest.whole

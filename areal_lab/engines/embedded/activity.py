@@ -1,12 +1,12 @@
-"""What the engine was doing when, for the timeline of a run; seconds since the epoch.
+"""Activity spans of the engine, for the timeline of a run; seconds since the epoch.
 
-Steps are short and many; neighbors of one name and of about one size of batch are joined, so that
-hours stay some thousand spans. What they did is added up, so that costs can be fitted to them:
+Steps are short and many, so adjacent ones of the same activity and similar batch size are merged:
+hours take a few thousand spans. Their counts are added up, so that costs can be fitted to them:
 
     steps           forward passes
-    sequences       tokens drawn: over the steps, the sequences that ran
-    context_tokens  over the steps, the tokens of all sequences whose keys and values were read
-    prompt_tokens   computed, not copied: of prompts, and of answers that were interrupted
+    sequences       sampled tokens: the running sequences, summed over the steps
+    context_tokens  tokens whose keys and values were read, summed over sequences and steps
+    prompt_tokens   tokens computed, not copied, for prompts and interrupted responses
     prompt_pairs    (query, key) pairs of their attention
 """
 
@@ -24,7 +24,7 @@ ActivityName: TypeAlias = Literal[
 ]
 
 JOIN_GAP_S = 0.02
-"""Neighbors closer than this are one span; idling shorter than this is not recorded."""
+"""Adjacent spans closer than this are merged; shorter idle times are not recorded."""
 KEPT_SPANS = 200_000
 
 _NO_COUNTS: Mapping[str, float] = MappingProxyType({})
@@ -39,11 +39,11 @@ class ActivitySpan:
     start_s: float
     end_s: float
     counts: dict[str, float] = field(default_factory=dict)
-    """What was done, by the names above."""
+    """Counts by the names above."""
 
-    def takes(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
-        """Whether it grows by an activity, instead of a span beginning: batches of 32 to 63
-        sequences are one size, those of 16 to 31 another."""
+    def extends_with(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
+        """Whether the activity extends this span instead of starting a new one: batches of 32 to
+        63 sequences are one size, those of 16 to 31 another."""
         return name == self.name and _batch_size(counts) == _batch_size(self.counts)
 
 
@@ -61,13 +61,13 @@ class ActivityLog:
         end_s: float,
         counts: Mapping[str, float] = _NO_COUNTS,
     ) -> None:
-        """Record an activity that ended; `start_s` is not before the last one's end."""
+        """Record a finished activity; `start_s` must not be before the end of the last one."""
         if name == "idle" and end_s - start_s < JOIN_GAP_S:
             return
         with self._lock:
             last = self._spans[-1] if self._spans else None
             near = last is not None and start_s - last.end_s < JOIN_GAP_S
-            if last is not None and near and last.takes(name, counts):
+            if last is not None and near and last.extends_with(name, counts):
                 last.end_s = end_s
                 for what, count in counts.items():
                     last.counts[what] += count
@@ -76,7 +76,7 @@ class ActivityLog:
                 self._spans.append(ActivitySpan(number, name, start_s, end_s, dict(counts)))
 
     def since(self, first_id: int) -> list[ActivitySpan]:
-        """Spans from this id on. The newest may still grow: ask for it again and replace it."""
+        """Spans from this id on. The newest may still grow: request it again and replace it."""
         with self._lock:
             return [
                 replace(span, counts=dict(span.counts))
@@ -86,5 +86,5 @@ class ActivityLog:
 
 
 def _batch_size(counts: Mapping[str, float]) -> int:
-    """Sequences of a step, to a power of two."""
+    """Sequences per step, as the exponent of a power of two."""
     return int(counts.get("sequences", 0) / counts.get("steps", 1)).bit_length()

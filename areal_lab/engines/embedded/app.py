@@ -1,16 +1,16 @@
-"""The HTTP interface of the embedded engine: SGLang's protocol, the subset that we use.
+"""The HTTP interface of the embedded engine: the subset of SGLang's protocol that we use.
 
 Handlers only parse, queue and wait; the scheduler's thread computes. Where SGLang and this server
 differ, this one is stricter:
 
-- `flush_cache=true` while requests live in the cache (after an `in_place` pause) is refused before
+- `flush_cache=true` while requests use the cache (after an `in_place` pause) is refused before
   anything changes; SGLang loads the weights and then reports failure.
-- After `retract` nothing stale is ever shared, with or without `flush_cache`.
+- After `retract` no stale prefix is shared, with or without `flush_cache`.
 - An unknown sampling parameter is refused.
 - The messages of a stream are increments (as SGLang's with --incremental-streaming-output), and
-  each says which versions computed the tokens so far.
+  each names the versions that generated the tokens so far.
 
-Beyond SGLang's: GET /spans, what the engine did when; /weights_checker answers our checksum.
+In addition to SGLang's: GET /spans returns activity spans; /weights_checker returns our checksum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest, PauseMode
-from areal_lab.engines.weights.folder import CorruptWeights, checksum, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, checksum, deduplicated_state
 
 
 def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
@@ -52,12 +52,12 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request, body: dict[str, Any]) -> Response:
-        arrived_s = time.monotonic()
+        received_s = time.monotonic()
         requests, batch, interval = wire.parse_generate(body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
-        samples = await _until_done_or_gone(scheduler, requests, request)
-        latency_s = time.monotonic() - arrived_s
+        samples = await _generate_until_disconnect(scheduler, requests, request)
+        latency_s = time.monotonic() - received_s
         version = scheduler.version
         replies = [wire.reply(sample, version, latency_s) for sample in samples]
         return JSONResponse(replies if batch else replies[0])
@@ -72,14 +72,14 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/continue_generation")
     async def continue_generation() -> Response:
         await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.resume()))
-        return JSONResponse({"status": "ok", "message": "generation goes on"})
+        return JSONResponse({"status": "ok", "message": "generation continues"})
 
     @app.post("/abort_request")
     async def abort_request(
         rid: Annotated[str | None, Body()] = None, abort_all: Annotated[bool, Body()] = False
     ) -> Response:
         if rid is None and not abort_all:
-            raise Refused("abort_request needs rid or abort_all")
+            raise Refused("abort_request needs rid (a request id) or abort_all")
         await asyncio.wrap_future(scheduler.abort(None if abort_all else [str(rid)]))
         return Response()
 
@@ -105,10 +105,10 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
 
     @app.post("/weights_checker")
     async def weights_checker(
-        action: Annotated[Literal["checksum"], Body(embed=True)],  # noqa: ARG001 - the one there is
+        action: Annotated[Literal["checksum"], Body(embed=True)],  # noqa: ARG001 - the only one
     ) -> Response:
         value = await asyncio.wrap_future(
-            scheduler.call(lambda batcher: checksum(tied_once(batcher.model)))
+            scheduler.call(lambda batcher: checksum(deduplicated_state(batcher.model)))
         )
         return JSONResponse({"success": True, "message": "", "checksum": value})
 
@@ -162,10 +162,10 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     return app
 
 
-async def _until_done_or_gone(
+async def _generate_until_disconnect(
     scheduler: Scheduler, requests: list[GenerateRequest], connection: Request
 ) -> list[Sample]:
-    """Wait for the samples; if the client hangs up first, abort them."""
+    """Wait for the samples; if the client disconnects first, abort them."""
     done = asyncio.ensure_future(asyncio.wrap_future(scheduler.generate(requests)))
     gone = asyncio.ensure_future(disconnected(connection))
     try:
@@ -179,7 +179,7 @@ async def _until_done_or_gone(
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:
     return {
-        "engine": EMBEDDED.name,  # the others that speak this dialect do not say
+        "engine": EMBEDDED.name,  # SGLang, which has the same dialect, does not report this
         "version": version("areal_lab"),
         "weight_version": batcher.version,
         "running_requests": len(batcher.running),

@@ -3,9 +3,9 @@
     tokens of a step:  | d0 d1 .. dn | c0 c0 c0 | c1 c1 |      [1, heads, T, head_dim]
                        one per row     new prompts (chunks)
 
-Row i decodes with token di. A chunk brings the tokens of a new row that were not found elsewhere;
-what was found is copied, inside the layer, from the row that has it - even if that row is itself a
-chunk of the same step. Query heads of one KV head share its keys without repeating them.
+Row i decodes token di. A chunk holds the tokens of a new row that no other row has; shared ones are
+copied, inside the layer, from the row that has them, even if that row is itself a chunk of the same
+step. Query heads of one KV head share its keys without repeating them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ IMPLEMENTATION = "areal_lab_packed"
 """Name under which transformers finds `attend`."""
 
 SPLIT_COST_TOKENS = 90
-"""What one more attention call costs, in keys read by one row: measured on one AVX512 core with
-3 KV heads of 64 (30 us a call, 0.33 us a key). Only speed depends on it."""
+"""Cost of one more attention call, in keys read by one row: measured on one AVX512 core with 3 KV
+heads of size 64 (30 us per call, 0.33 us per key). Affects speed only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Chunk:
 
     row: int
     start: int
-    """Position of the first of them; what is before is in the cache."""
+    """Position of the first token; earlier ones are in the cache."""
     count: int
     offset: int
-    """Where they begin among the packed tokens."""
+    """Index of the first token among the packed tokens."""
     mask: Bool[Tensor, "T L"] | None
-    """Which keys each of them sees; `None` is plain causal from 0."""
+    """The keys that each token sees; `None` is causal from 0."""
 
     @property
     def end(self) -> int:
@@ -61,18 +61,18 @@ class PrefixCopy:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBlock:
-    """Neighboring rows that are attended together."""
+    """Adjacent rows that share one attention call."""
 
     first: int
     end: int
     longest: int
     mask: Bool[Tensor, "R 1 1 L"] | None
-    """`None` where all rows are equally long."""
+    """`None` if all rows have the same length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """What one forward pass computes, the same for every layer."""
+    """The work of one forward pass, the same for every layer."""
 
     cache: KVCache
     decode_rows: Int[Tensor, " R"]
@@ -80,7 +80,7 @@ class Pack:
     blocks: tuple[DecodeBlock, ...]
     chunks: tuple[Chunk, ...]
     copies: tuple[PrefixCopy, ...]
-    """In the order in which they can be made."""
+    """In an order in which every source is complete before it is copied."""
 
 
 def attend(
@@ -141,10 +141,10 @@ def attend(
 
 
 def decode_blocks(lengths: Sequence[int], device: torch.device) -> tuple[DecodeBlock, ...]:
-    """Cut rows of these lengths (the new token included) into blocks of similar neighbors.
+    """Cut rows of these lengths (new token included) into blocks of adjacent, similar rows.
 
-    A block reads `rows * longest` keys; it is closed when padding the next row, or the rows so
-    far, costs more than a call of its own.
+    A block reads `rows * longest` keys; a new block starts where padding would cost more than
+    another call.
     """
     blocks = []
     first = 0

@@ -3,8 +3,8 @@
     layer l:  [2, rows, kv_heads, capacity, head_dim]      rows 0 .. live - 1 are in use
                  k/v
 
-Decoding reads `[:, :live, :, :longest]`, a view. Rows and capacity grow in steps; a freed row is
-filled with the last one.
+Decoding reads the view `[:, :live, :, :longest]`. Rows and capacity grow in steps; the last row
+moves into a freed one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKEN_STEP = 64
 
 
 class KVCache:
-    """Storage only: who is in which row, and how long it is, the batcher knows."""
+    """Storage only: the batcher knows which request is in which row, and its length."""
 
     def __init__(
         self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -43,9 +43,9 @@ class KVCache:
 
     @torch.inference_mode()
     def reserve(self, rows: int, tokens: int, *, live: int, longest: int) -> None:
-        """Make room for `rows` rows of `tokens` tokens; keeps the first `live` rows' `longest`.
+        """Make room for `rows` rows of `tokens` tokens; keeps `longest` tokens of `live` rows.
 
-        Grows by at least a quarter, so that the cost of copying stays proportional to the tokens.
+        Grows by at least a quarter, so the total cost of copying stays proportional to the tokens.
         """
         if rows <= self.rows and tokens <= self.capacity:
             return
@@ -56,14 +56,14 @@ class KVCache:
         rows, tokens = max(rows, self.rows), max(tokens, self.capacity)
         _, _, kv_heads, _, head_dim = self._empty.shape
         for index, old in enumerate(self.layers):
-            # Layer by layer, so that the old and the new storage never exist twice in full. Zeros,
-            # since attention multiplies what lies behind a short row's end by a weight of 0.
+            # Layer by layer, so that old and new storage do not exist in full at the same time.
+            # Zeros, since attention multiplies values beyond a row's end by a weight of 0.
             new = old.new_zeros(2, rows, kv_heads, tokens, head_dim)
             new[:, :live, :, :longest] = old[:, :live, :, :longest]
             self.layers[index] = new
 
     def release(self) -> None:
-        """Give all memory back; no row is live."""
+        """Release all memory; no row may be live."""
         self.layers = [self._empty] * len(self.layers)
 
     @torch.inference_mode()

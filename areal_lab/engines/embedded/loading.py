@@ -1,4 +1,4 @@
-"""From a model folder to a model that the batcher can run, and new weights into it."""
+"""Load a model folder for the batcher, and copy new weights into the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
-from areal_lab.engines.weights.folder import CorruptWeights, read_manifest, read_weights, tied_once
+from areal_lab.engines.weights.folder import (
+    CorruptWeights,
+    deduplicated_state,
+    read_manifest,
+    read_weights,
+)
 
 _CHANGING_ROPE = {"dynamic", "longrope"}
 
@@ -19,8 +24,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     """The model of a Hugging Face folder, checked, with our attention.
 
     Raises:
-        ValueError: if the architecture is not one we compute right.
-        CorruptWeights: if the folder's manifest disagrees with its tensors.
+        ValueError: if the architecture is not supported.
+        CorruptWeights: if the folder's manifest contradicts its tensors.
     """
     if read_manifest(folder) is not None:
         read_weights(folder)
@@ -28,8 +33,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
         folder, dtype=dtype, attn_implementation=IMPLEMENTATION
     )
     refuse_unsupported(model)
-    # As they come, parameters are views of the file, which would stay in shared memory as long as
-    # the engine lives, even when later weights have replaced every byte of them.
+    # Loaded parameters are views of the file, which would stay in shared memory as long as the
+    # engine lives, even after later weights replaced all of them.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     model.to(device)  # type: ignore[arg-type]  # untyped in transformers
@@ -69,18 +74,19 @@ def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) ->
     Raises:
         CorruptWeights: if one is missing, unknown or of another shape; nothing is changed then.
     """
-    targets = tied_once(model)
+    targets = deduplicated_state(model)
     known = model.state_dict().keys()
     missing = sorted(targets.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - known)
     if missing:
-        raise CorruptWeights(f"{len(missing)} tensors are missing, {missing[0]} for one")
+        raise CorruptWeights(f"{len(missing)} tensors are missing, such as {missing[0]}")
     if unknown:
-        raise CorruptWeights(f"{len(unknown)} tensors are unknown, {unknown[0]} for one")
+        raise CorruptWeights(f"{len(unknown)} tensors are unknown, such as {unknown[0]}")
     for name, target in targets.items():
         if tensors[name].shape != target.shape:
             raise CorruptWeights(
-                f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(target.shape)}"
+                f"{name} has shape {tuple(tensors[name].shape)}, but must have "
+                f"{tuple(target.shape)}"
             )
     with torch.inference_mode():
         for name, target in targets.items():
@@ -88,7 +94,7 @@ def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) ->
 
 
 def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end an answer, by the generation config and else by the config."""
+    """Tokens that end a response, from the generation config or else the model config."""
     for source in (model.generation_config, model.config):
         value = getattr(source, "eos_token_id", None)
         if value is not None:

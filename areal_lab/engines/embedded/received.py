@@ -1,9 +1,9 @@
-"""Weights that come over HTTP or by broadcast: SGLang's requests for them, in the embedded engine.
+"""Weights received over HTTP or by broadcast: SGLang's requests, in the embedded engine.
 
     begin_weight_update  update_weights_from_tensor | _from_distributed ...  end_weight_update
 
-What comes is kept aside until the request that names its version, or the end of the update: then
-all of it is loaded at once, or none. SGLang loads each request as it comes.
+Received tensors are kept until the request that names their version, or the end of the update; then
+all of them are loaded, or none. SGLang loads each request when it arrives.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from areal_lab.engines.weights.folder import CorruptWeights
 from areal_lab.engines.weights.serialize import UnsafePayload, decode
 
 GROUP_TIMEOUT_S = 60.0
-"""Longest wait for other members of a process group. Whoever made the group gives up sooner, and by
-leaving makes this engine give up."""
+"""Longest wait for other members of a process group. The trainer, which makes the group, gives up
+sooner, and its leaving ends this engine's wait."""
 
 
 @dataclass(slots=True)
-class Reception:
-    """The update that is open, and the groups this engine is in."""
+class OpenUpdate:
+    """The state of the weight update, and the process groups of this engine."""
 
     open: bool = False
     kept: dict[str, Tensor] = field(default_factory=dict)
@@ -41,35 +41,35 @@ class Reception:
 
 
 def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
-    """Add the requests to an engine's interface."""
-    reception = Reception()
+    """Add the routes of weight updates to an engine's interface."""
+    update = OpenUpdate()
 
     @app.post("/begin_weight_update")
     async def begin_weight_update() -> Response:
-        if reception.open:
-            raise Refused("an update is open already; end it first")
-        reception.open = True
+        if update.open:
+            raise Refused("an update is already open; end it first")
+        update.open = True
         return _done("the update is open")
 
     @app.post("/end_weight_update")
     async def end_weight_update() -> Response:
-        _require_open(reception)
-        reception.open = False
-        return await _load(scheduler, reception, None) if reception.kept else _done("no weights")
+        _require_open(update)
+        update.open = False
+        return await _load(scheduler, update, None) if update.kept else _done("no weights")
 
     @app.post("/update_weights_from_tensor")
     async def update_weights_from_tensor(
-        # one: this engine has one rank
+        # one item, because this engine has one rank
         serialized_named_tensors: Annotated[list[str], Body(min_length=1, max_length=1)],
         weight_version: Annotated[str | None, Body()] = None,
         flush_cache: Annotated[bool, Body()] = True,
     ) -> Response:
-        _require_open(reception)
+        _require_open(update)
         try:
             tensors = await asyncio.to_thread(decode, serialized_named_tensors[0])
         except UnsafePayload as error:
             raise Refused(str(error)) from error
-        return await _take(scheduler, reception, tensors, weight_version, flush_cache)
+        return await _receive_tensors(scheduler, update, tensors, weight_version, flush_cache)
 
     @app.post("/init_weights_update_group")
     async def init_weights_update_group(
@@ -81,8 +81,8 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
         world_size: Annotated[int, Body()],
         backend: Annotated[str, Body()] = "nccl",
     ) -> Response:
-        if group_name in reception.groups:
-            raise Refused(f"this engine is in a group {group_name!r} already")
+        if group_name in update.groups:
+            raise Refused(f"this engine is already in a group {group_name!r}")
 
         def join() -> dist.ProcessGroup:
             store = process_group.connect(master_address, master_port, timeout_s=GROUP_TIMEOUT_S)
@@ -96,7 +96,7 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
             )
 
         try:
-            reception.groups[group_name] = await asyncio.to_thread(join)
+            update.groups[group_name] = await asyncio.to_thread(join)
         except RuntimeError as error:
             raise Refused(f"the group was not formed: {str(error).splitlines()[0]}") from error
         return _done("the group is formed")
@@ -105,8 +105,8 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
     async def destroy_weights_update_group(
         group_name: Annotated[str, Body(embed=True)],
     ) -> Response:
-        process_group.leave(_group(reception.groups, group_name))
-        del reception.groups[group_name]
+        process_group.leave(_group(update.groups, group_name))
+        del update.groups[group_name]
         return _done("the group is left")
 
     @app.post("/update_weights_from_distributed")
@@ -119,8 +119,8 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
         weight_version: Annotated[str | None, Body()] = None,
         flush_cache: Annotated[bool, Body()] = True,
     ) -> Response:
-        _require_open(reception)
-        group = _group(reception.groups, group_name)
+        _require_open(update)
+        group = _group(update.groups, group_name)
 
         def receive() -> dict[str, Tensor]:
             tensors = {
@@ -134,28 +134,28 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
             tensors = await asyncio.to_thread(receive)
         except RuntimeError as error:
             raise Refused(f"the broadcast failed: {str(error).splitlines()[0]}") from error
-        return await _take(scheduler, reception, tensors, weight_version, flush_cache)
+        return await _receive_tensors(scheduler, update, tensors, weight_version, flush_cache)
 
 
-async def _take(
+async def _receive_tensors(
     scheduler: Scheduler,
-    reception: Reception,
+    update: OpenUpdate,
     tensors: dict[str, Tensor],
     version: str | None,
     flush: bool,
 ) -> Response:
-    reception.kept.update(tensors)
-    reception.flush = flush
+    update.kept.update(tensors)
+    update.flush = flush
     if version is None:
-        return _done(f"{len(tensors)} tensors are here")
-    return await _load(scheduler, reception, version)
+        return _done(f"{len(tensors)} tensors were received")
+    return await _load(scheduler, update, version)
 
 
-async def _load(scheduler: Scheduler, reception: Reception, version: str | None) -> Response:
-    tensors, reception.kept = reception.kept, {}
+async def _load(scheduler: Scheduler, update: OpenUpdate, version: str | None) -> Response:
+    tensors, update.kept = update.kept, {}
     try:
         message = await asyncio.wrap_future(
-            scheduler.load_tensors(tensors, version, flush=reception.flush)
+            scheduler.load_tensors(tensors, version, flush=update.flush)
         )
     except (Refused, CorruptWeights) as error:
         return JSONResponse({"success": False, "message": str(error)}, status_code=400)
@@ -168,9 +168,9 @@ def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGr
     return groups[name]
 
 
-def _require_open(reception: Reception) -> None:
-    if not reception.open:
-        raise Refused("no update is open: begin_weight_update comes first")
+def _require_open(update: OpenUpdate) -> None:
+    if not update.open:
+        raise Refused("no update is open; send begin_weight_update first")
 
 
 def _done(message: str) -> Response:

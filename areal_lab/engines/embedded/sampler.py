@@ -1,9 +1,9 @@
-r"""Drawing tokens: the inverse of the cumulative distribution at a hashed uniform.
+r"""Token sampling: the inverse of the cumulative distribution at a hashed uniform number.
 
     u = hash(seed, position) in [0, 1)        token = first v with P(<= v) > u
 
-The draw of a request depends on its seed and the position in its sequence (prompt included), never
-on the batch around it, so a request that is sent again with the tokens it has goes on unchanged.
+The token depends on the request's seed and the position in its sequence (prompt included), not on
+the batch around it, so a request that is sent again with its tokens continues unchanged.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from areal_lab.engines.protocol import SamplingParams
 
 _MASK_64 = (1 << 64) - 1
 _UNIFORM_BITS = 23
-"""So that u * total < total in float32, and the last token with probability 0 is never drawn."""
+"""Chosen so that u * total < total in float32: a last token of probability 0 is never sampled."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """One token per row."""
 
     tokens: Int[Tensor, " N"]
     logprobs: Float[Tensor, " N"]
-    """Of softmax(logits / temperature) over the whole vocabulary, before top-k and top-p."""
+    """log softmax(logits / temperature) over the whole vocabulary, before top-k and top-p."""
 
 
-def draw(
+def sample_tokens(
     logits: Float[Tensor, "N V"], sampling: Sequence[SamplingParams], positions: Sequence[int]
-) -> Drawn:
-    """Draw one token per row.
+) -> SampledTokens:
+    """Sample one token per row.
 
-    At temperature 0 the likeliest token is taken, and log-probs are those of temperature 1, as in
+    At temperature 0 the most likely token is taken, and log-probs are those of temperature 1, as in
     SGLang.
 
     Args:
-        logits: of the next token; computed with in float32.
-        sampling: how each row is drawn.
-        positions: index of the drawn token in its sequence, prompt included.
+        logits: of the next token; converted to float32.
+        sampling: sampling parameters of each row.
+        positions: index of the sampled token in its sequence, prompt included.
 
     Raises:
-        FloatingPointError: if a row has no distribution to draw from.
+        FloatingPointError: if a log-prob is not finite.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     logits = logits.float()
@@ -69,17 +69,19 @@ def draw(
     elif plain:
         tokens[plain] = _invert(logprobs[plain].exp(), uniforms[plain])
     if truncated:
-        tokens[truncated] = _draw_truncated(
+        tokens[truncated] = _sample_truncated(
             logprobs[truncated].exp(), [sampling[i] for i in truncated], uniforms[truncated]
         )
     chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None]).squeeze(1)
     if not chosen.isfinite().all():
-        raise FloatingPointError("log-probs of drawn tokens are not finite: are the weights?")
-    return Drawn(tokens, chosen)
+        raise FloatingPointError(
+            "log-probs of sampled tokens are not finite; check the weights for NaN and infinity"
+        )
+    return SampledTokens(tokens, chosen)
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that looks random and depends on both arguments only.
+    """A pseudo-random number in [0, 1), a function of both arguments only.
 
     Counter-based: two rounds of the splitmix64 finalizer (Steele, Lea, Flood 2014).
     """
@@ -107,12 +109,12 @@ def _invert(
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
-def _draw_truncated(
+def _sample_truncated(
     probabilities: Float[Tensor, "N V"],
     sampling: Sequence[SamplingParams],
     uniforms: Float[Tensor, " N"],
 ) -> Int[Tensor, " N"]:
-    """Draw among the top-k, and of these among the fewest whose mass reaches top-p."""
+    """Sample from the top-k tokens, of these from the fewest whose mass reaches top-p."""
     vocabulary = probabilities.shape[1]
     top_k = [vocabulary if params.top_k < 0 else params.top_k for params in sampling]
     keep = min(max(top_k), vocabulary)

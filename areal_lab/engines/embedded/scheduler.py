@@ -1,9 +1,9 @@
-"""The one thread that owns the model: runs steps, and between them what HTTP handlers ask for.
+"""The scheduler: the one thread that owns the model, running steps and requests of HTTP handlers.
 
     handler --call(function)--> queue --> thread: function() | step() | load  --> future --> handler
 
 An error in a step ends the process, with the traceback in its log: an engine that cannot compute
-must not look as if it were busy.
+must not look busy.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Stream:
-    """Requests that are answered piece by piece."""
+    """A streamed reply."""
 
     interval: int
-    """Steps between two pieces; a request that runs draws one token per step."""
+    """Steps between two messages; a running request gets one token per step."""
     progress: Callable[[], None]
-    """Called by the scheduler's thread when there is something to tell."""
+    """Called by the scheduler's thread when there is something to send."""
     steps: int = 0
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Requests that came together and are answered together."""
+    """Requests of one HTTP call, which share one reply."""
 
     samples: list[Sample]
     unfinished: int
@@ -55,11 +55,11 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Update:
-    """Weights waiting for running requests to end."""
+    """A weight update that waits for running requests to end."""
 
     read: Callable[[], Mapping[str, Tensor]]
     version: str | None
-    """`None` keeps the name of the weights before, as in SGLang."""
+    """`None` keeps the current version, as in SGLang."""
     flush: bool
     future: Future[str]
 
@@ -81,15 +81,15 @@ class Scheduler:
 
     @property
     def version(self) -> str:
-        """Of the weights now in the model."""
+        """Version of the weights in the model."""
         return self._batcher.version
 
     def start(self) -> None:
-        """Load the model and begin, in a thread of its own."""
+        """Start the thread, which loads the model and then runs requests."""
         threading.Thread(target=self._run, name="scheduler", daemon=True).start()
 
     def call(self, function: Callable[[Batcher], T]) -> Future[T]:
-        """Run `function` between two steps; calls are run in the order they came."""
+        """Run `function` between two steps; calls run in order of arrival."""
         future: Future[T] = _new_future()
 
         def task() -> None:
@@ -106,9 +106,10 @@ class Scheduler:
     def generate(
         self, requests: Sequence[GenerateRequest], stream: Stream | None = None
     ) -> Future[list[Sample]]:
-        """Answer these requests together, when the last one ended.
+        """Queue these requests; the future is set when the last one has ended.
 
-        With a `stream`, at once: the samples then grow until each has a finish reason.
+        With a `stream` it is set once they are queued: the samples then grow until each has a
+        finish reason.
         """
         future: Future[list[Sample]] = _new_future()
 
@@ -130,9 +131,9 @@ class Scheduler:
         return self.call(lambda batcher: self._finish(batcher.abort(request_ids)))
 
     def load_weights(self, folder: Path, version: str | None, *, flush: bool) -> Future[str]:
-        """Load new weights: now if paused, else when the running requests have ended.
+        """Load new weights: now if paused, otherwise when the running requests have ended.
 
-        Nothing is admitted meanwhile. The result is a message for the log. The future raises
+        No request is admitted meanwhile. The result is a message for the log. The future raises
         `Refused` or `CorruptWeights` if the old weights stay.
         """
         return self._update_soon(lambda: read_weights(folder), version, flush)
@@ -140,7 +141,7 @@ class Scheduler:
     def load_tensors(
         self, tensors: Mapping[str, Tensor], version: str | None, *, flush: bool
     ) -> Future[str]:
-        """The same with weights that are here already."""
+        """As `load_weights`, with tensors that were received already."""
         return self._update_soon(lambda: tensors, version, flush)
 
     def _update_soon(
@@ -158,13 +159,13 @@ class Scheduler:
             self._batcher = self._load()
             self.ready.set()
             while True:
-                self._turn()
+                self._run_once()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         batcher = self._batcher
         while self._tasks:
             self._tasks.popleft()()
@@ -178,7 +179,7 @@ class Scheduler:
             before, decoding = _totals(batcher), len(batcher.running)
             ended = batcher.step(admit=not self._updates)
             self._finish(ended)
-            self._tell_streams()
+            self._notify_streams()
             counts = {what: total - before[what] for what, total in _totals(batcher).items()}
             counts["steps"] = 1
             if not counts["prompt_tokens"]:
@@ -228,7 +229,7 @@ class Scheduler:
             elif batch.unfinished == 0:
                 batch.future.set_result(batch.samples)
 
-    def _tell_streams(self) -> None:
+    def _notify_streams(self) -> None:
         for stream in self._streams:
             stream.steps += 1
             if stream.steps == 1 or stream.steps % stream.interval == 0:
@@ -248,7 +249,7 @@ class Scheduler:
 
 
 def _totals(batcher: Batcher) -> dict[str, float]:
-    """What was done since the start, by the names of `areal_lab.engines.embedded.activity`."""
+    """Counts since the start, by the names of `areal_lab.engines.embedded.activity`."""
     return {
         "sequences": batcher.generated_tokens,
         "context_tokens": batcher.context_tokens,
@@ -258,7 +259,7 @@ def _totals(batcher: Batcher) -> dict[str, float]:
 
 
 def _new_future() -> Future[Any]:
-    """A future that its waiter cannot cancel: when the client hangs up, the result is just lost."""
+    """A future that a waiter cannot cancel: if the client disconnects, the result is discarded."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

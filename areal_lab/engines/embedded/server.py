@@ -1,8 +1,8 @@
-"""The embedded engine's server: SGLang's HTTP protocol, the subset that we use.
+"""The process of the embedded engine: options, port, threads, shutdown.
 
     python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000
 
-This file is the process: options, port, threads, end. What it answers is in `app`.
+Its HTTP interface, a subset of SGLang's protocol, is in `app`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from areal_lab.engines.embedded.batcher import Batcher
 
 _KEEP_ALIVE_S = 3600
-"""Idle connections stay open longer than any client keeps them, so that none is closed just as a
-request is sent on it."""
+"""Longer than any client keeps an idle connection, so that none is closed just when a request is
+sent on it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     host, port = listener.getsockname()[:2]
     print(f"embedded engine: {options.model_path} on http://{host}:{port}", flush=True)
 
-    # Late, so that a wrong option or a port in use is reported at once.
+    # Imported late, so that a wrong option or a used port is reported immediately.
     with importing_much():
         import uvicorn
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
             timeout_graceful_shutdown=1,
         )
     ).run(sockets=[listener])
-    # The scheduler's thread may be inside a step, where an orderly end of the interpreter crashes.
+    # An orderly interpreter exit would crash while the scheduler's thread is inside a step.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -101,15 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model-path", required=True, help="Hugging Face model folder")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=30000, help="0 uses a free port")
     parser.add_argument(
-        "--socket-fd", type=int, help="an inherited, bound socket instead of a port"
+        "--socket-fd", type=int, help="inherited, bound socket to use instead of a port"
     )
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-running-requests", type=int, default=64)
-    parser.add_argument("--context-length", type=int, help="at most the model's")
-    parser.add_argument("--weight-version", help="by default the manifest's, else 0")
+    parser.add_argument("--context-length", type=int, help="at most the model's; its default")
+    parser.add_argument("--weight-version", help="default: the manifest's version, else 0")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Answers piece by piece: what the samples of a request have got since the last message.
+"""Streamed replies: messages with the tokens of each sample since its last message.
 
 scheduler's thread: step, step, step --progress--> event loop: one message for each sample
 """
@@ -22,18 +22,18 @@ from areal_lab.engines.protocol import GenerateRequest
 async def streamed(
     scheduler: Scheduler, requests: list[GenerateRequest], connection: Request, interval: int
 ) -> Response:
-    """The answer to these requests as server-sent events, SGLang's way.
+    """The reply to these requests as server-sent events, in SGLang's format.
 
     Raises:
-        Refused: if one of the requests cannot be served; nothing has been sent then.
+        Refused: if one of the requests cannot be served; nothing is sent then.
     """
     loop = asyncio.get_running_loop()
     progress = asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         loop.call_soon_threadsafe(progress.set)
 
-    samples = await asyncio.wrap_future(scheduler.generate(requests, Stream(interval, tell)))
+    samples = await asyncio.wrap_future(scheduler.generate(requests, Stream(interval, notify)))
     return StreamingResponse(
         _events(scheduler, samples, connection, progress), media_type="text/event-stream"
     )
@@ -42,9 +42,9 @@ async def streamed(
 async def _events(
     scheduler: Scheduler, samples: list[Sample], connection: Request, progress: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Messages until all samples have ended; if the client hangs up first, abort them."""
-    arrived_s = time.monotonic()
-    told = [0] * len(samples)
+    """Messages until all samples have ended; if the client disconnects first, abort them."""
+    received_s = time.monotonic()
+    sent = [0] * len(samples)
     running = set(range(len(samples)))
     gone = asyncio.ensure_future(disconnected(connection))
     try:
@@ -56,16 +56,16 @@ async def _events(
                 return
             progress.clear()
             for index in sorted(running):
-                latency_s = time.monotonic() - arrived_s
+                latency_s = time.monotonic() - received_s
                 message = wire.reply(
-                    samples[index], scheduler.version, latency_s, start=told[index], index=index
+                    samples[index], scheduler.version, latency_s, start=sent[index], index=index
                 )
                 meta = message["meta_info"]
                 if meta["finish_reason"] is not None:
                     running.discard(index)
-                elif meta["completion_tokens"] == told[index]:
+                elif meta["completion_tokens"] == sent[index]:
                     continue
-                told[index] = meta["completion_tokens"]
+                sent[index] = meta["completion_tokens"]
                 yield b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
     finally:
@@ -75,6 +75,6 @@ async def _events(
 
 
 async def disconnected(connection: Request) -> None:
-    """Wait until the client has hung up."""
+    """Wait until the client has disconnected."""
     while (await connection.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Between the JSON of SGLang's HTTP protocol and our records: pure functions, checked once."""
+"""Convert between SGLang's HTTP JSON and our records: pure functions that check their input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sampling(BaseModel):
 
 
 class Generate(BaseModel):
-    """One request of a /generate body; fields of SGLang's that mean nothing here are ignored."""
+    """One request of a /generate body; other fields of SGLang's protocol are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,12 +42,12 @@ class Generate(BaseModel):
 
 
 def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool, int | None]:
-    """The requests of a /generate body, whether it was a batch, and tokens between two messages.
+    """The requests of a /generate body, whether it was a batch, and the stream interval in tokens.
 
-    These are `None` if the responses are to come whole.
+    The interval is `None` if the reply is not streamed.
 
     Raises:
-        Refused, ValidationError: what is wrong.
+        Refused, ValidationError: if the body is invalid.
     """
     prompts = body.get("input_ids")
     batch = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list)
@@ -59,19 +59,19 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
         ]
     else:
         rows = [dict(body)]
-    asked = [Generate.model_validate(row) for row in rows]
-    interval = min((one.sampling_params or Sampling()).stream_interval for one in asked)
-    return [_request(one) for one in asked], batch, interval if body.get("stream") else None
+    parsed = [Generate.model_validate(row) for row in rows]
+    interval = min((one.sampling_params or Sampling()).stream_interval for one in parsed)
+    return [_request(one) for one in parsed], batch, interval if body.get("stream") else None
 
 
 def problem(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first of pydantic's errors in one line: which field, its value, what it must be."""
+    """The first of pydantic's errors in one line: the field, its value, and the bound."""
     first = errors[0]
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
     if first["type"] == "missing":
         return f"{name} is missing"
     if first["type"] == "extra_forbidden":
-        return f"{name} is not known; known: {', '.join(sorted(Sampling.model_fields))}"
+        return f"{name} is not known; known are {', '.join(sorted(Sampling.model_fields))}"
     why = first["msg"].splitlines()[0].replace("Input should be", "must be")
     return f"{name} is {first['input']!r:.100}, but {why}"
 
@@ -79,22 +79,22 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> str:
 def reply(
     sample: Sample, version: str, latency_s: float, *, start: int = 0, index: int | None = None
 ) -> dict[str, Any]:
-    """What /generate answers for one request, ended or not; it may grow meanwhile.
+    """The reply of /generate for one request, ended or not; it may grow meanwhile.
 
     Args:
         version: reported as the last one if the request has no token.
         latency_s: from the arrival of the request until now.
-        start: the first token of the answer, which in a stream is a part.
-        index: which request of a streamed batch this is.
+        start: index of the first token to include; later than 0 in a stream.
+        index: index of the request in a streamed batch.
     """
-    # In this order: the thread that draws appends to tokens, log-probs, spans, and ends last.
+    # Read in this order: the scheduler's thread appends tokens, log-probs, spans, and ends last.
     reason = _finish_reason(sample)
     spans: list[dict[str, Any]] = [
         {"version": span.version, "start": span.start, "end": span.end} for span in [*sample.spans]
     ]
     count = spans[-1]["end"] if spans else 0
     tokens, logprobs = sample.tokens[start:count], sample.logprobs[start:count]
-    answer: dict[str, Any] = {
+    body: dict[str, Any] = {
         "output_ids": tokens,
         "meta_info": {
             "id": sample.request.request_id,
@@ -112,7 +112,7 @@ def reply(
             "e2e_latency": latency_s,
         },
     }
-    return answer if index is None else {"index": index, **answer}
+    return body if index is None else {"index": index, **body}
 
 
 def _finish_reason(sample: Sample) -> dict[str, Any] | None:

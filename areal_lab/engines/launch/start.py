@@ -194,9 +194,9 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             if isinstance(error, ChildDied) and _says_in_use(start.log_path, logged):
                 raise _taken(name, options.port) from error
             raise
-    engine.client.serves(options.model)
+    engine.client.note_model(options.model)
     if options.lora is not None:
-        engine.client.draws_by_adapter(int(options.version))
+        engine.client.use_adapters(int(options.version))
     return engine
 
 

@@ -1,1 +1,5 @@
-"""Bring a version of the weights into engines; shared with the trainer."""
+"""Transfer of weights from the trainer into engines: folders, pushes, checksums.
+
+May import `engines.protocol`, `engines.errors`, host and control; imported by `engines`,
+`training`, `preflight` and `pipeline`.
+"""

@@ -1,13 +1,13 @@
-"""`distributed`: a process group of trainer and engines, kept between versions, re-made if broken.
+"""The `distributed` transfer: a process group of trainer and engines, kept between versions.
 
-    same engines as before, and all still hold the version sent last   the group is used again
+    same engines as before, and all still hold the version sent last   the group is reused
     other engines, or one that was restarted                           a new group
-    the broadcast fails                                                 the group is left, which
-        makes the engines in it answer at once; those that do form a new one, and it is tried
-        again, once; those that do not are out
+    the broadcast fails                                                the trainer leaves the group,
+        so the engines in it reply at once; those form a new group for one more attempt, and
+        engines that do not reply are dropped
 
-Every wait has an end: `timeout_s` in the group, and a little more for the answer to the request
-that goes with it, so that an engine which only waits for others is not taken for a dead one.
+Every wait is bounded: `timeout_s` in the group, and a little more for the reply to its request, so
+that an engine that only waits for other members does not count as dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from areal_lab.control.events import Version
 from areal_lab.engines.weights import group as process_group
 from areal_lab.engines.weights.link import EngineLink
-from areal_lab.engines.weights.push import Sending
+from areal_lab.engines.weights.push import ActivePush
 from areal_lab.engines.weights.records import Phase, TransferFailed
 
 ATTEMPTS = 2
@@ -30,21 +30,21 @@ ATTEMPTS = 2
 
 @dataclass(slots=True)
 class _Group:
-    """The present group; engines in the order of their ranks."""
+    """The current group; engines in the order of their ranks."""
 
     name: str
     engines: tuple[tuple[str, int], ...]
     members: dist.ProcessGroup
     store: TCPStore
     version: Version | None = None
-    """What went through it last."""
+    """The version that was broadcast last."""
 
 
 class BroadcastSender:
     """Sends a version by one broadcast per tensor."""
 
     def __init__(self, *, timeout_s: float, backend: str = "gloo") -> None:
-        """No group is made yet.
+        """Create a sender without a group yet.
 
         Args:
             timeout_s: longest wait for the other members.
@@ -54,53 +54,50 @@ class BroadcastSender:
         self._backend = backend
         self._group: _Group | None = None
         self._left: dict[str, set[str]] = {}
-        """Groups that were left: their names, and the engines that may still keep them."""
+        """Groups that the trainer left, with the engines that may still be in them."""
         self.groups_made = 0
-        """Since the start."""
+        """Groups formed since the start."""
 
-    def send(self, sending: Sending) -> None:
-        """Send all tensors to all engines; who fails is out."""
+    def send(self, active: ActivePush) -> None:
+        """Send all tensors to all engines; drop those that fail."""
         for attempt in range(ATTEMPTS):
-            if not sending.links:
+            if not active.links:
                 return
-            failed = self._join(sending)
+            failed = self._join(active)
             if not failed and self._group is not None:
-                failed = self._broadcast(sending)
+                failed = self._broadcast(active)
             if not failed:
                 return
             self.close()
             self._left = {name: engines for name, engines in self._left.items() if engines}
             for link, error in failed.items():
-                # Who answers has only lost the others, unless it is the last time.
+                # An engine that replies lost only the other members; drop it after the last try.
                 if error.failure.problem != "refused" or attempt + 1 == ATTEMPTS:
-                    sending.out(link, error)
+                    active.drop(link, error)
 
     def close(self) -> None:
-        """Leave the group; engines that wait in it then give up."""
+        """Leave the group; engines that wait in it then fail."""
         if self._group is not None:
             process_group.leave(self._group.members)
             self._left[self._group.name] = {url for url, _ in self._group.engines}
             self._group = None
 
-    # --- below the surface ---
+    # --- internal ---
 
-    def _join(self, sending: Sending) -> dict[EngineLink, TransferFailed]:
-        """Have a group of exactly these engines; returns who failed if there is none."""
-        engines = tuple((link.base_url, link.ranks) for link in sending.links)
+    def _join(self, active: ActivePush) -> dict[EngineLink, TransferFailed]:
+        """Make or reuse a group of exactly these engines; returns the failures."""
+        engines = tuple((link.base_url, link.ranks) for link in active.links)
         group = self._group
         if group is not None:
             known = {str(group.version)}
-            if (
-                group.engines == engines
-                and {link.version_before for link in sending.links} == known
-            ):
+            if group.engines == engines and {link.version_before for link in active.links} == known:
                 return {}
             del group
             self.close()
-        sending.each(self._forget)
-        if not sending.links:
+        active.for_each(self._destroy_left_groups)
+        if not active.links:
             return {}
-        engines = tuple((link.base_url, link.ranks) for link in sending.links)
+        engines = tuple((link.base_url, link.ranks) for link in active.links)
         address = process_group.own_address(url for url, _ in engines)
         store = process_group.open_store(address, timeout_s=self._timeout_s)
         name, size = f"areal-lab-{secrets.token_hex(6)}", 1 + sum(ranks for _, ranks in engines)
@@ -112,11 +109,11 @@ class BroadcastSender:
             "backend": self._backend,
         }
         with ThreadPoolExecutor(max_workers=len(engines)) as pool:
-            answers: dict[EngineLink, Future[object]] = {}
+            replies: dict[EngineLink, Future[object]] = {}
             rank = 1
-            for link in sending.links:
+            for link in active.links:
                 body = {**ask, "rank_offset": rank}
-                answers[link] = pool.submit(
+                replies[link] = pool.submit(
                     link.post, Phase.JOIN, "/init_weights_update_group", body
                 )
                 rank += link.ranks
@@ -132,45 +129,45 @@ class BroadcastSender:
                 )
             except RuntimeError as error:
                 reason = _first_line(error)
-                # Engines that wait in the store for others then fail at once.
+                # Engines that wait in the store for other members then fail at once.
                 del store
             else:
                 self._group = _Group(name, engines, members, store)
                 self.groups_made += 1
-        return _failures(answers, Phase.JOIN, reason)
+        return _failures(replies, Phase.JOIN, reason)
 
-    def _broadcast(self, sending: Sending) -> dict[EngineLink, TransferFailed]:
-        """Send the tensors through the group; returns who failed."""
+    def _broadcast(self, active: ActivePush) -> dict[EngineLink, TransferFailed]:
+        """Send the tensors through the group; returns the failures."""
         group = self._group
         assert group is not None
         body = {
-            "names": list(sending.tensors),
-            "dtypes": [str(t.dtype).removeprefix("torch.") for t in sending.tensors.values()],
-            "shapes": [list(tensor.shape) for tensor in sending.tensors.values()],
+            "names": list(active.tensors),
+            "dtypes": [str(t.dtype).removeprefix("torch.") for t in active.tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in active.tensors.values()],
             "group_name": group.name,
-            "flush_cache": sending.flush_cache,
-            "weight_version": str(sending.version),
+            "flush_cache": active.flush_cache,
+            "weight_version": str(active.version),
         }
-        with ThreadPoolExecutor(max_workers=len(sending.links)) as pool:
-            answers: dict[EngineLink, Future[object]] = {
+        with ThreadPoolExecutor(max_workers=len(active.links)) as pool:
+            replies: dict[EngineLink, Future[object]] = {
                 link: pool.submit(
                     link.post, Phase.BROADCAST, "/update_weights_from_distributed", body
                 )
-                for link in sending.links
+                for link in active.links
             }
             reason = None
             try:
-                process_group.broadcast(sending.tensors.values(), group.members)
+                process_group.broadcast(active.tensors.values(), group.members)
             except RuntimeError as error:
                 reason = _first_line(error)
                 del group
                 self.close()
             else:
-                group.version = sending.version
-        return _failures(answers, Phase.BROADCAST, reason)
+                group.version = active.version
+        return _failures(replies, Phase.BROADCAST, reason)
 
-    def _forget(self, link: EngineLink) -> None:
-        """Have an engine close the groups that this process has left."""
+    def _destroy_left_groups(self, link: EngineLink) -> None:
+        """Make an engine close the groups that this process has left."""
         for name, engines in self._left.items():
             if link.base_url not in engines:
                 continue
@@ -183,18 +180,18 @@ class BroadcastSender:
 
 
 def _failures(
-    answers: dict[EngineLink, Future[object]], phase: Phase, reason: str | None
+    replies: dict[EngineLink, Future[object]], phase: Phase, reason: str | None
 ) -> dict[EngineLink, TransferFailed]:
-    """Who failed; if only this side did, everyone."""
+    """The failed engines; all of them if only the trainer's side failed."""
     failed = {}
-    for link, answer in answers.items():
-        error = answer.exception()
+    for link, reply in replies.items():
+        error = reply.exception()
         if isinstance(error, TransferFailed):
             failed[link] = error
         elif error is not None:
             raise error
     if reason is not None and not failed:
-        failed = {link: link.failure(phase, "refused", reason) for link in answers}
+        failed = {link: link.failure(phase, "refused", reason) for link in replies}
     return failed
 
 

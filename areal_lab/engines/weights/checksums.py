@@ -1,11 +1,12 @@
-"""What an engine that holds given tensors must answer when asked for checksums.
+"""The checksums that SGLang reports on a CPU for given tensors.
 
-The embedded engine answers ours. SGLang on a CPU answers, for each parameter under its own name,
-the first eight bytes of the SHA-256 of its memory. Its names are those of the model folder, but for
+The embedded engine reports our checksum of all weights. SGLang on a CPU reports, for each
+parameter, the first eight bytes of the SHA-256 of its memory. Its parameter names are those of the
+model folder, except for
 
-    qkv_proj        q_proj, k_proj, v_proj, one below the other
-    gate_up_proj    gate_proj, up_proj
-    embed_tokens    rows of zeros up to a multiple of 64 below it; so has lm_head
+    qkv_proj        q_proj, k_proj, v_proj, concatenated by rows
+    gate_up_proj    gate_proj, up_proj, concatenated by rows
+    embed_tokens    padded with rows of zeros to a multiple of 64, as is lm_head
 
 On a GPU it hashes differently, and a tensor-parallel rank holds parts: nothing is compared then.
 """
@@ -31,34 +32,34 @@ _VOCABULARY = {"embed_tokens", "lm_head"}
 
 
 def sglang_checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Checksum of each parameter, under SGLang's names, of an engine on one CPU rank."""
-    return {name: _sha256(tensor) for name, tensor in _as_sglang_has_them(tensors)}
+    """Checksum of each parameter by SGLang's names, for an engine with one CPU rank."""
+    return {name: _sha256(tensor) for name, tensor in _in_sglang_layout(tensors)}
 
 
-def difference(expected: Mapping[str, str], answer: Mapping[str, Any]) -> str | None:
-    """What in a `/weights_checker` answer of SGLang contradicts `expected`; `None` if nothing.
+def difference(expected: Mapping[str, str], reply: Mapping[str, Any]) -> str | None:
+    """How a `/weights_checker` reply of SGLang contradicts `expected`; `None` if it does not.
 
-    Parameters that SGLang arranges in a way not known here (the experts of a mixture) are not
-    compared, but an answer without a single known name is a contradiction.
+    Parameters with a layout unknown here (the experts of a mixture) are not compared, but a reply
+    without a single known name is a contradiction.
     """
-    ranks = answer.get("ranks") or []
+    ranks = reply.get("ranks") or []
     if len(ranks) != 1:
         return None  # each rank holds parts
     found = ranks[0]["checksums"]
     common = sorted(expected.keys() & found.keys())
     if not common:
-        return "none of its parameters has a name of ours"
+        return "none of its parameters has a name that was sent"
     wrong = [name for name in common if expected[name] != found[name]]
     if not wrong:
         return None
     name = wrong[0]
     return (
-        f"{len(wrong)} of {len(common)} parameters differ, {name} for one "
+        f"{len(wrong)} of {len(common)} parameters differ, such as {name} "
         f"(sent {expected[name]}, holds {found[name]})"
     )
 
 
-def _as_sglang_has_them(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _in_sglang_layout(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors.items():
         *path, module, kind = name.split(".") if "." in name else ("", name, "")
         if module in _FUSED:

@@ -1,13 +1,12 @@
-"""Weights on their way from the trainer to the engines: a folder per version.
+"""Weights from the trainer to the engines as folders, one per version.
 
     root/.tmp-v00000003/  --complete--rename-->  root/v00000003/
         model.safetensors  config.json  generation_config.json  manifest.json
 
 The folder is an ordinary Hugging Face model folder (without a tokenizer). The rename makes it
-appear complete or not at all; the checksum over names, shapes, types and bytes travels in the
-manifest and is computed again by whoever reads it. At most the newest two folders are kept,
-so that an engine that is still reading the last one is not disturbed; the pipeline removes what all
-engines hold.
+appear complete or not at all; the manifest has a checksum over names, shapes, types and bytes,
+which readers compute again. The newest two folders are kept, because an engine may still be reading
+the previous one; the pipeline removes versions that all engines hold.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ KEPT_FOLDERS = 2
 
 
 class CorruptWeights(RuntimeError):
-    """A weights folder is incomplete, unreadable, or not what its manifest says."""
+    """A weights folder is incomplete, unreadable, or differs from its manifest."""
 
 
 def write_weights(
@@ -53,12 +52,12 @@ def write_weights(
     Tied weights are stored once. A folder of the same version is replaced.
 
     Args:
-        tensors: instead of the model's own (adapters are merged into them).
+        tensors: instead of the model's tensors, such as those with adapters merged in.
 
     Raises:
-        OSError: with one line that names the place, if there is no room.
+        OSError: in one line that names the folder, if there is no room.
     """
-    state = tied_once(model) if tensors is None else tensors
+    state = deduplicated_state(model) if tensors is None else tensors
     cast = {name: value.detach().to(dtype) for name, value in state.items()}
     return write_folder(
         root,
@@ -80,21 +79,21 @@ def write_folder(
     """Make folder `version` below `root`; it appears complete or not at all.
 
     Args:
-        tensors: what is in it, for its size and checksum.
-        write: puts them there, and whatever goes with them.
+        tensors: its tensors, for the size and checksum.
+        write: writes the tensors and further files into a folder.
 
     Raises:
-        OSError: with one line that names the place, if there is no room.
+        OSError: in one line that names the folder, if there is no room.
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     root.mkdir(parents=True, exist_ok=True)
-    folder, aside = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
-    shutil.rmtree(aside, ignore_errors=True)
+    folder, temporary = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
+    shutil.rmtree(temporary, ignore_errors=True)
     _remove_oldest(root, keep=KEPT_FOLDERS - 1, spare=folder)
     _require_room(root, size_bytes)
-    aside.mkdir()
+    temporary.mkdir()
     try:
-        write(aside)
+        write(temporary)
         weights = WeightsFolder(
             path=folder, version=version, checksum=checksum(tensors), size_bytes=size_bytes
         )
@@ -104,17 +103,17 @@ def write_folder(
             "size_bytes": size_bytes,
             "dtype": _name(dtype),
         }
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if not in_memory(root):
-            for file in aside.iterdir():
+            for file in temporary.iterdir():
                 _sync(file)
-            _sync(aside)
+            _sync(temporary)
         shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        temporary.rename(folder)
         if not in_memory(root):
             _sync(root)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return weights
 
@@ -125,7 +124,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     A folder without a manifest (any Hugging Face folder) is read unchecked.
 
     Raises:
-        CorruptWeights: if there are none, a file is damaged, or the checksum is another.
+        CorruptWeights: if there are none, a file is damaged, or the checksum differs.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -173,7 +172,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return f"xxh3_128:{digest.hexdigest()}"
 
 
-def tied_once(model: torch.nn.Module) -> dict[str, Tensor]:
+def deduplicated_state(model: torch.nn.Module) -> dict[str, Tensor]:
     """The model's state, without the second and later names of shared tensors."""
     seen: set[tuple[int, torch.Size]] = set()
     once = {}
@@ -199,7 +198,7 @@ def _write_model_folder(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """A safetensors file as transformers and peft read it.
+    """Write a safetensors file as transformers and peft read it.
 
     Raises:
         OSError: if it cannot be written.

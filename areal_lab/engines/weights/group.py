@@ -1,12 +1,12 @@
-"""A process group of the trainer (rank 0) and engines (ranks 1 to n), beside all other groups.
+"""A process group of the trainer (rank 0) and engines (ranks 1 to n), apart from other groups.
 
     trainer: store = open_store(); ask engines to join; group = join(store, rank=0)
     engine:  group = join(connect(address, port), rank=k)
     broadcast from rank 0, tensor by tensor, in one order everywhere; then leave()
 
-Nothing here needs or makes torch's default group. How keys are prefixed in the store, and which
-helper makes the group, is what SGLang does (`init_custom_process_group`), since its engines are the
-other members. `TCPStore` and the helper are torch's; the helper has no public name.
+Nothing here needs or makes torch's default group. The key prefix in the store and the helper that
+makes the group are those of SGLang (`init_custom_process_group`), because its engines are the other
+members. `TCPStore` and the helper are part of torch; the helper has no public name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def open_store(address: str, *, timeout_s: float) -> TCPStore:
-    """The trainer's meeting place, on a free port (`store.port`)."""
+    """Open the trainer's store, where members meet, on a free port (`store.port`)."""
     return TCPStore(
         address,
         0,
@@ -38,7 +38,7 @@ def open_store(address: str, *, timeout_s: float) -> TCPStore:
 
 
 def connect(address: str, port: int, *, timeout_s: float) -> TCPStore:
-    """An engine's way to it."""
+    """Connect an engine to the trainer's store."""
     return TCPStore(
         address,
         port,
@@ -51,18 +51,18 @@ def connect(address: str, port: int, *, timeout_s: float) -> TCPStore:
 def join(
     store: TCPStore, *, name: str, rank: int, size: int, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Become member `rank` of `size`; returns when all are there.
+    """Join as member `rank` of `size`; returns when all have joined.
 
     Args:
-        name: a fresh one for each group.
+        name: a new one for each group.
         backend: `gloo` or `nccl`.
         timeout_s: longest wait for the others, here and in each broadcast.
 
     Raises:
-        RuntimeError: if they do not come in time.
+        RuntimeError: if they do not join in time.
     """
     if backend == "nccl":
-        # Else a broken group ends this process instead of raising in it.
+        # Otherwise a broken group ends this process instead of raising in it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     group, _ = c10d._new_process_group_helper(
         size,
@@ -79,7 +79,7 @@ def join(
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """One broadcast per tensor from rank 0, all under way at once; returns when all are done.
+    """Broadcast every tensor from rank 0, all concurrently; returns when all are done.
 
     Raises:
         RuntimeError: if a member is gone, or the group's timeout passes.
@@ -91,7 +91,7 @@ def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def leave(group: dist.ProcessGroup) -> None:
-    """Close the connections; members that wait for this one then fail instead of waiting on."""
+    """Close the connections; members that wait for this one then fail."""
     dist.destroy_process_group(group)
 
 
@@ -102,5 +102,5 @@ def own_address(engine_urls: Iterable[str]) -> str:
     if not remote:
         return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote[0], 9))  # sends nothing, but chooses the interface
+        probe.connect((remote[0], 9))  # sends nothing, but selects the interface
         return str(probe.getsockname()[0])

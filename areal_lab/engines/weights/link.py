@@ -1,4 +1,4 @@
-"""One engine as the trainer speaks to it: control requests, and which phase they belong to."""
+"""The trainer's HTTP connection to one engine during a push; errors name engine and phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from areal_lab.engines.weights.records import (
     Phase,
     Problem,
     TransferFailed,
-    failed,
+    transfer_failed,
 )
 
 _CONNECT_S = 5.0
@@ -27,40 +27,40 @@ _JSON = {"content-type": "application/json"}
 
 
 class Expected:
-    """What an engine must report when it holds a version."""
+    """The version and checksums that an engine must report after a push."""
 
     def __init__(self, version: Version, checksum: str, tensors: Mapping[str, Tensor]) -> None:
         self.version = version
         self.checksum = checksum
-        """Ours, which the embedded engine answers."""
+        """Our checksum, which the embedded engine reports."""
         self.tensors = tensors
 
     @cached_property
     def sglang_checksums(self) -> dict[str, str]:
-        """What SGLang answers on a CPU, by its names of the parameters."""
+        """The checksums that SGLang reports on a CPU, by its parameter names."""
         return sglang_checksums(self.tensors)
 
 
 class EngineLink:
-    """Requests to one engine about one version; every failure names the engine and the phase."""
+    """Requests to one engine about one version."""
 
     def __init__(self, target: EngineTarget, version: Version, *, timeout_s: float) -> None:
-        """Nothing is sent yet.
+        """Create a link; nothing is sent yet.
 
         Args:
-            version: the one to be sent.
-            timeout_s: longest wait for the answer to one request.
+            version: the version to push.
+            timeout_s: longest wait for the reply to one request.
         """
         self.base_url = target.base_url
         self.ranks = target.ranks
-        """As the engine says, if it does, once the update is open."""
+        """Tensor-parallel degree; replaced by the engine's own report when the update opens."""
         self.timeout_s = timeout_s
         self.version_before = ""
-        """What the engine said it held when the update was opened."""
+        """The version that the engine reported when the update was opened."""
         self._version = version
         self._has_sessions = True
         self._computes_on_a_cpu = False
-        """Whether its checksums are those of `checks`; a GPU has a hash of its own."""
+        """Whether it reports the checksums of `checksums.py`; on a GPU it hashes differently."""
         self._http = httpx.Client(
             base_url=target.base_url,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
@@ -69,7 +69,7 @@ class EngineLink:
         )
 
     def __enter__(self) -> EngineLink:
-        """Use it as a context: connections are closed at the end."""
+        """Close the connections at the end of the block."""
         return self
 
     def __exit__(
@@ -82,21 +82,21 @@ class EngineLink:
         self._http.close()
 
     def open_update(self) -> None:
-        """Begin an update; one that a failed transfer left open is ended first."""
-        self.version_before = self._version_told(Phase.OPEN)
-        # A server that somebody else runs may be divided in any way, and dies of a part too few.
-        told = self._object(Phase.OPEN, "GET", "/server_info", None)
-        self.ranks = int(told.get("tp_size") or self.ranks)
-        self._computes_on_a_cpu = told.get("device") == "cpu"
-        answer = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        """Open an update; one that a failed transfer left open is closed first."""
+        self.version_before = self._reported_version(Phase.OPEN)
+        # An attached server may have any number of ranks, and crashes if one gets no tensors.
+        reported = self._object(Phase.OPEN, "GET", "/server_info", None)
+        self.ranks = int(reported.get("tp_size") or self.ranks)
+        self._computes_on_a_cpu = reported.get("device") == "cpu"
+        reply = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
+        if reply.status_code == httpx.codes.NOT_FOUND:
             self._has_sessions = False  # SGLang before 0.5.21
-        elif answer.is_error:
+        elif reply.is_error:
             self.post(Phase.OPEN, "/end_weight_update", {})
             self.post(Phase.OPEN, "/begin_weight_update", {})
 
     def close_update(self) -> None:
-        """End the update."""
+        """Close the update."""
         if self._has_sessions:
             self.post(Phase.CLOSE, "/end_weight_update", {})
 
@@ -115,39 +115,39 @@ class EngineLink:
         Raises:
             TransferFailed: `mismatch` if it holds something else.
         """
-        told = self._version_told(Phase.VERIFY)
-        if told != str(expected.version):
-            raise self.failure(Phase.VERIFY, "mismatch", f"it holds version {told}")
-        answer = self.post(Phase.VERIFY, "/weights_checker", {"action": "checksum"})
+        reported = self._reported_version(Phase.VERIFY)
+        if reported != str(expected.version):
+            raise self.failure(Phase.VERIFY, "mismatch", f"it holds version {reported}")
+        reply = self.post(Phase.VERIFY, "/weights_checker", {"action": "checksum"})
         wrong = None
-        if "checksum" in answer:
-            if answer["checksum"] != expected.checksum:
-                wrong = f"sent checksum {expected.checksum}, it holds {answer['checksum']}"
+        if "checksum" in reply:
+            if reply["checksum"] != expected.checksum:
+                wrong = f"sent checksum {expected.checksum}, it holds {reply['checksum']}"
         elif self._computes_on_a_cpu:
-            wrong = difference(expected.sglang_checksums, answer)
+            wrong = difference(expected.sglang_checksums, reply)
         if wrong is not None:
             raise self.failure(Phase.VERIFY, "mismatch", wrong)
 
     def failure(self, phase: Phase, problem: Problem, what: str) -> TransferFailed:
         """An error about this engine."""
-        return failed(self.base_url, phase, problem, what, version=self._version)
+        return transfer_failed(self.base_url, phase, problem, what, version=self._version)
 
-    # --- below the surface ---
+    # --- internal ---
 
-    def _version_told(self, phase: Phase) -> str:
+    def _reported_version(self, phase: Phase) -> str:
         return str(self._object(phase, "GET", "/model_info", None).get("weight_version"))
 
     def _object(
         self, phase: Phase, method: str, path: str, content: bytes | None
     ) -> dict[str, Any]:
-        answer = self._request(phase, method, path, content)
+        reply = self._request(phase, method, path, content)
         try:
-            body = answer.json()
+            body = reply.json()
         except ValueError:
             body = {}
         fields = body if isinstance(body, dict) else {}
-        if answer.is_error or fields.get("success") is False:
-            raise self.failure(phase, "refused", f"{path}: {_reason(answer, fields)}")
+        if reply.is_error or fields.get("success") is False:
+            raise self.failure(phase, "refused", f"{path}: {_reason(reply, fields)}")
         return fields
 
     def _request(
@@ -156,7 +156,7 @@ class EngineLink:
         try:
             return self._http.request(method, path, content=content, headers=_JSON)
         except httpx.TimeoutException as error:
-            what = f"no answer to {path} within {self.timeout_s:g} s"
+            what = f"no reply to {path} within {self.timeout_s:g} s"
             raise self.failure(phase, "unreachable", what) from error
         except httpx.TransportError as error:
             what = f"{path}: {str(error) or type(error).__name__}"
@@ -165,13 +165,13 @@ class EngineLink:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: a client reads all of them again, 0.7 MiB, if it is not given any."""
+    """Loaded once: otherwise each client would read all certificates again, 0.7 MiB."""
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _reason(answer: httpx.Response, fields: Mapping[str, Any]) -> str:
-    said = fields.get("message") or fields.get("error")
-    if isinstance(said, dict):
-        said = said.get("message")
-    text = " ".join(str(said or answer.text).split())
-    return f"{answer.status_code}: {text[:300]}"
+def _reason(reply: httpx.Response, fields: Mapping[str, Any]) -> str:
+    message = fields.get("message") or fields.get("error")
+    if isinstance(message, dict):
+        message = message.get("message")
+    text = " ".join(str(message or reply.text).split())
+    return f"{reply.status_code}: {text[:300]}"

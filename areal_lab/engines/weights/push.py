@@ -1,4 +1,4 @@
-"""From the trainer's memory into engines: hold a version, open, send, close, verify.
+"""Push weights from the trainer's memory into engines: hold, open, send, close, verify.
 
 hold(tensors)                 the training thread, after a step
 push(engines) --> failures    another thread: the next step runs meanwhile
@@ -35,17 +35,17 @@ from areal_lab.engines.weights.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a push."""
+class PushOutcome:
+    """The result of a push."""
 
     failures: tuple[EngineFailure, ...]
     seconds: Mapping[str, float]
-    """By phase: open, send, close, verify."""
+    """Seconds of each phase: open, send, close, verify."""
 
 
 @dataclass(slots=True)
-class Sending:
-    """One version on its way: the engines still in it, and those that failed, with the reason."""
+class ActivePush:
+    """A push in progress: the engines still in it, and those that failed, with the reason."""
 
     version: Version
     tensors: Mapping[str, Tensor]
@@ -53,32 +53,32 @@ class Sending:
     links: list[EngineLink]
     failures: list[EngineFailure] = field(default_factory=list)
 
-    def each(self, act: Callable[[EngineLink], object]) -> None:
-        """Do something with every engine at the same time; who fails is out."""
+    def for_each(self, act: Callable[[EngineLink], object]) -> None:
+        """Call `act` for all engines concurrently; drop those that fail."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
             tasks = [(link, pool.submit(act, link)) for link in self.links]
         for link, task in tasks:
             error = task.exception()
             if isinstance(error, TransferFailed):
-                self.out(link, error)
+                self.drop(link, error)
             elif error is not None:
                 raise error
 
-    def out(self, link: EngineLink, error: TransferFailed) -> None:
-        """This engine does not get the version."""
+    def drop(self, link: EngineLink, error: TransferFailed) -> None:
+        """Remove an engine that failed."""
         self.links = [other for other in self.links if other is not link]
         self.failures.append(error.failure)
 
 
 class Sender(Protocol):
-    """A way of sending tensors to engines whose update is open."""
+    """Sends tensors to engines whose update is open."""
 
-    def send(self, sending: Sending) -> None:
-        """Send all tensors to all engines; who fails is out."""
+    def send(self, active: ActivePush) -> None:
+        """Send all tensors to all engines; drop those that fail."""
         ...
 
     def close(self) -> None:
-        """Let go of what is kept between two versions."""
+        """Release what is kept between two versions."""
         ...
 
 
@@ -86,24 +86,24 @@ class Pusher:
     """Holds the newest weights and pushes them. Threads may call it; they take turns."""
 
     def __init__(self, sender: Sender, *, timeout_s: float, kept_versions: int = 1) -> None:
-        """Nothing is held yet.
+        """Create a pusher that holds no version yet.
 
         Args:
-            timeout_s: longest wait for one answer of an engine.
-            kept_versions: sets of weights held at once; 2 where an engine may have to be given the
-                version of the others after a newer one is there.
+            timeout_s: longest wait for one reply of an engine.
+            kept_versions: versions held at the same time; 2 where a restarted engine may need the
+                version of the others although a newer one exists.
         """
         self._sender = sender
         self._timeout_s = timeout_s
         self._kept_versions = kept_versions
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._held: dict[Version, Expected] = {}
 
     def hold(
         self, tensors: Mapping[str, Tensor], version: Version, *, dtype: torch.dtype
     ) -> WeightsInMemory:
         """Copy a version, cast to `dtype`; it replaces the oldest, in the same memory."""
-        with self._turn:
+        with self._lock:
             oldest: Mapping[str, Tensor] = {}
             while len(self._held) >= self._kept_versions:
                 oldest = self._held.pop(next(iter(self._held))).tensors
@@ -120,20 +120,20 @@ class Pusher:
 
     def push(
         self, version: Version, targets: Sequence[EngineTarget], *, flush_cache: bool
-    ) -> Outcome:
-        """Bring a held version into these engines, and see that they hold it.
+    ) -> PushOutcome:
+        """Push a held version into these engines and verify that they hold it.
 
-        Engines must be paused or idle. One that failed holds an unknown mixture if it failed while
-        tensors were sent, and must not generate before another push succeeded.
+        Engines must be paused or idle. One that failed while tensors were sent holds a mixture of
+        versions, and must not generate before another push succeeds.
 
         Args:
-            flush_cache: whether engines forget the keys and values of older weights; false for
-                requests that live on in them.
+            flush_cache: whether engines drop the keys and values of older weights; false if running
+                requests keep using them.
 
         Raises:
-            ValueError: if it is not held.
+            ValueError: if the version is not held.
         """
-        with self._turn, ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
             expected = self._held.get(version)
             if expected is None:
                 raise ValueError(f"asked to push version {version}, but held are {[*self._held]}")
@@ -141,18 +141,18 @@ class Pusher:
                 stack.enter_context(EngineLink(target, version, timeout_s=self._timeout_s))
                 for target in targets
             ]
-            sending = Sending(version, expected.tensors, flush_cache, links)
+            active = ActivePush(version, expected.tensors, flush_cache, links)
             seconds = _timed(
-                ("open", lambda: sending.each(EngineLink.open_update)),
-                ("send", lambda: self._sender.send(sending)),
-                ("close", lambda: sending.each(EngineLink.close_update)),
-                ("verify", lambda: sending.each(lambda link: link.verify(expected))),
+                ("open", lambda: active.for_each(EngineLink.open_update)),
+                ("send", lambda: self._sender.send(active)),
+                ("close", lambda: active.for_each(EngineLink.close_update)),
+                ("verify", lambda: active.for_each(lambda link: link.verify(expected))),
             )
-            return Outcome(tuple(sending.failures), seconds)
+            return PushOutcome(tuple(active.failures), seconds)
 
     def close(self) -> None:
-        """Let go of everything."""
-        with self._turn:
+        """Release everything."""
+        with self._lock:
             self._sender.close()
             self._held.clear()
 

@@ -1,12 +1,12 @@
-"""The ways weights travel, what is said about them, and how a transfer fails. No torch.
+"""Records of weight transfers: the kinds of transfer, their phases and failures. No torch.
 
     folder         trainer --write--> shared memory or disk --path--> engine reads
     http_tensor    trainer --tensors inside the request----> engine
     distributed    trainer --request: names, shapes--------> engine joins one broadcast per tensor
-    adapter        as `folder`, but A and B of a LoRA adapter only: the engine keeps the weights
+    adapter        as `folder`, with A and B of a LoRA adapter only: the engine keeps its weights
 
 For `http_tensor` and `distributed` the trainer keeps a copy of the version in memory
-(`WeightsInMemory`) and speaks to the engines itself; pausing and resuming stays with the pipeline.
+(`WeightsInMemory`) and calls the engines itself; the pipeline still pauses and resumes them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Transfer(StrEnum):
     FOLDER = "folder"
     """A model folder that trainer and engines both see: shared memory, or disk."""
     HTTP_TENSOR = "http_tensor"
-    """By value, inside HTTP requests; works across machines, needs no shared file system."""
+    """Tensors inside HTTP requests; works across machines without a shared file system."""
     DISTRIBUTED = "distributed"
     """One broadcast per tensor in a process group of trainer and engines: gloo, or NCCL on GPUs."""
     ADAPTER = "adapter"
-    """A folder with a LoRA adapter alone; requests name the one that is to draw them."""
+    """A folder with a LoRA adapter only; requests name their adapter."""
 
 
 class Phase(StrEnum):
-    """What a transfer was doing when it failed."""
+    """The phase in which a transfer failed, as error messages name it."""
 
     OPEN = "opening the update"
     JOIN = "joining the process group"
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 
 Problem = Literal["refused", "unreachable", "mismatch"]
-"""The engine said no, did not answer in time or is gone, or holds something else."""
+"""The engine refused; is gone or did not reply in time; holds other weights afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +62,33 @@ class EngineTarget:
 
     base_url: str
     ranks: int = 1
-    """Its tensor-parallel degree: each rank gets every tensor and keeps its part."""
+    """Tensor-parallel degree: each rank gets every tensor and keeps its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailure:
-    """Why one engine does not hold a version; plain data that crosses the process border."""
+    """Why one engine does not hold a version; plain data, sent between processes."""
 
     engine: str
     """Its base URL."""
     phase: Phase
     problem: Problem
     message: str
-    """One line: what was done to which engine, in which phase, and what came of it."""
+    """One line with the engine, the version, the phase and the problem."""
 
 
 class TransferFailed(RuntimeError):
-    """One engine did not take the weights; inside the trainer's process."""
+    """One engine did not take the weights; raised inside the trainer's process."""
 
     def __init__(self, failure: EngineFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-def failed(
+def transfer_failed(
     engine: str, phase: Phase, problem: Problem, what: str, *, version: Version
 ) -> TransferFailed:
-    """The error of one engine, worded alike for every transfer."""
+    """The error of one engine, with the same wording for every transfer."""
     message = f"engine {engine} did not take version {version}: {phase} failed: {what}"
     return TransferFailed(
         EngineFailure(engine=engine, phase=phase, problem=problem, message=message)

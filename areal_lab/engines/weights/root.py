@@ -1,7 +1,7 @@
-"""Where a run's weights travel: shared memory if that has room, else the run folder. No torch.
+"""The folder for a run's weights: in shared memory if that has room, else in the run folder.
 
-The root belongs to the pipeline's process and goes when that ends; if it is killed, the next run
-removes it (`owned_folders`).
+It belongs to the pipeline's process and is removed at its end; if the process is killed, the next
+run removes it (`owned_folders`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from areal_lab.host.owned_folders import (
 from areal_lab.host.shared_memory import SHARED_MEMORY
 
 ROOM_FACTOR = 2.5
-"""Shared memory must have room for this many sets of weights: one that waits for engines to end
-what they run, one being written, and half of one to spare."""
+"""Sets of weights that must fit into shared memory: one that engines have yet to load, one being
+written, and half of one to spare."""
 
 
 def choose_weights_root(run_dir: Path, size_bytes: int, *, sets: float = ROOM_FACTOR) -> Path:
-    """A fresh folder for weights of this size: in shared memory if it has room for so many `sets`
-    of them, else the run's.
+    """Make a folder for weights of this size: in shared memory if `sets` of them fit, else in the
+    run folder.
 
-    It is removed when this process ends normally. Folders of processes that were killed are
-    removed here, by the next run.
+    It is removed when this process ends normally. Folders of killed processes are removed here, by
+    the next run.
     """
     if in_memory(SHARED_MEMORY):
         remove_abandoned_folders(SHARED_MEMORY)
@@ -46,5 +46,5 @@ def remove_weights_root(root: Path) -> None:
 
 
 def in_memory(place: Path) -> bool:
-    """Whether files there live in memory, so that syncing them to a disk means nothing."""
+    """Whether files there are in memory, so that syncing them to a disk is pointless."""
     return place.is_dir() and os.access(place, os.W_OK) and place.is_relative_to(SHARED_MEMORY)

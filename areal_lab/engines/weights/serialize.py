@@ -1,11 +1,11 @@
-"""Tensors as bytes, by value: what `/update_weights_from_tensor` carries.
+"""Serialize tensors by value, for `/update_weights_from_tensor`.
 
     tensors --pickle, storages inside--> bytes --base64--> JSON
 
-torch's own pickling for other processes (`multiprocessing.reduction`) sends handles instead: file
-descriptors, which an engine that is no child of the trainer cannot open (SGLang then dies), or the
-names of shared-memory files, which need a manager process that outlives the trainer. Ordinary
-pickling puts the bytes themselves into the message, and the engine's unpickler reads both.
+torch's pickling for other processes (`multiprocessing.reduction`) sends handles instead: file
+descriptors, which an engine that is not a child of the trainer cannot open (SGLang then crashes),
+or names of shared-memory files, which need a manager process that outlives the trainer. Ordinary
+pickling puts the bytes into the message, and the engine's unpickler reads both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 256 << 20
-"""Tensors of one request, unless a single one is larger: bounds the memory of both sides."""
+"""Largest size of the tensors in one request, unless a single one is larger; bounds the memory of
+both sides."""
 
 NamedTensors = Sequence[tuple[str, Tensor]]
 
@@ -31,7 +32,7 @@ class UnsafePayload(ValueError):
 
 
 def chunks(tensors: Mapping[str, Tensor], limit_bytes: int = CHUNK_BYTES) -> Iterator[NamedTensors]:
-    """The tensors in their order, in as few pieces as the limit allows."""
+    """Split the tensors, in their order, into as few pieces as the limit allows."""
     piece: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in tensors.items():
@@ -50,14 +51,14 @@ def update_body(
     """The body of an `/update_weights_from_tensor` request, in pieces.
 
     Args:
-        payload: what `encode` made of the tensors; the same for every rank.
-        version: told with the last piece of a set only; `None` leaves it as it is.
+        payload: the tensors, from `encode`; the same for every rank.
+        version: set by the last piece of a set only; `None` keeps the engine's version.
     """
     fields: dict[str, Any] = {"flush_cache": flush_cache}
     if version is not None:
         fields["weight_version"] = version
-    # Written around the payload: base64 needs no escaping, and looking for what does takes as long
-    # as everything else together.
+    # Written around the payload: base64 needs no escaping, and scanning it for characters to escape
+    # takes as long as everything else together.
     yield json.dumps(fields)[:-1].encode() + b', "serialized_named_tensors": ["'
     for rank in range(ranks):
         yield payload
@@ -65,8 +66,8 @@ def update_body(
 
 
 def encode(tensors: NamedTensors) -> bytes:
-    """Names and tensors by value, in base64."""
-    # A view would bring its whole storage along.
+    """Encode names and tensors by value, in base64."""
+    # A view would include its whole storage.
     whole = [(name, _alone(tensor.detach().cpu())) for name, tensor in tensors]
     return base64.b64encode(pickle.dumps(whole, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -81,7 +82,7 @@ def decode(payload: str) -> dict[str, Tensor]:
     """Inverse of `encode`, for the receiving side.
 
     Raises:
-        UnsafePayload: if it is not a list of names and tensors and nothing else.
+        UnsafePayload: if it is anything but a list of names and tensors.
     """
     try:
         raw = base64.b64decode(payload, validate=True)
@@ -99,7 +100,7 @@ def _storage(raw: bytes) -> Any:
 
 
 class _TensorsOnly(pickle.Unpickler):
-    """Whoever can send a pickle could run anything: only what tensors are made of is let in."""
+    """Loads only the classes that tensors consist of: a pickle could otherwise run any code."""
 
     _allowed = {  # noqa: RUF012 - a table, written once
         ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,

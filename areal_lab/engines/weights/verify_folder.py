@@ -1,8 +1,8 @@
-"""Whether a folder of weights is what its sender says, before an engine is told to load it.
+"""Verify a folder of weights against its checksum and shapes before an engine loads it.
 
-Engines load what they find: a bit that fell over on the way would be served, and a file that ends
-too early leaves some with half of the new weights. Computes what `weights.checksum` computes, from
-the files themselves, without torch.
+Engines load what they find: they would serve a flipped bit, and a truncated file leaves some of
+them with half of the new weights. Computes the checksum of `folder.checksum` from the files,
+without torch.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _TYPES: Final = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""safetensors' names of types, and torch's."""
+"""Names of types in safetensors and in torch."""
 _HEADER_BYTES: Final = 8
 _IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
-_one_at_a_time = threading.Lock()
+_lock = threading.Lock()
 _checked: dict[Path, tuple[str, tuple[int, ...]]] = {}
-"""Folders found right, so that the engines of a run do not each read them."""
+"""Verified folders, so that each is read once and not for every engine."""
 _KEPT: Final = 8
 
 
 def check_folder(weights: WeightsFolder) -> None:
-    """Compare the files with the checksum, unless it is of another kind than ours.
+    """Compare the files with the checksum, unless that is of another kind than ours.
 
     Raises:
-        EngineError: saying what is wrong with the folder.
+        EngineError: naming the problem with the folder.
     """
     if not weights.checksum.startswith(_KIND):
         return
-    with _one_at_a_time:
+    with _lock:
         files = sorted(weights.path.glob("*.safetensors"))
         if not files:
             raise EngineError(f"{weights.path} has no *.safetensors file")
@@ -73,7 +73,7 @@ def check_folder(weights: WeightsFolder) -> None:
 def check_fit(weights: WeightsFolder, known: Mapping[str, Sequence[int]]) -> None:
     """Compare the shapes of the tensors with those that an engine has.
 
-    SGLang loads what does not fit as far as it goes, and calls that a success.
+    SGLang loads part of a tensor that does not fit, and reports success.
 
     Raises:
         EngineError: naming a tensor that does not fit.
@@ -94,7 +94,7 @@ def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
     """Shape of each tensor, by name; empty if there is no safetensors file.
 
     Raises:
-        EngineError: if a file is not a whole safetensors file.
+        EngineError: if a file is not a complete safetensors file.
     """
     shapes: dict[str, Sequence[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -110,11 +110,11 @@ def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
 
 
 def linear_layers(folder: Path) -> dict[str, int]:
-    """The matrices inside the layers of a model, by the names that LoRA targets have; to each, rows
-    and columns of all of its name.
+    """The matrices inside a model's layers: for each LoRA target name, the sum of the rows and
+    columns of its matrices.
 
     Raises:
-        EngineError: if a file is not a whole safetensors file.
+        EngineError: if a file is not a complete safetensors file.
     """
     sides: dict[str, int] = {}
     for name, shape in sorted(folder_shapes(folder).items()):
@@ -124,10 +124,10 @@ def linear_layers(folder: Path) -> dict[str, int]:
 
 
 def adapter_parameters(folder: Path, lora: LoraShape) -> int | None:
-    """Numbers of an adapter to a model, None if the folder does not tell.
+    """Parameters of an adapter to a model; None if the folder has no matching matrices.
 
     Raises:
-        EngineError: if a file is not a whole safetensors file.
+        EngineError: if a file is not a complete safetensors file.
     """
     sides = linear_layers(folder)
     chosen = sides if lora.target_modules == (ALL_LINEAR,) else lora.target_modules
@@ -138,7 +138,7 @@ def folder_checksum(files: list[Path]) -> str:
     """The checksum over names, types, shapes and bytes of all tensors.
 
     Raises:
-        EngineError: if a file is not a whole safetensors file.
+        EngineError: if a file is not a complete safetensors file.
     """
     contents: list[mmap.mmap] = []
     tensors: dict[str, tuple[str, memoryview]] = {}
@@ -162,7 +162,7 @@ def folder_checksum(files: list[Path]) -> str:
 
 
 def _tensors(content: memoryview) -> dict[str, tuple[str, memoryview]]:
-    """What is hashed of each tensor: a line about it, and its bytes."""
+    """The hashed content of each tensor: a line with its name, type and shape, and its bytes."""
     (size,) = struct.unpack("<Q", content[:_HEADER_BYTES])
     start = _HEADER_BYTES + size
     header: dict[str, Any] = json.loads(bytes(content[_HEADER_BYTES:start]))

@@ -1,8 +1,8 @@
-"""Servers that somebody else runs: looked at first, given our weights, never stopped.
+"""Attach to servers that the run did not start: check them, give them weights, never stop them.
 
-    address --ready?--> which dialect? a model like ours? weights this way? --> EngineClient
+    address --ready?--> dialect? same model shape? transfer supported? --> EngineClient
 
-Every error is one line that names the address and what to do.
+Every error is one line that names the address and the fix.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ POLL_S = 0.2
 _SHAPE = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
 )  # fmt: skip
-"""What two models must have in common for the weights of one to fit the other; names of their
-config.json."""
+"""Fields of config.json that must agree for the weights of one model to fit the other."""
 
 
 async def attach(
@@ -45,21 +44,21 @@ async def attach(
     top_p: float = 1.0,
     top_k: int = -1,
 ) -> EngineClient:
-    """A client of the server at `address`, when that is ready and serves a model like ours.
+    """Wait until the server at `address` is ready, check it, and return a client of it.
 
     Args:
-        transfer: how it is to be given weights.
-        lora: the adapters that it is to be given, if it is given adapters.
-        top_p: how it is to draw.
-        top_k: the same.
+        transfer: how the server will receive weights.
+        lora: shape of the adapters it will receive, if any.
+        top_p: for sampling.
+        top_k: for sampling.
 
     Raises:
-        CannotAttach: in one line, if it is not ready in time, serves another model, does not take
-            weights in this way or does not tell the log-probs of such draws.
+        CannotAttach: in one line, if it is not ready in time, serves another model, does not
+            support the transfer, or reports no log-probs for such sampling.
     """
     try:
         async with asyncio.timeout(ready_timeout_s):
-            client, told = await _when_ready(address, request_timeout_s)
+            client, info = await _when_ready(address, request_timeout_s)
     except TimeoutError as error:
         raise CannotAttach(
             f"the server at {address} was not ready within {ready_timeout_s:g} s "
@@ -67,7 +66,7 @@ async def attach(
         ) from error
     except EngineError as error:
         raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
-    if (difference := model_difference(told, model_path)) is not None:
+    if (difference := model_difference(info, model_path)) is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} serves another model: {difference}")
     backend = BACKENDS[client.api.name]
@@ -78,24 +77,24 @@ async def attach(
     if refusal is not None:
         await client.close()
         raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
-    client.serves(model_path)
+    client.note_model(model_path)
     return client
 
 
 async def _adapters_refusal(client: EngineClient, lora: LoraShape) -> str | None:
     try:
-        if await client.takes_adapters():
+        if await client.supports_adapters():
             return None
     except EngineError as error:
         return str(error)
     return (
-        "it was not started for adapters; start it by areal-lab engine serve "
+        "it was started without LoRA adapters; start it by areal-lab engine serve "
         f"{client.api.name} --lora-rank {lora.rank}, or set rollout.transfer"
     )
 
 
-async def give_base(client: EngineClient, model_path: Path) -> None:
-    """Give a server the model that adapters are to: whoever had it before may have left another.
+async def load_base_model(client: EngineClient, model_path: Path) -> None:
+    """Load the base model of the adapters, since an earlier user may have left other weights.
 
     Raises:
         CannotAttach: in one line, if it refuses.
@@ -106,19 +105,19 @@ async def give_base(client: EngineClient, model_path: Path) -> None:
     except EngineError as error:
         await client.close()
         raise CannotAttach(f"the server at {client.base_url} cannot be used: {error}") from error
-    client.draws_by_adapter(base.version)
+    client.use_adapters(base.version)
 
 
 async def _when_ready(
     address: str, request_timeout_s: float
 ) -> tuple[EngineClient, dict[str, Any]]:
-    """A client that speaks as the server does, and what the server says about its weights."""
-    api = await _dialect_when_it_answers(address)
+    """A client for the server's dialect, and what the server reports about its weights."""
+    api = await _dialect_when_reachable(address)
     client = EngineClient(address, api=api, request_timeout_s=request_timeout_s)
     try:
         while not await client.ready():
-            # A server that whoever had it before left paused, this run too before it was lost,
-            # does not get ready by itself.
+            # A server left paused by an earlier user, or by this run before the server was lost,
+            # does not become ready by itself.
             with suppress(EngineError):
                 await client.resume()
             await asyncio.sleep(POLL_S)
@@ -128,7 +127,7 @@ async def _when_ready(
         raise
 
 
-async def _dialect_when_it_answers(address: str) -> Dialect:
+async def _dialect_when_reachable(address: str) -> Dialect:
     while True:
         try:
             return await dialect_at(address)
@@ -136,17 +135,17 @@ async def _dialect_when_it_answers(address: str) -> Dialect:
             await asyncio.sleep(POLL_S)
 
 
-def model_difference(told: Mapping[str, Any], model_path: Path) -> str | None:
-    """How the model that a server serves differs from ours, as far as the server tells.
+def model_difference(info: Mapping[str, Any], model_path: Path) -> str | None:
+    """How the server's model differs from ours, as far as the server reports it.
 
-    A server tells its sizes itself (the embedded engine), or the folder of its model, which can be
-    read here if it is on this machine.
+    A server reports its sizes (the embedded engine) or the folder of its model, which can be read
+    here if it is on this machine.
     """
     ours = _config(model_path)
     theirs: dict[str, Any] = {}
-    if isinstance(folder := told.get("model_path"), str):
+    if isinstance(folder := info.get("model_path"), str):
         theirs |= _config(Path(folder))
-    theirs |= {name: value for name, value in told.items() if value is not None}
+    theirs |= {name: value for name, value in info.items() if value is not None}
     for name in _SHAPE:
         if name in ours and name in theirs and ours[name] != theirs[name]:
             return f"its {name} is {theirs[name]}, ours is {ours[name]} (actor.path {model_path})"

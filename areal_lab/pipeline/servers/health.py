@@ -1,19 +1,19 @@
-"""Is a server still there, and does it hold what it was given? Found out within a stated time.
+"""Health checks of a server: a dead, hung or wrong server is found within a stated time.
 
-    task       finds                               within
-    death      its process ended                   at once, if the process is ours
-    silence    gone, or hung                       interval_s + timeout_s since its last answer
-    stall      what computes behind it is hung     interval_s + stall_s since its last answer
-    weights    other weights than it was given     interval_s and an answer
+    check      finds                               within
+    exit       its process ended                   at once, if this run started it
+    silence    gone, or hung                       interval_s + timeout_s since its last reply
+    stall      its compute process is hung         interval_s + stall_s since its last reply
+    weights    other weights than it was given     interval_s and one reply
 
-Silence: every interval_s: GET /ready --answered--> wait for the next
-                                      --silent, or refused, for timeout_s--> the server is lost
+Silence: every interval_s: GET /ready --reply--> wait for the next check
+                                      --no reply, or refused, for timeout_s--> the server is lost
 
-SGLang's /health is never asked: it generates a token, so that it hangs while generation is paused.
-A server that is stopped (SIGSTOP) still accepts connections, and a busy one may be slow to answer:
-only silence for the whole of `timeout_s` counts. SGLang and vLLM answer /ready and /health in a
-process before the one that computes, which is asked by itself and answers between two steps. While
-it is paused it is not: it may be loading, which has a bound of its own.
+SGLang's /health is not used: it generates a token, so it hangs while generation is paused. A
+stopped server (SIGSTOP) still accepts connections, and a busy one may reply slowly: only silence
+for the whole of `timeout_s` counts. SGLang and vLLM answer /ready and /health in an HTTP process
+before the compute process, so the latter is pinged separately; it replies between two steps. A
+paused server is not pinged: it may be loading weights, which has its own timeout.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any
 
 from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.host.processes import ChildDied
-from areal_lab.pipeline.servers.server import DEATH_NOTICE_S, Server
+from areal_lab.pipeline.servers.server import EXIT_NOTICE_S, Server
 
 RETRY_S = 0.1
-"""Between two questions to a server that refuses to answer."""
+"""Wait between two requests to a server that is not ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """How often a server is asked, and how long it may be silent."""
+class HealthLimits:
+    """Interval of the health checks, and how long a server may be silent."""
 
     interval_s: float
     timeout_s: float
@@ -42,48 +42,50 @@ class Health:
 
     @property
     def bound_s(self) -> float:
-        """Longest time from the last answer of a server until it counts as lost."""
+        """Longest time from the last reply of a server until it counts as lost."""
         return self.interval_s + self.timeout_s
 
     @property
     def stall_bound_s(self) -> float:
-        """The same of what computes behind it."""
+        """Longest time from the last reply of its compute process until it counts as lost."""
         return self.interval_s + self.stall_s
 
 
 async def watch(
-    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+    server: Server, health: HealthLimits, check_weights: Callable[[Server], Awaitable[None]]
 ) -> None:
-    """Return when the server is lost: found out here, or by somebody else.
+    """Check a server until it is lost, whether that is found here or by another call.
 
     Args:
-        check_weights: compares what the server holds with what it was given, and reports it.
+        check_weights: compares the server's weights with those it was given, and reports a loss.
     """
-    looks = (
-        _until_dead(server),
-        _until_lost_to_silence(server, health),
-        _until_stalled(server, health),
-        _until_other_weights(server, health, check_weights),
+    checks = (
+        _report_exit(server),
+        _report_silence(server, health),
+        _report_stall(server, health),
+        _compare_weights(server, health, check_weights),
     )
     try:
         async with asyncio.TaskGroup() as watching:
-            tasks = [watching.create_task(look) for look in looks]
+            tasks = [watching.create_task(look) for look in checks]
             await server.lost.wait()
             for task in tasks:
                 task.cancel()
     except* Exception:
         if not server.lost.is_set():
-            raise  # else it is of a connection that was cut off
+            raise  # otherwise the error comes from the connection that was closed
 
 
-async def while_it_answers(server: Server, health: Health, work: Coroutine[Any, Any, None]) -> None:
-    """`work` with a server that is not watched yet.
+async def while_responsive(
+    server: Server, health: HealthLimits, work: Coroutine[Any, Any, None]
+) -> None:
+    """Run `work` on a server that `watch` does not check yet.
 
     Raises:
-        EngineUnreachable: if it falls silent meanwhile.
+        EngineUnreachable: if the server falls silent meanwhile.
     """
     working = asyncio.create_task(work)
-    listening = asyncio.create_task(_until_silent(server, health))
+    listening = asyncio.create_task(_wait_for_silence(server, health))
     try:
         await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -95,27 +97,27 @@ async def while_it_answers(server: Server, health: Health, work: Coroutine[Any, 
         await asyncio.gather(working, listening, return_exceptions=True)
 
 
-async def cause(server: Server, error: Exception) -> Exception:
-    """Why a server is lost: a connection breaks before its process is reaped, whose end says more
-    than the connection's."""
+async def loss_cause(server: Server, error: Exception) -> Exception:
+    """The reason of a loss: the exit of the process if it comes soon, since it says more than the
+    broken connection that precedes it."""
     if server.child is None or isinstance(error, ChildDied | VersionMismatch):
         return error
     with suppress(TimeoutError):
-        return await asyncio.wait_for(server.child.died(), DEATH_NOTICE_S)
+        return await asyncio.wait_for(server.child.died(), EXIT_NOTICE_S)
     return error
 
 
-async def _until_dead(server: Server) -> None:
+async def _report_exit(server: Server) -> None:
     if server.child is not None:
         server.report_loss(server, await server.child.died())
 
 
-async def _until_lost_to_silence(server: Server, health: Health) -> None:
-    server.report_loss(server, await _until_silent(server, health))
+async def _report_silence(server: Server, health: HealthLimits) -> None:
+    server.report_loss(server, await _wait_for_silence(server, health))
 
 
-async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
-    """Ask again and again; return what is wrong once the server does not answer any more."""
+async def _wait_for_silence(server: Server, health: HealthLimits) -> EngineUnreachable:
+    """Check every `interval_s`; return the error once the server no longer replies."""
     while True:
         await asyncio.sleep(health.interval_s)
         try:
@@ -129,30 +131,30 @@ async def _until_silent(server: Server, health: Health) -> EngineUnreachable:
             )
 
 
-async def _until_stalled(server: Server, health: Health) -> None:
+async def _report_stall(server: Server, health: HealthLimits) -> None:
     while True:
         await asyncio.sleep(health.interval_s)
         if server.paused:
             continue
         try:
             async with asyncio.timeout(health.stall_s):
-                await server.client.computes()
+                await server.client.ping_compute()
         except TimeoutError:
-            if not server.paused:  # as it may be since it was asked
+            if not server.paused:  # it may have been paused since the request
                 error = EngineUnreachable(
-                    f"{server.name} answers, but what computes behind it did not for "
+                    f"{server.name} answers, but its compute process did not for "
                     f"{health.stall_s:g} s (rollout.stall_timeout_s)"
                 )
                 server.report_loss(server, error)
         except EngineError:
-            pass  # how it answers, and whether it does, is what others look at
+            pass  # a refused or failed request is for the other checks
 
 
-async def _until_other_weights(
-    server: Server, health: Health, check_weights: Callable[[Server], Awaitable[None]]
+async def _compare_weights(
+    server: Server, health: HealthLimits, check_weights: Callable[[Server], Awaitable[None]]
 ) -> None:
-    """A server that was restarted behind our back has forgotten its weights."""
+    """Find a server that lost its weights, as after a restart by its owner."""
     while True:
         await asyncio.sleep(health.interval_s)
-        with suppress(EngineError):  # a loss was reported; anything else shows elsewhere
+        with suppress(EngineError):  # a loss was reported; the other checks find the rest
             await check_weights(server)

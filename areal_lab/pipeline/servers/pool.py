@@ -1,15 +1,15 @@
-"""The inference servers of a run: which are alive, what became of the others, how they come back.
+"""The pool of inference servers of a run: which are alive, which are lost, how they come back.
 
-    alive --death | silence | broken connection | other weights--> lost --mended--> alive
-                                                                       \\-> given up
+    alive --exit | silence | broken connection | other weights--> lost --restarted--> alive
+                                                                      \\-> given up
 
     task             produces                         waits for
-    watch (each)     EngineLost                       the process's end; its silence; its weights
-    mend (each)      EngineJoined; EngineLost again,  a new process, or its address to answer;
-                     when it is given up              then that no weights are on their way
+    watch (each)     EngineLost                       exit, silence or other weights of the server
+    restart (each)   EngineJoined; EngineLost again,  a new process, or a reply from its address;
+                     when it is given up              then the end of a running weight update
 
-A server that comes back has the current weights, and has said so, before it joins. While no
-training goes on nobody is told, and evaluation uses what is alive.
+A server that comes back has the current weights, and has reported them, before it joins. Outside of
+training no events are sent, and evaluation uses the servers that are alive.
 """
 
 from __future__ import annotations
@@ -30,87 +30,87 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.pipeline.servers.health import Health, cause, watch, while_it_answers
-from areal_lab.pipeline.servers.push import Courier, Weights
+from areal_lab.pipeline.servers.health import HealthLimits, loss_cause, watch, while_responsive
+from areal_lab.pipeline.servers.push import PreparePush, Weights
 from areal_lab.pipeline.servers.server import Server
 
-MEND_PAUSE_S = 1.0
-"""Before a server that could not be mended is tried again: what was in its way may be gone."""
+RESTART_PAUSE_S = 1.0
+"""Wait before another attempt to restart a server: what prevented the last one may be gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an engine comes from, the first time and again."""
+class EngineSource:
+    """How to get an engine, at the start and after a loss."""
 
     open: Callable[[], Awaitable[EngineProcess | EngineClient]]
-    """Start the server, or wait for one that somebody else runs; returns when it is ready."""
+    """Start the server, or wait for one that the run did not start; returns when it is ready."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Servers:
+class ServerPool:
     """The engines of one run."""
 
-    places: dict[EngineId, Place]
-    health: Health
+    sources: dict[EngineId, EngineSource]
+    health: HealthLimits
     max_restarts: int
-    """How often each server may come back."""
+    """Restarts (reconnects, for attached servers) allowed per server."""
     pause_mode: PauseMode
     weights: Weights
-    """What every engine holds that is alive."""
-    courier: Courier
-    """Brings weights into engines."""
+    """The weights that every engine in `alive` holds."""
+    prepare_push: PreparePush
+    """Prepares a push of weights into engines."""
     note: Callable[[str], None]
-    """Tells the user."""
+    """Shows a message to the user."""
     opened: Callable[[EngineProcess | EngineClient], None] = lambda _: None
-    """Called with each server that was started or attached to."""
+    """Called with each server that was started or attached."""
     alive: dict[EngineId, Server] = field(default_factory=dict)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last server is lost and none returns, or when nobody cares for them any more."""
-    last_words: BaseException | None = None
-    """Why that is so; before, why the last server was lost."""
+    """Set when the last server is lost and none is restarting, or a task of the pool failed."""
+    last_error: BaseException | None = None
+    """Why `given_up` is set; before that, why a server was last lost."""
     counts: Counter[str] = field(default_factory=Counter)
     """`engine_losses`, `engine_restarts`, `version_mismatches`."""
     backend: str = ""
-    """What serves, as the first engine tells it: nobody need say it of servers that others run."""
+    """Engine type, as the first server reports it: the config need not name it for `addresses`."""
     engine_version: str = ""
-    """Of its package."""
+    """Version of the engine's package."""
     _newest: Version = 0
-    _mended: Counter[EngineId] = field(default_factory=Counter)
-    _mending: set[EngineId] = field(default_factory=set)
-    _awaited: set[EngineId] = field(default_factory=set)
-    """Those whose return the coordinator was told of."""
-    _tell: Callable[[Event], None] | None = None
+    _restarts: Counter[EngineId] = field(default_factory=Counter)
+    _restarting: set[EngineId] = field(default_factory=set)
+    _announced_returns: set[EngineId] = field(default_factory=set)
+    """Lost engines whose return was announced to the coordinator."""
+    _send_event: Callable[[Event], None] | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _weights_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opened: list[Server] = field(default_factory=list)
-    """Every server of the run, lost ones too."""
+    """Every server of the run, including lost ones."""
 
     @property
-    def mending(self) -> frozenset[EngineId]:
+    def restarting(self) -> frozenset[EngineId]:
         """Engines that are lost and may come back."""
-        return frozenset(self._mending)
+        return frozenset(self._restarting)
 
     @property
-    def returns_possible(self) -> bool:
+    def restarts_possible(self) -> bool:
         """Whether the weights that engines hold may be needed again."""
         return self.max_restarts > 0
 
     async def start(self) -> None:
-        """Open every place at once; if one fails, the others are closed before the error goes on.
+        """Open all sources concurrently; if one fails, the others are closed before the raise.
 
         Raises:
-            Exception: the first error, as an exception group has it.
+            ExceptionGroup: with the first error.
         """
         self._newest = self.weights.version
 
         async def first(number: EngineId) -> None:
-            server = self._server(number, await self.places[number].open())
+            server = self._server(number, await self.sources[number].open())
             async with self._closed_on_error(server):
-                await while_it_answers(
+                await while_responsive(
                     server,
                     self.health,
-                    self._bring_one(server)
+                    self._push_to_one(server)
                     if server.process is None
                     else server.check_version(self.weights.version),
                 )
@@ -118,7 +118,7 @@ class Servers:
 
         try:
             async with asyncio.TaskGroup() as starting:
-                for number in self.places:
+                for number in self.sources:
                     starting.create_task(first(number), name=f"start engine {number}")
         except BaseException:
             await self.close()
@@ -126,37 +126,37 @@ class Servers:
         self.alive = dict(sorted(self.alive.items()))
         for server in self.alive.values():
             self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
-        with suppress(EngineError):  # a server that says nothing about itself
+        with suppress(EngineError):  # some servers report neither
             self.backend, self.engine_version = await next(iter(self.alive.values())).engine()
 
     async def close(self) -> None:
-        """End what is ours."""
+        """Stop the servers that this run started, and the pool's tasks."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # The lost ones too: whoever was closing them may have been cancelled just now.
+        # Lost ones too: the task that was closing one may just have been cancelled.
         await asyncio.gather(*(server.close() for server in self._opened))
 
-    # --- for whoever drives ----------------------------------------------------------------------
+    # --- for the event loop of the run -----------------------------------------------------------
 
-    async def begin(self, tell: Callable[[Event], None]) -> tuple[EngineId, ...]:
-        """From now on losses and returns are told; returns the engines that are alive now.
+    async def begin(self, send_event: Callable[[Event], None]) -> tuple[EngineId, ...]:
+        """Send events of losses and returns from now on; returns the engines that are alive now.
 
         Raises:
             Exception: why the last engine was lost, if none is left.
         """
-        await self._until_some()
-        self._tell = tell
+        await self._wait_for_engine()
+        self._send_event = send_event
         return tuple(sorted(self.alive))
 
     def end(self) -> None:
-        """Nobody needs to be told any more."""
-        self._tell = None
-        self._awaited.clear()
+        """Send no more events."""
+        self._send_event = None
+        self._announced_returns.clear()
 
     def engine(self, number: EngineId) -> Server:
-        """The engine of this number.
+        """The engine with this number.
 
         Raises:
             EngineUnreachable: if it is lost.
@@ -166,49 +166,49 @@ class Servers:
             raise EngineUnreachable(f"engine {number} is lost")
         return server
 
-    async def in_turn(self, turn: int) -> EngineId:
-        """One of the engines that are alive, in turn; waits if all are being mended.
+    async def round_robin(self, turn: int) -> EngineId:
+        """The number of the next live engine, in turn; waits if all are restarting.
 
         Raises:
             Exception: why the last engine was lost, if none is left.
         """
-        await self._until_some()
+        await self._wait_for_engine()
         numbers = sorted(self.alive)
         return numbers[turn % len(numbers)]
 
     async def pause(self) -> None:
-        """Pause all."""
+        """Pause all engines."""
         async with self._weights_lock:
-            await self._each(lambda server: server.pause(self.pause_mode))
+            await self._for_each(lambda server: server.pause(self.pause_mode))
 
     async def resume(self) -> None:
-        """Let all go on."""
+        """Resume all engines."""
         async with self._weights_lock:
-            await self._each(Server.resume)
+            await self._for_each(Server.resume)
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End these requests, wherever they run."""
-        await self._each(lambda server: server.abort(request_ids))
+        """End these requests on every engine."""
+        await self._for_each(lambda server: server.abort(request_ids))
 
     async def load(self, weights: Weights) -> None:
-        """Bring all to a version; whoever cannot be brought there is lost.
+        """Load a version into all engines; an engine that fails to load it is lost.
 
         Raises:
-            EngineError: if every engine refuses the weights: then it is they that are wrong.
+            EngineError: if every engine refuses the weights: then the weights are at fault.
         """
         async with self._weights_lock:
             self._newest = weights.version
             loading = list(self.alive.values())
-            bring = self.courier(weights, [s.client for s in loading], self.pause_mode)
-            refusals = await self._each(lambda s: s.take_weights(bring(s.client)))
+            push_to = self.prepare_push(weights, [s.client for s in loading], self.pause_mode)
+            refusals = await self._for_each(lambda s: s.take_weights(push_to(s.client)))
             if refusals and len(refusals) == len(loading):
                 raise next(iter(refusals.values()))
             for server, error in refusals.items():
-                self.lose(server, error)
+                self.mark_lost(server, error)
             self.weights = weights
 
-    def lose(self, server: Server, error: Exception) -> None:
-        """A server is dead, hung, or not what it should be. Idempotent."""
+    def mark_lost(self, server: Server, error: Exception) -> None:
+        """Remove a server that is dead, hung, or holds other weights. Idempotent."""
         number = server.number
         if server.lost.is_set():
             return
@@ -216,36 +216,38 @@ class Servers:
         if self.alive.get(number) is not server:
             return  # it has not joined yet
         del self.alive[number]
-        server.lose(error)
+        server.mark_lost(error)
         self.counts["engine_losses"] += 1
-        returns = self._mended[number] < self.max_restarts
+        returns = self._restarts[number] < self.max_restarts
         if returns:
-            self._mending.add(number)
-            self._awaited |= set() if self._tell is None else {number}
-        self._say(EngineLost(number, tokens_kept=True, returns=returns))
-        self._spawn(self._after_loss(server, error), f"mend {server.name}")
+            self._restarting.add(number)
+            self._announced_returns |= set() if self._send_event is None else {number}
+        self._emit(EngineLost(number, tokens_kept=True, returns=returns))
+        self._spawn(self._after_loss(server, error), f"restart {server.name}")
 
-    # --- below the surface -----------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _closed_on_error(self, server: Server) -> AsyncIterator[None]:
-        """While a server gets ready: if that fails it is closed, and why it failed is told."""
+        """Close a server that fails to get ready, and raise the reason of the failure."""
         try:
             yield
         except BaseException as error:
-            reason = await cause(server, error) if isinstance(error, Exception) else error
+            reason = await loss_cause(server, error) if isinstance(error, Exception) else error
             await server.close()
             if reason is error:
                 raise
             raise reason from error
 
-    async def _bring_one(self, server: Server) -> None:
-        """Bring one server to what the others hold."""
-        bring = self.courier(self.weights, [server.client], self.pause_mode)
-        await server.take_weights(bring(server.client))
+    async def _push_to_one(self, server: Server) -> None:
+        """Load the current weights into one server."""
+        push_to = self.prepare_push(self.weights, [server.client], self.pause_mode)
+        await server.take_weights(push_to(server.client))
 
-    async def _each(self, ask: Callable[[Server], Awaitable[None]]) -> dict[Server, EngineError]:
-        """Ask all at once; returns who refused. Who is lost has been reported."""
+    async def _for_each(
+        self, ask: Callable[[Server], Awaitable[None]]
+    ) -> dict[Server, EngineError]:
+        """Call all servers concurrently; returns the refusals. Losses have been reported."""
         refusals: dict[Server, EngineError] = {}
 
         async def one(server: Server) -> None:
@@ -266,7 +268,7 @@ class Servers:
             number=number,
             client=opened.client if isinstance(opened, EngineProcess) else opened,
             process=process,
-            report_loss=self.lose,
+            report_loss=self.mark_lost,
             versions=lambda: (self.weights.version, self._newest),
         )
         self._opened.append(server)
@@ -277,67 +279,67 @@ class Servers:
             await server.check_version(self.weights.version)
 
     async def _after_loss(self, server: Server, error: Exception) -> None:
-        await server.hang_up()
-        self.last_words = error = await cause(server, error)
-        returns = server.number in self._mending
-        what = "it is mended" if returns else f"{len(self.alive)} left"
+        await server.disconnect()
+        self.last_error = error = await loss_cause(server, error)
+        returns = server.number in self._restarting
+        what = "restarting" if returns else f"{len(self.alive)} left"
         self.note(f"{server.name} is lost ({what}): {_first_line(error)}")
         if not returns:
-            await self._gone()
+            await self._give_up_if_none_left()
         await server.close()
         if returns:
-            await self._mend(server.number)
+            await self._restart(server.number)
 
-    async def _mend(self, number: EngineId) -> None:
-        """Open the place again, as often as it is allowed; then join, or give up."""
-        while self._mended[number] < self.max_restarts:
-            self._mended[number] += 1
+    async def _restart(self, number: EngineId) -> None:
+        """Open the source again, at most `max_restarts` times; then join, or give up."""
+        while self._restarts[number] < self.max_restarts:
+            self._restarts[number] += 1
             try:
-                await self._join(number, await self.places[number].open())
+                await self._join(number, await self.sources[number].open())
                 return
-            except Exception as error:  # the one place that restarts: whatever it is, try again
-                self.last_words = error
-                left = self.max_restarts - self._mended[number]
-                self.note(f"engine {number} does not come back ({left} tries left): "
+            except Exception as error:  # any failure of a restart leads to the next attempt
+                self.last_error = error
+                left = self.max_restarts - self._restarts[number]
+                self.note(f"engine {number} did not come back ({left} attempts left): "
                           f"{_first_line(error)}")  # fmt: skip
-                await asyncio.sleep(MEND_PAUSE_S)
-        self._mending.discard(number)
-        if number in self._awaited:
-            self._awaited.discard(number)
-            self._say(EngineLost(number))
-        await self._gone()
+                await asyncio.sleep(RESTART_PAUSE_S)
+        self._restarting.discard(number)
+        if number in self._announced_returns:
+            self._announced_returns.discard(number)
+            self._emit(EngineLost(number))
+        await self._give_up_if_none_left()
 
     async def _join(self, number: EngineId, opened: EngineProcess | EngineClient) -> None:
         server = self._server(number, opened)
         async with self._closed_on_error(server), self._weights_lock:
-            # Compares the version and the checksum that the server then reports.
-            await while_it_answers(server, self.health, self._bring_one(server))
-            self._mending.discard(number)
-            self._awaited.discard(number)
+            # Checks the version and the checksum that the server then reports.
+            await while_responsive(server, self.health, self._push_to_one(server))
+            self._restarting.discard(number)
+            self._announced_returns.discard(number)
             self.alive[number] = server
             self.counts["engine_restarts"] += 1
-            self._say(EngineJoined(number))
-        self.note(f"{server.name} is back, with version {self.weights.version}")
+            self._emit(EngineJoined(number))
+        self.note(f"{server.name} is back with version {self.weights.version}")
         self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         async with self._changed:
             self._changed.notify_all()
 
-    async def _gone(self) -> None:
-        if not self.alive and not self._mending:
+    async def _give_up_if_none_left(self) -> None:
+        if not self.alive and not self._restarting:
             self.given_up.set()
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _until_some(self) -> None:
+    async def _wait_for_engine(self) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self.alive or self.given_up.is_set())
         if not self.alive:
-            assert self.last_words is not None, "a lost engine leaves a reason"
-            raise self.last_words
+            assert self.last_error is not None, "a lost engine leaves a reason"
+            raise self.last_error
 
-    def _say(self, event: Event) -> None:
-        if self._tell is not None:
-            self._tell(event)
+    def _emit(self, event: Event) -> None:
+        if self._send_event is not None:
+            self._send_event(event)
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -347,8 +349,8 @@ class Servers:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of this program: no run goes on with servers that nobody watches.
-            self.last_words = error
+            # A bug in this pool: the run must not continue with servers that are not watched.
+            self.last_error = error
             self.given_up.set()
 
 

@@ -1,11 +1,11 @@
-"""One version into several engines at once, whatever way weights travel.
+"""Push one version into several engines at once, by any transfer.
 
-    bring = courier(weights, clients)     nothing has happened yet
-    await bring(client)                   for each of them, at the same time: returns when this
-                                          engine holds the version, or raises why it does not
+    push_to = prepare_push(weights, clients, mode)   nothing is sent yet
+    await push_to(client)                            for all clients concurrently: returns when the
+                                                     engine holds the version, or raises
 
-A folder is read by each engine on its own. Weights in the trainer's memory are sent to all of them
-together, which begins when the first one is asked for; engines must be paused or idle for it.
+Each engine reads a folder by itself. Weights in the trainer's memory go to all engines in one push,
+which starts at the first `push_to`; engines must be paused or idle for it.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, PushRequest
 
 Weights: TypeAlias = WeightsFolder | WeightsInMemory
-Bring: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
-Courier: TypeAlias = Callable[[Weights, Sequence[EngineClient], PauseMode], Bring]
+PushTo: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
+PreparePush: TypeAlias = Callable[[Weights, Sequence[EngineClient], PauseMode], PushTo]
 
 
-def courier_from(
+def prepare_push_from(
     trainer: TrainerProcess,
     *,
     ranks: int = 1,
     pushed: Callable[[Pushed], None] = lambda _: None,
-) -> Courier:
-    """A courier for the weights of this trainer.
+) -> PreparePush:
+    """Make the `prepare_push` of this trainer's weights.
 
     Args:
         ranks: tensor-parallel degree of each engine.
-        pushed: told of each push from the trainer's memory.
+        pushed: called after each push from the trainer's memory.
     """
 
-    def courier(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> Bring:
+    def prepare_push(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> PushTo:
         if isinstance(weights, WeightsFolder):
             return lambda client: client.load_weights(weights, mode)
         push = _Push(trainer, weights, clients, mode, ranks, pushed)
-        return push.bring
+        return push.push_to
 
-    return courier
+    return prepare_push
 
 
 @dataclass(slots=True)
 class _Push:
-    """One collective push, and what each engine's part of it came to."""
+    """One push to all engines, and the result for each of them."""
 
     trainer: TrainerProcess
     weights: WeightsInMemory
@@ -65,32 +65,32 @@ class _Push:
     pushed: Callable[[Pushed], None]
     work: asyncio.Task[dict[str, EngineFailure]] | None = None
 
-    async def bring(self, client: EngineClient) -> None:
-        """Wait for this engine's part.
+    async def push_to(self, client: EngineClient) -> None:
+        """Start the push if necessary, and wait for this engine's result.
 
         Raises:
-            EngineUnreachable: if it did not answer.
-            VersionMismatch: if it holds something else afterwards.
+            EngineUnreachable: if the engine did not reply.
+            VersionMismatch: if it holds other weights afterwards.
             EngineError: if it refused.
         """
         if self.work is None:
             self.work = asyncio.create_task(self._push(), name="push weights")
-        # One engine may be given up by whoever asked for it; the others still get theirs.
+        # One caller may be cancelled; the other engines still get their weights.
         failures = await asyncio.shield(self.work)
         if (failure := failures.get(client.base_url)) is not None:
             raise _ERRORS[failure.problem](failure.message)
-        await client.took_weights(self.weights.version, self.mode)
+        await client.confirm_push(self.weights.version, self.mode)
 
     async def _push(self) -> dict[str, EngineFailure]:
-        answer = await self.trainer.push(
+        reply = await self.trainer.push(
             PushRequest(
                 version=self.weights.version,
                 engines=tuple(EngineTarget(c.base_url, self.ranks) for c in self.clients),
                 flush_cache=self.mode is not PauseMode.IN_PLACE,
             )
         )
-        self.pushed(answer)
-        return {failure.engine: failure for failure in answer.failures}
+        self.pushed(reply)
+        return {failure.engine: failure for failure in reply.failures}
 
 
 _ERRORS: dict[str, type[EngineError]] = {

@@ -1,7 +1,7 @@
-"""Where the engines of a run come from, the first time and again; where their weights lie.
+"""The sources of a run's engines: servers to launch or to attach to, and their weights folder.
 
-launched   a server started here: first with the trainer's weights, then with the model's own
-attached   a server that somebody else runs, waited for until it is ready
+launched   a server started here: first with the trainer's weights, later with the model folder's
+attached   a server that the run did not start; waits until it is ready
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
-from areal_lab.pipeline.servers.attach import attach, give_base
-from areal_lab.pipeline.servers.pool import Place
+from areal_lab.pipeline.servers.attach import attach, load_base_model
+from areal_lab.pipeline.servers.pool import EngineSource
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of, version_bytes
 from areal_lab.runlog.folder import RunFolder
 
 
 def count_engines(config: TrainConfig) -> int:
-    """Servers of the run, whoever runs them."""
+    """Number of servers of the run, launched or attached."""
     return len(config.rollout.addresses) or engine_plan(config).servers
 
 
-def engine_places(
+def engine_sources(
     config: TrainConfig, folder: RunFolder, weights: WeightsFolder, model_path: Path, threads: int
-) -> dict[EngineId, Place]:
-    """The engines of the run, none of them started yet.
+) -> dict[EngineId, EngineSource]:
+    """The sources of all engines; nothing is started yet.
 
     Args:
-        weights: what a server is started with the first time.
+        weights: what a server is launched with the first time.
         threads: CPU threads of each engine.
     """
     if addresses := config.rollout.addresses:
         return {
-            index: Place(open=_attached(address, config, model_path))
+            index: EngineSource(open=_attached(address, config, model_path))
             for index, address in enumerate(addresses)
         }
 
-    def launched(index: EngineId) -> Place:
+    def launched(index: EngineId) -> EngineSource:
         start = _launched(
             index, config, folder, weights=weights, model_path=model_path, threads=threads
         )
-        return Place(open=start)
+        return EngineSource(open=start)
 
     return {index: launched(index) for index in range(count_engines(config))}
 
 
 async def attach_to(address: str, config: TrainConfig, model_path: Path) -> EngineClient:
-    """Wait until the server at an address is ready, as long as the configuration says."""
+    """Attach to the server at an address with the settings of the configuration."""
     return await attach(
         address,
         model_path,
@@ -72,13 +72,13 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
 
 
 def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) -> Path:
-    """Where the engines find weights: servers on other machines do not see our shared memory."""
+    """Make the folder for weights: not in shared memory if a server is on another machine."""
     rollout = config.rollout
     if not all(is_local(address) for address in rollout.addresses):
         root = folder.path / "weights"
         root.mkdir()
         return root
-    # An engine that comes back needs what the others hold: one set of weights more.
+    # A restarted engine needs the weights that the others hold: one more set.
     sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)
     size_bytes = version_bytes(config, model_path, read_model_facts(model_path).parameters)
     return choose_weights_root(folder.path, size_bytes, sets=sets)
@@ -90,7 +90,7 @@ def _attached(
     async def open_() -> EngineClient:
         client = await attach_to(address, config, model_path)
         if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
-            await give_base(client, model_path)
+            await load_base_model(client, model_path)
         return client
 
     return open_
@@ -105,10 +105,10 @@ def _launched(
     model_path: Path,
     threads: int,
 ) -> Callable[[], Awaitable[EngineProcess]]:
-    """Starts engine `index`.
+    """Make the function that starts engine `index`.
 
-    The folder of the first weights goes when there are newer ones; a server that is started again
-    is given those before it gets work.
+    The folder of the first weights is removed once there are newer ones; a restarted server gets
+    the newer ones before it gets work.
     """
     rollout, plan = config.rollout, engine_plan(config)
     folders = chain([weights], repeat(replace(weights, path=model_path)))

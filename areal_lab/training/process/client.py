@@ -1,11 +1,11 @@
-"""The pipeline's end of the trainer process. Loads no torch.
+"""The pipeline's client of the trainer process. Imports no torch.
 
 TrainerProcess.start --spawns--> worker
-train / export / save  --request--> worker --answer--> (one at a time)
-push                   --request--> its second pipe --answer--> (one at a time, beside these)
+train / export / save  --request--> worker --reply--> (one at a time)
+push                   --request--> its second pipe --reply--> (one at a time, concurrently)
 
 waits for               unblocked by
-an answer               the answer, TrainerFailed, or the end of the process
+a reply                 the reply, TrainerFailed, or the end of the process
 the process to end      `None` sent by `stop`, then SIGTERM, then SIGKILL
 """
 
@@ -40,11 +40,11 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Answer = TypeVar("Answer", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
+Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
 
 
 class TrainingError(RuntimeError):
-    """The trainer gave up; the message is its error, `remote_traceback` where it happened."""
+    """The trainer failed; the message is its error, `remote_traceback` its traceback."""
 
     def __init__(self, failure: TrainerFailed) -> None:
         super().__init__(failure.message)
@@ -54,29 +54,29 @@ class TrainingError(RuntimeError):
 
 @dataclass(slots=True)
 class TrainerProcess:
-    """A running trainer. Made by `start`; `stop` it, whatever happened."""
+    """A running trainer. Create it with `start`, and always `stop` it."""
 
     child: Child
     ready: TrainerReady
-    """What the trainer said when its model was loaded."""
+    """The trainer's message that its model is loaded."""
     _pipe: Connection
     _push_pipe: Connection
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _push_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _works: bool = False
-    """Whether an answer is due; also after whoever waited for it was cancelled."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _push_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reply_pending: bool = False
+    """Whether a reply is outstanding, also after the waiting task was cancelled."""
 
     @staticmethod
     async def start(settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
         """Start the process and wait until its model is loaded and version 0 is exported.
 
         Args:
-            settings: what it is told.
-            log_path: file that receives its output.
+            settings: of the trainer.
+            log_path: file for its output.
 
         Raises:
-            TrainingError: if it says why it cannot start.
-            ChildDied: if it ends without a word.
+            TrainingError: if it reports why it cannot start.
+            ChildDied: if it ends without a message.
         """
         with ExitStack() as opened:
             pipe, theirs = _socket_pair(opened)
@@ -96,7 +96,7 @@ class TrainerProcess:
             theirs.close()
             push_theirs.close()
             try:
-                ready = await _answer(child, pipe, TrainerReady)
+                ready = await _receive(child, pipe, TrainerReady)
             except BaseException:
                 await child.stop()
                 raise
@@ -108,69 +108,69 @@ class TrainerProcess:
 
         Raises:
             TrainingError: the step failed; the process has ended.
-            ChildDied: the process ended without a word.
+            ChildDied: the process ended without a message.
         """
-        return await self._ask(request, TrainStepResult)
+        return await self._request(request, TrainStepResult)
 
     async def export(self) -> Exported:
         """Write the trainer's weights for the engines, or keep them in its memory.
 
         Raises as `train` does.
         """
-        return await self._ask(ExportRequest(), Exported)
+        return await self._request(ExportRequest(), Exported)
 
     async def push(self, request: PushRequest) -> Pushed:
-        """Send the weights exported last from the trainer's memory into engines; steps go on.
+        """Push a version from the trainer's memory into engines; training steps continue.
 
-        What goes wrong with an engine is part of the answer. Raises as `train` does, but the
-        process goes on.
+        Failures of engines are part of the reply. Raises as `train` does, but the process keeps
+        running.
         """
-        async with self._push_turn:
+        async with self._push_lock:
             try:
                 await asyncio.to_thread(self._push_pipe.send, request)
             except OSError:
-                pass  # reading the answer says how it ended
-            return await _answer(self.child, self._push_pipe, Pushed)
+                pass  # reading the reply reports how the process ended
+            return await _receive(self.child, self._push_pipe, Pushed)
 
     async def save(self, request: SaveRequest) -> Saved:
         """Write a Hugging Face folder. Raises as `train` does."""
-        return await self._ask(request, Saved)
+        return await self._request(request, Saved)
 
     async def died(self) -> ChildDied:
-        """Wait for the end of the process, to be raised when nobody asked for it."""
+        """Wait for the end of the process; returns the error to raise if it was unexpected."""
         return await self.child.died()
 
     async def stop(self) -> None:
-        """End the process: ask, then insist. Idempotent."""
-        # While it works it would read the request only after the step.
-        if not (self._works or self._pipe.closed):
+        """End the process: by message, then by signal. Idempotent."""
+        # During a step it would read the message only afterwards.
+        if not (self._reply_pending or self._pipe.closed):
             try:
                 self._pipe.send(None)
                 await asyncio.wait_for(self.child.process.wait(), STOP_GRACE_S)
             except (OSError, TimeoutError):
-                pass  # it is gone already, or does not listen
+                pass  # it is already gone, or does not react
         await self.child.stop()
         self._pipe.close()
         self._push_pipe.close()
 
-    async def _ask(
-        self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Answer]
-    ) -> Answer:
-        async with self._turn:
-            self._works = True
+    async def _request(
+        self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Reply]
+    ) -> Reply:
+        async with self._lock:
+            self._reply_pending = True
             try:
                 await asyncio.to_thread(self._pipe.send, request)
             except OSError:
-                pass  # reading the answer says how it ended
-            answer = await _answer(self.child, self._pipe, kind)
-            self._works = False
-            return answer
+                pass  # reading the reply reports how the process ended
+            reply = await _receive(self.child, self._pipe, kind)
+            self._reply_pending = False
+            return reply
 
 
-async def _answer(child: Child, pipe: Connection, kind: type[Answer]) -> Answer:
-    """Wait for a message in a thread of its own.
+async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
+    """Wait for a message in a separate thread.
 
-    If the waiting task is cancelled the thread waits on, until the process is stopped.
+    If the waiting task is cancelled, the thread waits until the process is stopped.
     """
     try:
         message = await asyncio.to_thread(pipe.recv)
@@ -179,12 +179,14 @@ async def _answer(child: Child, pipe: Connection, kind: type[Answer]) -> Answer:
     if isinstance(message, TrainerFailed):
         raise TrainingError(message)
     if not isinstance(message, kind):
-        raise RuntimeError(f"the trainer sent {type(message).__name__}, not {kind.__name__}")
+        raise RuntimeError(
+            f"the trainer sent {type(message).__name__}, but {kind.__name__} was expected"
+        )
     return message
 
 
 def _socket_pair(opened: ExitStack) -> tuple[Connection, socket.socket]:
-    """Our end as a connection, and theirs to be passed on."""
+    """Our end as a connection, and the socket for the child process."""
     ours, theirs = socket.socketpair()
     pipe: Connection = Connection(ours.detach())
     opened.callback(theirs.close)

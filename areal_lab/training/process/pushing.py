@@ -1,9 +1,9 @@
-"""Weights from the trainer's memory into engines, in a thread beside the one that trains.
+"""Push weights from the trainer's memory into engines, in a thread beside the training thread.
 
     training thread   export: hold a copy          step            export: waits for a push
     this thread                        PushRequest ----------> Pushed
 
-So engines that are paused for new weights wait for the transfer, and not for a training step.
+So engines that are paused for new weights wait for the transfer, not for a training step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.training.protocol import Pushed, PushRequest, Span, TrainerFailed
 from areal_lab.training.settings import TrainerSettings
 
-ANSWER_MARGIN_S = 5.0
-"""An engine whose process group broke says so this much later than the trainer sees it, at most."""
+REPLY_MARGIN_S = 5.0
+"""Longest delay between the trainer and an engine noticing that their process group broke."""
 
 
 def make_pusher(settings: TrainerSettings) -> Pusher | None:
-    """What holds and sends the weights; `None` if engines read them from a folder."""
+    """The pusher that holds and sends the weights; `None` if engines read them from a folder."""
     timeout_s, kept = settings.transfer_timeout_s, settings.kept_versions
     match Transfer(settings.transfer):
         case Transfer.FOLDER | Transfer.ADAPTER:
@@ -37,34 +37,34 @@ def make_pusher(settings: TrainerSettings) -> Pusher | None:
         case Transfer.DISTRIBUTED:
             backend = "nccl" if torch.device(settings.device).type == "cuda" else "gloo"
             sender = BroadcastSender(timeout_s=timeout_s, backend=backend)
-            timeout_s += ANSWER_MARGIN_S
+            timeout_s += REPLY_MARGIN_S
             return Pusher(sender, timeout_s=timeout_s, kept_versions=kept)
 
 
 def start_pushing(pipe: Connection, pusher: Pusher) -> None:
-    """Answer requests on this pipe until its end, in a thread that ends with the process."""
-    threading.Thread(target=_answer_all, args=(pipe, pusher), name="push", daemon=True).start()
+    """Serve push requests on this pipe until it closes, in a thread that ends with the process."""
+    threading.Thread(target=_serve_requests, args=(pipe, pusher), name="push", daemon=True).start()
 
 
-def _answer_all(pipe: Connection, pusher: Pusher) -> None:
+def _serve_requests(pipe: Connection, pusher: Pusher) -> None:
     while True:
         try:
             request = pipe.recv()
         except (EOFError, OSError):
             return  # the pipeline is gone, and this process ends with it
         try:
-            answer: Pushed | TrainerFailed = push(request, pusher)
-        except Exception as error:  # as in `worker`: whatever it is, the pipeline shall hear of it
+            reply: Pushed | TrainerFailed = push(request, pusher)
+        except Exception as error:  # as in `worker`: any error is reported to the pipeline
             traceback.print_exc()
-            answer = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
-        pipe.send(answer)
+            reply = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        pipe.send(reply)
 
 
 def push(request: PushRequest, pusher: Pusher) -> Pushed:
-    """Send the version that is held.
+    """Push the requested version.
 
     Raises:
-        ValueError: if another one is held than the request names.
+        ValueError: if it is not held.
     """
     start_s = time.time()
     outcome = pusher.push(request.version, request.engines, flush_cache=request.flush_cache)

@@ -1,9 +1,9 @@
-"""What the trainer process does between its first message and its last.
+"""Serve the requests of the pipeline in the trainer process.
 
 load model -> export first version -> TrainerReady
 TrainBatchRequest -> step -> TrainStepResult      until None or the end of the pipe
 ExportRequest -> weights for engines, in a folder or in memory -> Exported
-PushRequest -> weights in memory to engines -> Pushed, in a thread of its own (`pushing`)
+PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
 SaveRequest -> Hugging Face folder -> Saved
 """
 
@@ -52,17 +52,17 @@ from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, make_learner, train_batch
 
 ADAPTER_FOLDER = "adapter"
-"""In a checkpoint: a LoRA adapter as `peft.PeftModel.from_pretrained` loads it."""
+"""Subfolder of a checkpoint with the LoRA adapter, for `peft.PeftModel.from_pretrained`."""
 
 
 def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) -> bool:
-    """Load the model and answer messages until `None` or the end of the pipe.
+    """Load the model and serve messages until `None` or the end of the pipe.
 
     Returns:
-        Whether it was asked to end; else the pipeline is gone.
+        True after `None`; False if the pipeline is gone.
     """
     settings = TrainerSettings.from_json(settings_json)
-    # Nobody else is left to remove them when the pipeline was killed.
+    # If the pipeline is killed, only this process can remove the weights.
     on_parent_death(lambda: shutil.rmtree(settings.weights_root, ignore_errors=True))
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -86,10 +86,10 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
     pusher = make_pusher(settings)
     if pusher is not None and push_pipe is not None:
         start_pushing(push_pipe, pusher)
-    brought = export(learner, version, pusher)
+    exported = export(learner, version, pusher)
     ready = TrainerReady(
-        weights=first_weights(learner, version, brought),
-        brought=brought,
+        weights=first_weights(learner, version, exported),
+        exported=exported,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         compute_dtype=str(learner.dtype).removeprefix("torch."),
@@ -119,14 +119,14 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
                 save_folder(model, Path(settings.model_path), path)
                 pipe.send(Saved(path, version, Span("save", start_s, time.time())))
             case None:
-                _log("asked to end")
+                _log("stopping as requested")
                 return True
             case _:
-                raise TypeError(f"the trainer does not understand {type(message).__name__}")
+                raise TypeError(f"the trainer got a {type(message).__name__}, which is no request")
 
 
 def train(learner: Learner, request: TrainBatchRequest, version: Version) -> TrainStepResult:
-    """One step.
+    """Run one step.
 
     Raises:
         ValueError: if the request is for another version than the trainer has.
@@ -141,7 +141,7 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
 def export(
     learner: Learner, version: Version, pusher: Pusher | None
 ) -> WeightsFolder | WeightsInMemory:
-    """The weights where the run's way of transfer takes them from, in the engines' type."""
+    """Export the weights in the form that the run's transfer uses, in the engines' dtype."""
     if pusher is not None:
         tensors = merged_tensors(learner.model)
         return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
@@ -154,19 +154,19 @@ def export(
 
 
 def first_weights(
-    learner: Learner, version: Version, brought: WeightsFolder | WeightsInMemory
+    learner: Learner, version: Version, exported: WeightsFolder | WeightsInMemory
 ) -> WeightsFolder:
-    """What engines are started with: a model folder of the first version.
+    """The folder that engines are started with: the first version as a model folder.
 
     Args:
-        brought: the same as it gets into engines that run already.
+        exported: the same version in the form that running engines receive.
     """
-    if isinstance(brought, WeightsInMemory):
+    if isinstance(exported, WeightsInMemory):
         return _model_folder(learner, version)
-    if brought.adapter is not None:
-        # A new adapter is zero: with and without it the model is the same.
-        return replace(brought, path=Path(learner.settings.model_path))
-    return brought
+    if exported.adapter is not None:
+        # A new adapter is zero, so the model is the same without it.
+        return replace(exported, path=Path(learner.settings.model_path))
+    return exported
 
 
 def _model_folder(learner: Learner, version: Version) -> WeightsFolder:
@@ -185,37 +185,37 @@ def _export_dtype(settings: TrainerSettings) -> torch.dtype:
 
 
 def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
-    """Write float32 weights, configuration and tokenizer; complete or not there at all.
+    """Write float32 weights, configuration and tokenizer; appears complete or not at all.
 
-    Adapters are merged into the weights, and also kept by themselves in `ADAPTER_FOLDER`.
+    Adapters are merged into the weights, and also saved separately in `ADAPTER_FOLDER`.
 
     Args:
         model: the policy.
-        source: folder that the model was loaded from; its tokenizer is copied as it is.
-        path: folder to make; an older one of that name is replaced.
+        source: folder that the model was loaded from; its tokenizer files are copied.
+        path: folder to create; an older one of that name is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
     try:
-        model.save_pretrained(aside, state_dict=merged_tensors(model))
+        model.save_pretrained(temporary, state_dict=merged_tensors(model))
         if has_lora(model):
-            adapter = aside / ADAPTER_FOLDER
+            adapter = temporary / ADAPTER_FOLDER
             adapter.mkdir()
             write_adapter(model, adapter_tensors(model, dtype=torch.float32), adapter)
         for file in _tokenizer_files(source):
-            shutil.copy(file, aside)
-        aside.chmod(0o755)
+            shutil.copy(file, temporary)
+        temporary.chmod(0o755)
         if path.exists():
             shutil.rmtree(path)
-        aside.rename(path)
+        temporary.rename(path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _tokenizer_files(source: Path) -> list[Path]:
-    """Everything beside the weights that a tokenizer may be read from.
+    """All files besides the weights that a tokenizer may consist of.
 
-    Copied rather than loaded and saved: tokenizers do not always survive the round trip.
+    They are copied because loading and saving a tokenizer may change it.
     """
     own = {"config.json", "generation_config.json", "source.json"}
     kinds = {".json", ".jinja", ".model", ".txt"}

@@ -1,8 +1,8 @@
 """The trainer process: `python -m areal_lab.training.process.worker --fd N --settings JSON`.
 
-Reads pickled records of `areal_lab.training.protocol` from inherited sockets and answers them;
-log lines go to standard error. Whatever goes wrong is sent as `TrainerFailed`, and the process
-exits with 1. SIGTERM ends it at once, and so does the end of its parent.
+Reads pickled records of `areal_lab.training.protocol` from inherited sockets and replies to them;
+log lines go to standard error. Any error is sent as `TrainerFailed`, and the process exits with 1.
+SIGTERM ends it at once, and so does the end of its parent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINGER_S = 5.0
 
 
 def main() -> int:
-    """Parse the command line, serve, and report what goes wrong. Returns the exit code."""
+    """Parse the command line, serve, and report errors. Returns the exit code."""
     watcher = watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
@@ -33,18 +33,18 @@ def main() -> int:
     pipe = _connection(arguments.fd)
     push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
     try:
-        # Imported here so that a torch that does not load is reported like every other error.
+        # Imported here so that a broken torch is reported like any other error.
         with importing_much():
             from areal_lab.training.process.serve import serve
 
         code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)
     except Exception as error:
-        # The one place that catches broadly: the pipeline shall hear of it, whatever it is.
+        # The only broad except here: any error is reported to the pipeline.
         traceback.print_exc()
         failure = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
         code, pipeline_lives = 1, _report(pipe, failure)
     if watcher is not None and not pipeline_lives:
-        watcher.join()  # it removes the weights, and ends this process
+        watcher.join()  # the watcher removes the weights and ends this process
     return code
 
 
@@ -54,13 +54,13 @@ def _connection(fd: int) -> Connection:
 
 
 def _report(pipe: Connection, failure: TrainerFailed) -> bool:
-    """Whether there is somebody to report to."""
+    """Send a failure; returns whether the pipeline is still there."""
     try:
         pipe.send(failure)
-        # Whoever waits for an answer shall read this before others notice that the process ended.
+        # Let the pipeline read this before it notices that the process ended.
         pipe.poll(LINGER_S)
     except OSError:
-        print("the pipeline is gone; nobody to report to", file=sys.stderr)
+        print("the pipeline is gone; the failure cannot be reported", file=sys.stderr)
         return False
     return True
 

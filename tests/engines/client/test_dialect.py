@@ -1,4 +1,4 @@
-"""What is said to SGLang and to vLLM, and what their answers mean: no server, no network."""
+"""Requests to SGLang and vLLM, and parsing of their replies, without a server or network."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_pauses(mode: str, sglang: str, vllm: str) -> None:
     assert VLLM.pause(PauseMode(mode)).path == f"/pause?mode={vllm}"
 
 
-def test_sglang_is_told_to_flush_unless_requests_live_in_the_cache() -> None:
+def test_sglang_must_flush_unless_requests_use_the_cache() -> None:
     for mode in PauseMode:
         (call,) = SGLANG.load(WEIGHTS, mode)
         assert body_of(call) == {
@@ -111,7 +111,7 @@ def test_sglang_is_told_to_flush_unless_requests_live_in_the_cache() -> None:
         }
 
 
-def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() -> None:
+def test_vllm_drops_its_cache_before_it_gets_the_version() -> None:
     reset = "/reset_prefix_cache?reset_running_requests=true"
     for mode in (PauseMode.RETRACT, PauseMode.ABORT):
         paths = [call.path for call in VLLM.load(WEIGHTS, mode)]
@@ -125,14 +125,14 @@ def test_vllm_forgets_what_old_weights_computed_before_it_is_told_the_version() 
     assert body_of(version) == {"new_version": "7"}
 
 
-def test_refusals_inside_answers_of_200() -> None:
+def test_refusals_inside_replies_with_status_200() -> None:
     assert SGLANG.refusal({"success": True, "message": "fine"}) is None
     assert SGLANG.refusal({"success": False, "message": "why"}) == "why"
     assert VLLM.refusal({"results": [None]}) is None
     assert VLLM.refusal({"success": False}) is not None
 
 
-# --- answers ---
+# --- replies ---
 
 
 def sglang_message(tokens: list[int], **meta: Any) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_a_message_of_sglang() -> None:
     assert (chunk.finish_reason, chunk.retractions, chunk.cached_tokens) == ("stop", 1, 2)
 
 
-def test_what_sglang_repeats_of_an_aborted_sample_is_read() -> None:
+def test_repeated_tokens_of_an_aborted_sample_in_sglang_are_read() -> None:
     """Aborted while it waits again: the last token, with the log-probs of all of them."""
     message = sglang_message([7, 8, 9], completion_tokens=3, finish_reason={"type": "abort"})
     message["output_ids"] = [9]
@@ -205,7 +205,7 @@ def test_vllm_on_a_cpu_has_to_have_our_extension(
 
     asked = dialect_at("http://a", transport=httpx.MockTransport(answer))
     if expected is None:
-        with pytest.raises(EngineError, match="`areal-lab engine serve vllm` does that"):
+        with pytest.raises(EngineError, match="start it with `areal-lab engine serve vllm`"):
             asyncio.run(asked)
     else:
         assert asyncio.run(asked) is expected
@@ -243,7 +243,7 @@ def test_a_message_of_vllm() -> None:
     ("message", "error"),
     [
         ({"error": {"message": "too long"}}, "too long"),
-        ({"choices": []}, "the answer is"),
+        ({"choices": []}, "the reply is"),
         (vllm_message([7], finish_reason="error"), "finish reason is 'error'"),
         (vllm_message([10**5]), "without a log-prob"),
         ({"choices": [{"token_ids": [7], "logprobs": None}]}, "log-probs of 0"),
@@ -254,11 +254,11 @@ def test_bad_messages_of_vllm(message: dict[str, Any], error: str) -> None:
         VLLM.read(message)
 
 
-def test_vllm_says_in_the_middle_of_an_answer_that_what_computes_has_ended() -> None:
+def test_vllm_reports_in_a_reply_that_its_compute_process_ended() -> None:
     message = {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}
     with pytest.raises(EngineUnreachable, match="it is broken: EngineCore encountered an issue"):
         VLLM.read({"error": message | {"code": 500}})
-    with pytest.raises(EngineError, match="the answer is") as raised:
+    with pytest.raises(EngineError, match="the reply is") as raised:
         VLLM.read({"error": message | {"code": 400}})
     assert not isinstance(raised.value, EngineUnreachable)
 

@@ -63,7 +63,7 @@ def answering(
 
 
 def answered(one: dict[str, Any]) -> Generated:
-    """What the client makes of this answer."""
+    """The client's result for this reply."""
 
     def handler(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=[one])
@@ -191,7 +191,7 @@ def test_another_echo_is_an_error(
 
 
 def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> None:
-    """Equal for equal weights, different for different ones; anything else is not what was sent."""
+    """Digests are equal for equal weights and differ otherwise; a wrong one is a mismatch."""
     first, second = (
         write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
         for seed in (0, 1)
@@ -211,13 +211,13 @@ def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> N
         answering(handler, act)
 
     loads((first, "x"), (second, "y"), (first, "x"))
-    with pytest.raises(VersionMismatch, match="still holds the weights of a set before"):
+    with pytest.raises(VersionMismatch, match="still holds the weights of an earlier set"):
         loads((first, "x"), (second, "x"))
-    with pytest.raises(VersionMismatch, match="not those that it had of this set before"):
+    with pytest.raises(VersionMismatch, match="differ from those it had for the same set before"):
         loads((first, "x"), (second, "y"), (first, "z"))
 
 
-def test_a_refusal_after_the_weights_have_changed_is_told_from_one_before(tmp_path: Path) -> None:
+def test_a_refusal_after_the_weights_changed_differs_from_one_before(tmp_path: Path) -> None:
     """SGLang refuses a flush after it has loaded the weights, and reports the old version."""
     weights = [
         write_weights(tiny_model(seed=seed), tmp_path, 7 + seed, dtype=torch.float32)
@@ -273,7 +273,7 @@ def test_a_digest_of_some_weights_proves_less(tmp_path: Path) -> None:
         for weights in (first, second):
             assert await client.load_weights(weights, PauseMode.RETRACT) == weights.version
         now["refuse"] = True
-        with pytest.raises(VersionMismatch, match="no room; it cannot tell whether some have"):
+        with pytest.raises(VersionMismatch, match="no room; it cannot report whether some weights"):
             await client.load_weights(first, PauseMode.RETRACT)
 
     answering(handler, act, VLLM)
@@ -362,7 +362,7 @@ def test_requests_held_by_a_pause_in_place_share_nothing_older_either(
 def test_an_engine_whose_weights_are_unknown_stays_paused(
     weights: WeightsFolder, failing: str
 ) -> None:
-    """What it would generate has no name; after a refusal that changed nothing it goes on."""
+    """Its tokens would have no known version; after a refusal that changed nothing it resumes."""
     calls: list[Any] = []
     told = {"echo": {"version": "6"}, "refusal": {"success": False}}.get(failing, {})
 
@@ -436,7 +436,7 @@ def test_weights_of_other_shapes_never_reach_an_engine(tmp_path: Path) -> None:
         await client.load_weights(other, PauseMode.RETRACT)
 
     async def started_with(client: EngineClient) -> None:
-        client.serves(weights.path)
+        client.note_model(weights.path)
         await client.load_weights(other, PauseMode.RETRACT)
 
     for act in (loaded_before, started_with):
@@ -556,9 +556,9 @@ def test_merging_keeps_versions_apart_and_joins_equal_ones() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "during"])
-def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -> None:
-    """Under another id: SGLang aborts what has an id of an answer that ended less than two seconds
-    ago. What is sent while the pause lasts is held back until then, too."""
+def test_samples_that_an_abort_pause_ended_are_sent_again(order: str) -> None:
+    """Under another id: SGLang aborts requests with the id of a reply that ended less than two
+    seconds ago. Requests sent during the pause are held until its end, too."""
     sent: list[list[int]] = []
     names: set[str] = set()
     paths: list[str] = []
@@ -613,7 +613,7 @@ def test_what_an_abort_pause_cut_off_is_sent_again_when_it_is_over(order: str) -
 def test_an_aborted_sample_that_had_ended_is_not_sent_again(
     weights: WeightsFolder, last: int, max_new_tokens: int, finish_reason: str
 ) -> None:
-    """SGLang draws one more token for a request that it is to abort, and does not look at it."""
+    """SGLang samples one more token for a request that it aborts, and does not check it."""
     sent: list[str] = []
 
     async def scenario() -> Generated:
@@ -629,7 +629,7 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
             return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
 
         client = EngineClient(URL, transport=httpx.MockTransport(handler))
-        client.serves(weights.path)
+        client.note_model(weights.path)
         one = request("a", [5], max_new_tokens, stop_token_ids=(3,))
         generating = asyncio.ensure_future(client.generate([one]))
         while not sent:

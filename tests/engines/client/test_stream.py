@@ -15,7 +15,7 @@ from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.client.stream import Arriving
+from areal_lab.engines.client.stream import SampleStream
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import Generated, PauseMode
@@ -34,62 +34,61 @@ def chunk(first: int, end: int, *, total: bool = True, version: Version | None =
     )
 
 
-def segments(arriving: Arriving) -> list[tuple[int, int, Version]]:
+def segments(stream: SampleStream) -> list[tuple[int, int, Version]]:
     return [
-        (part.tokens[0], part.tokens[-1] + 1, part.version)
-        for part in arriving.generated().segments
+        (part.tokens[0], part.tokens[-1] + 1, part.version) for part in stream.generated().segments
     ]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1), st.sampled_from(["sum", "new", "told"]))
 def test_every_way_of_cutting_gives_the_same(steps: list[int], kind: str) -> None:
-    arriving, end = Arriving("a"), 0
+    stream, end = SampleStream("a"), 0
     for step in steps:
         first = 0 if kind == "sum" else end
         end += step
-        arriving.add(chunk(first, end, total=kind != "new", version=3), held=9)
-    (segment,) = arriving.generated().segments
+        stream.add(chunk(first, end, total=kind != "new", version=3), held=9)
+    (segment,) = stream.generated().segments
     assert segment.tokens == tuple(range(end))
     assert segment.logprobs == tuple(-float(token) for token in range(end))
     assert segment.version == 3
 
 
 def test_from_a_message_of_another_version_on_nothing_is_sure() -> None:
-    """Some of its tokens may have been drawn before the change."""
-    arriving = Arriving("a")
-    arriving.add(chunk(0, 1, version=3), held=9)
-    arriving.add(chunk(1, 5, version=3), held=9)
-    assert segments(arriving) == [(0, 5, 3)]
-    arriving.add(chunk(5, 9, version=4), held=9)
-    arriving.add(chunk(9, 12, version=4), held=9)
-    assert segments(arriving) == [(0, 5, 3)]
-    assert len(arriving) == 12
+    """Some of its tokens may have been generated before the change."""
+    stream = SampleStream("a")
+    stream.add(chunk(0, 1, version=3), held=9)
+    stream.add(chunk(1, 5, version=3), held=9)
+    assert segments(stream) == [(0, 5, 3)]
+    stream.add(chunk(5, 9, version=4), held=9)
+    stream.add(chunk(9, 12, version=4), held=9)
+    assert segments(stream) == [(0, 5, 3)]
+    assert len(stream) == 12
 
 
 def test_without_a_version_it_is_the_one_the_engine_last_reported() -> None:
-    arriving = Arriving("a")
-    arriving.add(chunk(0, 4), held=3)
-    arriving.add(chunk(4, 4), held=4)
-    assert segments(arriving) == [(0, 4, 3)]
-    arriving.add(chunk(4, 6), held=4)
-    assert segments(arriving) == [(0, 4, 3)]
+    stream = SampleStream("a")
+    stream.add(chunk(0, 4), held=3)
+    stream.add(chunk(4, 4), held=4)
+    assert segments(stream) == [(0, 4, 3)]
+    stream.add(chunk(4, 6), held=4)
+    assert segments(stream) == [(0, 4, 3)]
 
 
 @pytest.mark.parametrize("told", [4, None])
 def test_a_first_message_after_a_change_may_be_from_before_it(told: Version | None) -> None:
-    arriving = Arriving("a", sent_to=3)
-    arriving.add(chunk(0, 4, version=told), held=4)
-    assert (segments(arriving), len(arriving)) == ([], 4)
-    same = Arriving("a", sent_to=4)
+    stream = SampleStream("a", sent_to=3)
+    stream.add(chunk(0, 4, version=told), held=4)
+    assert (segments(stream), len(stream)) == ([], 4)
+    same = SampleStream("a", sent_to=4)
     same.add(chunk(0, 4, version=told), held=4)
     assert segments(same) == [(0, 4, 4)]
 
 
 def test_the_spans_of_the_last_message_replace_what_was_stamped() -> None:
-    arriving = Arriving("a")
-    arriving.add(chunk(0, 4, version=3), held=9)
-    arriving.add(chunk(4, 6, version=4), held=9)
-    assert segments(arriving) == [(0, 4, 3)]
+    stream = SampleStream("a")
+    stream.add(chunk(0, 4, version=3), held=9)
+    stream.add(chunk(4, 6, version=4), held=9)
+    assert segments(stream) == [(0, 4, 3)]
     last = Chunk(
         tokens=(6,),
         logprobs=(-6.0,),
@@ -98,37 +97,37 @@ def test_the_spans_of_the_last_message_replace_what_was_stamped() -> None:
         finish_reason="stop",
         retractions=1,
     )
-    arriving.add(last, held=9)
-    assert segments(arriving) == [(0, 4, 3), (4, 7, 4)]
-    assert (arriving.generated().finish_reason, arriving.generated().retractions) == ("stop", 1)
+    stream.add(last, held=9)
+    assert segments(stream) == [(0, 4, 3), (4, 7, 4)]
+    assert (stream.generated().finish_reason, stream.generated().retractions) == ("stop", 1)
 
 
-def test_what_is_cut_off_ends_with_abort() -> None:
-    arriving = Arriving("a")
-    assert arriving.generated() == Generated(
+def test_an_unfinished_sample_ends_with_abort() -> None:
+    stream = SampleStream("a")
+    assert stream.generated() == Generated(
         request_id="a", segments=(), finish_reason="abort", retractions=0, cached_tokens=0
     )
-    arriving.add(chunk(0, 2), held=3)
-    assert arriving.generated().finish_reason == "abort"
+    stream.add(chunk(0, 2), held=3)
+    assert stream.generated().finish_reason == "abort"
 
 
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (chunk(3, 5), "goes on at token 3, but 2 have arrived"),
-        (Chunk(tokens=(7, 8, 9), logprobs=(-1.0,) * 3, total=3), "changed its tokens"),
+        (chunk(3, 5), "continues at token 3, but 2 were received"),
+        (Chunk(tokens=(7, 8, 9), logprobs=(-1.0,) * 3, total=3), "changed tokens"),
         (Chunk(tokens=(2, 3), logprobs=(-1.0,)), "2 tokens, but log-probs of 1"),
         (Chunk(tokens=(2,), logprobs=(-1.0,), spans=(Span(3, 0, 2),)), "its version spans"),
     ],
 )
 def test_contradictions_are_errors(message: Chunk, error: str) -> None:
-    arriving = Arriving("a")
-    arriving.add(chunk(0, 2), held=3)
+    stream = SampleStream("a")
+    stream.add(chunk(0, 2), held=3)
     with pytest.raises(EngineError, match=f"request a .*{error}"):
-        arriving.add(message, held=3)
+        stream.add(message, held=3)
 
 
-# --- the client: what has arrived when the server goes ---
+# --- the client: tokens received before the server is lost ---
 
 
 def event(index: int, tokens: list[int], total: int, finish: str | None = None) -> bytes:
@@ -175,7 +174,7 @@ def failing(
     return asyncio.run(scenario())
 
 
-def test_what_had_arrived_is_part_of_the_error() -> None:
+def test_received_tokens_are_part_of_the_error() -> None:
     stream = event(0, [7, 8], 2) + event(1, [3], 1, "stop") + event(0, [9], 3)
     for pieces in ([stream], [stream[:30], stream[30:]], [bytes([one]) for one in stream]):
         error = failing(pieces, httpx.ReadError("reset"))
@@ -185,7 +184,7 @@ def test_what_had_arrived_is_part_of_the_error() -> None:
         assert error.partial["b"].finish_reason == "stop"
 
 
-def test_an_answer_that_ends_early_is_an_engine_that_is_gone() -> None:
+def test_a_reply_that_ends_early_is_a_lost_engine() -> None:
     error = failing([event(0, [7], 1), b"data: [DONE]\n\n"])
     assert "ended early" in str(error)
     assert list(error.partial) == ["a"]
@@ -244,8 +243,8 @@ def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_abort_that_breaks_the_answer_costs_no_other_sample(gone: bool) -> None:
-    """The aborted one keeps what it has, the other is sent again; unless the server is gone."""
+def test_an_abort_that_breaks_the_reply_costs_no_other_sample(gone: bool) -> None:
+    """The aborted one keeps its tokens, the other is sent again, unless the server is gone."""
     sent: list[list[list[int]]] = []
 
     async def scenario() -> list[Generated]:
@@ -275,7 +274,7 @@ def test_an_abort_that_breaks_the_answer_costs_no_other_sample(gone: bool) -> No
         both = [request("a", [5], 9), request("b", [6], 2)]
         answers = asyncio.ensure_future(client.generate(both))
         await arrived.wait()
-        while not client.arrived_tokens("b"):
+        while not client.received_tokens("b"):
             await asyncio.sleep(0)
         await client.abort(["a"])
         try:

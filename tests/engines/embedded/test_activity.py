@@ -11,7 +11,7 @@ def step(sequences: int, context_tokens: int = 10) -> dict[str, float]:
     return {"steps": 1, "sequences": sequences, "context_tokens": context_tokens}
 
 
-def test_steps_of_about_one_size_are_a_span_that_adds_up_what_they_did() -> None:
+def test_steps_of_similar_size_are_merged_into_a_span_with_summed_counts() -> None:
     log = ActivityLog()
     log.add("decode", 0.0, 1.0, step(7))
     log.add("decode", 1.0, 2.0, step(4, context_tokens=5))

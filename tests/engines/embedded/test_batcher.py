@@ -14,7 +14,7 @@ from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
 from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
 from areal_lab.engines.protocol import PauseMode
-from areal_lab.engines.weights.folder import CorruptWeights, tied_once
+from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state
 from tests.engines.tiny import (
     CONTEXT,
     END_TOKEN,
@@ -156,7 +156,7 @@ def test_temperature_is_part_of_the_reported_distribution_and_truncation_is_not(
         assert largest_error(model, sample, temperature=0.7) < FLOAT32_ERROR
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it() -> None:
+def test_stop_tokens_end_a_response_and_belong_to_it() -> None:
     batcher = batcher_of(tiny_model())
     batcher.add(request("free", [5, 6, 7], 30, seed=3))
     free = run(batcher)["free"].tokens
@@ -188,7 +188,7 @@ def interrupted(
     for _ in range(steps):
         batcher.step()
     batcher.pause(mode)
-    batcher.replace_weights(tied_once(new), "1", flush=mode is PauseMode.RETRACT)
+    batcher.replace_weights(deduplicated_state(new), "1", flush=mode is PauseMode.RETRACT)
     return batcher
 
 
@@ -271,7 +271,7 @@ def test_a_flush_is_refused_before_anything_changes(
     batcher.step()
     batcher.pause(PauseMode.IN_PLACE)
     with pytest.raises(Refused, match="cannot be flushed while 1 requests"):
-        batcher.replace_weights(tied_once(new), "1", flush=True)
+        batcher.replace_weights(deduplicated_state(new), "1", flush=True)
     assert batcher.version == "0"
     batcher.resume()
     assert largest_error(old, run(batcher)["r"]) < FLOAT32_ERROR
@@ -282,7 +282,7 @@ def test_weights_that_do_not_fit_change_nothing(
     models: tuple[PreTrainedModel, PreTrainedModel], damage: str
 ) -> None:
     old, new = models
-    tensors = dict(tied_once(new))
+    tensors = dict(deduplicated_state(new))
     last = list(tensors)[-1]
     match damage:
         case "missing":
@@ -306,7 +306,7 @@ def test_an_empty_batch_computes_nothing() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_new_tokens", "message"),
     [
-        ([5, VOCABULARY], 1, f"token {VOCABULARY}, but the vocabulary is 0 .. {VOCABULARY - 1}"),
+        ([5, VOCABULARY], 1, f"token {VOCABULARY}, but tokens must be in 0 .. {VOCABULARY - 1}"),
         ([5, -1], 1, "token -1"),
         ([5] * (CONTEXT - 1), 2, f"needs {CONTEXT - 1} \\+ 2 tokens .* context is {CONTEXT}"),
     ],

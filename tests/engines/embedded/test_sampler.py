@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.engines.embedded.sampler import draw, uniform
+from areal_lab.engines.embedded.sampler import sample_tokens, uniform
 from areal_lab.engines.protocol import SamplingParams
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, float("-inf"), 1.5, 0.0])
@@ -20,7 +20,9 @@ def params(seed: int = 0, **values: float) -> SamplingParams:
 
 def frequencies(count: int, **values: float) -> torch.Tensor:
     rows = LOGITS.expand(count, -1)
-    tokens = draw(rows, [params(seed, **values) for seed in range(count)], [7] * count).tokens
+    tokens = sample_tokens(
+        rows, [params(seed, **values) for seed in range(count)], [7] * count
+    ).tokens
     return torch.bincount(tokens, minlength=len(LOGITS)) / count
 
 
@@ -56,7 +58,7 @@ def test_uniforms_are_uniform_over_seeds_and_over_positions() -> None:
         ({"top_k": 50}, [0, 1, 2, 4, 5], 1.0),
     ],
 )
-def test_draws_follow_the_distribution(
+def test_samples_follow_the_distribution(
     options: dict[str, float], kept: list[int], temperature: float
 ) -> None:
     count = 20_000
@@ -68,29 +70,34 @@ def test_draws_follow_the_distribution(
 
 def test_logprobs_are_of_the_whole_vocabulary() -> None:
     options = {"temperature": 0.7, "top_k": 2, "top_p": 0.9}
-    drawn = draw(LOGITS[None], [params(**options)], [3])
-    expected = torch.log_softmax(LOGITS / 0.7, -1)[drawn.tokens]
-    torch.testing.assert_close(drawn.logprobs, expected)
+    sampled = sample_tokens(LOGITS[None], [params(**options)], [3])
+    expected = torch.log_softmax(LOGITS / 0.7, -1)[sampled.tokens]
+    torch.testing.assert_close(sampled.logprobs, expected)
 
 
 def test_greedy_takes_the_likeliest_and_reports_temperature_one() -> None:
-    drawn = draw(LOGITS[None], [params(temperature=0.0)], [3])
-    assert drawn.tokens.tolist() == [0]
-    torch.testing.assert_close(drawn.logprobs, torch.log_softmax(LOGITS, -1)[:1])
+    sampled = sample_tokens(LOGITS[None], [params(temperature=0.0)], [3])
+    assert sampled.tokens.tolist() == [0]
+    torch.testing.assert_close(sampled.logprobs, torch.log_softmax(LOGITS, -1)[:1])
 
 
 @given(st.permutations(range(8)), st.integers(1, 8))
-def test_a_row_draws_the_same_in_any_batch(order: list[int], size: int) -> None:
+def test_a_row_samples_the_same_tokens_in_any_batch(order: list[int], size: int) -> None:
     kinds: list[dict[str, float]] = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.8}]
     logits = torch.randn(8, 40, generator=torch.Generator().manual_seed(1))
     sampling = [params(seed, **kinds[seed % 4]) for seed in range(8)]
     positions = list(range(10, 18))
-    alone = [int(draw(logits[i : i + 1], [sampling[i]], [positions[i]]).tokens) for i in range(8)]
+    alone = [
+        int(sample_tokens(logits[i : i + 1], [sampling[i]], [positions[i]]).tokens)
+        for i in range(8)
+    ]
     some = order[:size]
-    together = draw(logits[some], [sampling[i] for i in some], [positions[i] for i in some])
+    together = sample_tokens(
+        logits[some], [sampling[i] for i in some], [positions[i] for i in some]
+    )
     assert together.tokens.tolist() == [alone[i] for i in some]
 
 
 def test_bfloat16_logits_are_computed_with_in_float32() -> None:
-    drawn = draw(LOGITS.bfloat16()[None], [params()], [3])
-    assert drawn.logprobs.dtype == torch.float32
+    sampled = sample_tokens(LOGITS.bfloat16()[None], [params()], [3])
+    assert sampled.logprobs.dtype == torch.float32

@@ -33,12 +33,12 @@ from tests.engines.tiny import plain_logprobs, request, tiny_model
 
 BOUND_MS = 20_000
 LONG = 200
-"""Tokens of an answer that is still running when something happens to it."""
+"""Tokens of a response that is still running when something happens to it."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """One server for the whole module, and what it can be given."""
+    """One server for the whole module, and the weights for it."""
 
     loop: asyncio.AbstractEventLoop
     engine: EngineProcess
@@ -83,7 +83,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def base_weights(request: pytest.FixtureRequest) -> None:
-    """Every test of the shared server begins with version 0."""
+    """Every test of the shared server starts with version 0."""
     if "lab" in request.fixturenames:
         lab: Lab = request.getfixturevalue("lab")
         lab.run(load(lab, 0))
@@ -187,7 +187,7 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
             "sampling_params is 3, but must be",
         ),
         ("/pause_generation", {"mode": "later"}, "mode is 'later', but must be 'retract', 'abort'"),
-        ("/abort_request", {}, "needs rid or abort_all"),
+        ("/abort_request", {}, "needs rid (a request id) or abort_all"),
         ("/update_weights_from_disk", {}, "model_path is missing"),
         ("/weights_checker", {"action": "guess"}, "action is 'guess', but must be 'checksum'"),
         ("/init_weights_update_group", {"group_name": "g"}, "master_address is missing"),
@@ -268,7 +268,7 @@ def test_an_abort_pause_without_new_weights_changes_no_token(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_in_place_goes_on_with_the_old_cache(lab: Lab) -> None:
+def test_in_place_continues_with_the_old_cache(lab: Lab) -> None:
     async def scenario() -> None:
         weights, new = lab.weights(1)
         prompt = list(range(2, 40))
@@ -354,7 +354,7 @@ def test_a_damaged_folder_leaves_the_old_weights_serving(lab: Lab) -> None:
     lab.run(scenario())
 
 
-def test_what_the_engine_did_is_told_in_order(lab: Lab) -> None:
+def test_activity_of_the_engine_is_reported_in_order(lab: Lab) -> None:
     async def scenario() -> None:
         await lab.client.generate([request("r", [5, 6, 7], 20)])
         spans, following = await lab.client.spans()
@@ -425,8 +425,8 @@ def test_an_engine_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_an_error_while_computing_ends_the_process_with_its_traceback(tmp_path: Path) -> None:
-    """Weights of NaN make a distribution of which nothing can be drawn. The client hears of the
-    end at once, and the port is free again."""
+    """NaN weights give a distribution from which nothing can be sampled. The client's
+    connection ends at once, and the port is free again."""
     model = tiny_model()
     with torch.no_grad():
         model.get_output_embeddings().weight.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""Adapters by name: what the client sends, waits for and believes, against a server of a few lines.
+"""Adapters by name: the client's requests, waits and checks, against a minimal server.
 
 That real servers behave so is shown in `tests/real_engines/test_adapters.py`.
 """
@@ -40,7 +40,7 @@ def adapter(version: int) -> WeightsFolder:
 
 @dataclass
 class Fake:
-    """As much of a server as adapters touch. It says the version that it was told last, whatever
+    """The part of a server that adapters need. It reports the version that was sent last, whatever
     drew."""
 
     api: Dialect
@@ -126,12 +126,12 @@ class Fake:
 
 
 def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> None:
-    """One scenario with a client that draws by adapters."""
+    """One scenario with a client that uses adapters."""
 
     async def scenario() -> None:
         fake = Fake(api)
         client = EngineClient("http://engine:1", api=api, transport=httpx.MockTransport(fake))
-        client.draws_by_adapter(0)
+        client.use_adapters(0)
         try:
             async with asyncio.timeout(30):
                 await act(client, fake)
@@ -175,7 +175,7 @@ def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: 
         drawing = asyncio.create_task(client.generate([request("a", [5], 4)]))
         await fake.begun.wait()
         await client.pause(PauseMode.ABORT)
-        # Sent again already, were it not held back: there is no adapter 2 yet.
+        # It is held until adapter 2 exists; otherwise it would have been sent again by now.
         await client.load_weights(adapter(2), PauseMode.ABORT)
         assert (len(fake.drawn_by), fake.aborts) == (1, 3)
         await client.resume()
@@ -185,7 +185,7 @@ def test_tokens_are_of_the_adapter_that_was_named_whatever_the_server_says(api: 
     play(act, api)
 
 
-def test_what_is_ended_while_it_is_held_back_is_never_sent(api: Dialect) -> None:
+def test_a_request_aborted_while_held_is_never_sent(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.pause(PauseMode.ABORT)
         drawing = asyncio.create_task(client.generate([request(name, [5], 2) for name in "ab"]))
@@ -204,7 +204,7 @@ def test_what_is_ended_while_it_is_held_back_is_never_sent(api: Dialect) -> None
 
 
 @pytest.mark.parametrize("path", ["/load_lora_adapter", "/unload_lora_adapter"])
-def test_a_refusal_leaves_the_adapter_before_and_what_waits_goes_on(
+def test_a_refusal_keeps_the_previous_adapter_and_waiting_requests_continue(
     api: Dialect, path: str
 ) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
@@ -250,7 +250,7 @@ def test_a_server_that_was_started_again_is_lost_and_its_tokens_are_kept(api: Di
     play(act, api)
 
 
-def test_requests_that_do_not_end_are_waited_for_as_long_as_an_answer_is(api: Dialect) -> None:
+def test_requests_that_do_not_end_are_waited_for_until_the_timeout(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         fake.holds, fake.deaf = True, 10**6
         client._connection.timeout_s = 0.2
@@ -297,7 +297,7 @@ def test_a_version_that_the_server_makes_up_changes_no_label(api: Dialect) -> No
     play(act, api)
 
 
-def test_a_list_of_models_that_is_none_is_an_error_of_the_engine(api: Dialect) -> None:
+def test_a_malformed_list_of_models_is_an_error_of_the_engine(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         fake.no_list = True
         with pytest.raises(EngineError, match="its list of models is"):
@@ -306,7 +306,7 @@ def test_a_list_of_models_that_is_none_is_an_error_of_the_engine(api: Dialect) -
     play(act, api)
 
 
-def test_what_is_held_back_ends_when_the_connection_does(api: Dialect) -> None:
+def test_held_requests_end_when_the_connection_closes(api: Dialect) -> None:
     async def act(client: EngineClient, fake: Fake) -> None:
         await client.pause(PauseMode.ABORT)
         waiting = asyncio.create_task(client.generate([request("a", [5], 2)]))
@@ -330,7 +330,7 @@ def test_adapters_need_a_server_for_them_and_abort(
         if not by_adapter:
             client._held.adapter = None
         with pytest.raises(
-            EngineError, match="needs a server started for adapters, and mode abort"
+            EngineError, match="needs a server started with adapters, and pause mode abort"
         ):
             await client.load_weights(adapter(1), mode)
         assert not fake.adapters
@@ -338,7 +338,7 @@ def test_adapters_need_a_server_for_them_and_abort(
     play(act, api)
 
 
-def test_weights_of_the_server_itself_are_drawn_by_no_adapter(api: Dialect, tmp_path: Path) -> None:
+def test_base_weights_sample_without_an_adapter(api: Dialect, tmp_path: Path) -> None:
     """Who attaches to a server gives it the model that the adapters are to."""
     whole = WeightsFolder(path=tmp_path, version=0, checksum="", size_bytes=0)
 

@@ -19,9 +19,9 @@ from areal_lab.engines.weights import root as weights_root
 from areal_lab.engines.weights.folder import (
     CorruptWeights,
     checksum,
+    deduplicated_state,
     read_manifest,
     read_weights,
-    tied_once,
     write_weights,
 )
 from areal_lab.engines.weights.root import (
@@ -86,8 +86,8 @@ def test_the_checksum_sees_names_shapes_types_and_every_byte() -> None:
 
 
 def test_tied_weights_are_named_once() -> None:
-    assert "lm_head.weight" not in tied_once(tiny_model(tied=True))
-    assert "lm_head.weight" in tied_once(tiny_model(tied=False))
+    assert "lm_head.weight" not in deduplicated_state(tiny_model(tied=True))
+    assert "lm_head.weight" in deduplicated_state(tiny_model(tied=False))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "manifest"])

@@ -19,8 +19,8 @@ from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
-from areal_lab.engines.weights.folder import tied_once, write_weights
-from areal_lab.engines.weights.push import Outcome, Pusher
+from areal_lab.engines.weights.folder import deduplicated_state, write_weights
+from areal_lab.engines.weights.push import Pusher, PushOutcome
 from areal_lab.engines.weights.records import EngineTarget, Phase
 from areal_lab.engines.weights.tensor import TensorSender
 from tests.engines.tiny import plain_logprobs, request, tiny_model
@@ -60,10 +60,10 @@ class Lab:
             )
         return self.engines[name]
 
-    def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> Outcome:
+    def push(self, pusher: Pusher, *names: str, flush_cache: bool = True) -> PushOutcome:
         """The next version, whose weights are those of its number as a seed."""
         self.version += 1
-        tensors = tied_once(tiny_model(seed=self.version))
+        tensors = deduplicated_state(tiny_model(seed=self.version))
         pusher.hold(tensors, self.version, dtype=torch.float32)
         return pusher.push(self.version, self.targets(*names), flush_cache=flush_cache)
 
@@ -77,7 +77,7 @@ class Lab:
         return error_under(sample, {self.version: self.version})
 
     def pause_in_mid_answer(self, name: str, mode: PauseMode) -> asyncio.Task[list[Generated]]:
-        """An answer that a pause of the engine has met with some of its tokens drawn."""
+        """A response that a pause interrupted after some of its tokens."""
         client = self.engine(name).client
 
         async def meet() -> asyncio.Task[list[Generated]]:
@@ -85,7 +85,7 @@ class Lab:
                 answer = asyncio.create_task(
                     client.generate([request("r", [5, 6, 7], 200, seed=3)])
                 )
-                while not (answer.done() or client.arrived_tokens("r")):
+                while not (answer.done() or client.received_tokens("r")):
                     await asyncio.sleep(0.005)
                 await client.pause(mode)
                 held = await client.statistics()
@@ -139,7 +139,7 @@ def test_every_engine_holds_what_was_sent(lab: Lab, pusher: Pusher) -> None:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_running_answer_goes_on_under_the_new_weights(
+def test_a_running_response_continues_under_the_new_weights(
     lab: Lab, pusher: Pusher, mode: str
 ) -> None:
     assert lab.push(pusher, "a").failures == ()
@@ -148,7 +148,7 @@ def test_a_running_answer_goes_on_under_the_new_weights(
     seeds = {lab.version: lab.version}
     assert lab.push(pusher, "a", flush_cache=pause is not PauseMode.IN_PLACE).failures == ()
     seeds[lab.version] = lab.version
-    lab.run(client.took_weights(lab.version, pause))
+    lab.run(client.confirm_push(lab.version, pause))
     lab.run(client.resume())
     (sample,) = lab.run(asyncio.wait_for(running, 30))
     assert [segment.version for segment in sample.segments] == [lab.version - 1, lab.version]
@@ -190,7 +190,7 @@ def test_an_engine_with_other_weights_is_a_mismatch(
     lab: Lab, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.version += 1
-    pusher.hold(tied_once(tiny_model(seed=lab.version)), lab.version, dtype=torch.float32)
+    pusher.hold(deduplicated_state(tiny_model(seed=lab.version)), lab.version, dtype=torch.float32)
     monkeypatch.setattr(pusher._held[lab.version], "checksum", "xxh3_128:00")
     (failure,) = pusher.push(lab.version, lab.targets("a"), flush_cache=True).failures
     assert (failure.problem, failure.phase) == ("mismatch", Phase.VERIFY)
@@ -200,7 +200,7 @@ def test_an_engine_with_other_weights_is_a_mismatch(
 # --- groups ---
 
 
-def test_a_group_is_used_again_and_made_anew_when_its_engines_change(lab: Lab) -> None:
+def test_a_process_group_is_reused_until_its_engines_change(lab: Lab) -> None:
     sender = BroadcastSender(timeout_s=TIMEOUT_S)
     pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
     made = []
@@ -216,12 +216,12 @@ def test_a_group_is_used_again_and_made_anew_when_its_engines_change(lab: Lab) -
     pusher.close()
 
 
-def test_a_group_that_an_engine_left_is_made_anew(lab: Lab) -> None:
+def test_a_process_group_that_an_engine_left_is_formed_again(lab: Lab) -> None:
     sender = BroadcastSender(timeout_s=TIMEOUT_S)
     pusher = Pusher(sender, timeout_s=TIMEOUT_S + 2)
     assert lab.push(pusher, "a", "b").failures == ()
     assert sender._group is not None
-    # Held by nothing else: a group is closed when its last reference goes.
+    # No other reference: a group is closed when its last reference is dropped.
     name = sender._group.name
     httpx.post(
         f"{lab.engine('b').base_url}/destroy_weights_update_group", json={"group_name": name}
@@ -252,7 +252,7 @@ def test_making_groups_leaves_nothing_open(lab: Lab) -> None:
         counts.append(held())
     *descriptors, threads = counts[-1]
     assert descriptors <= list(counts[1][:2]), counts
-    # The engine's pool for blocking calls grows when two overlap; a group has threads of its own.
+    # The engine's pool for blocking calls grows when two overlap; a group has its own threads.
     assert threads <= counts[1][2] + 2, counts
 
 
@@ -270,7 +270,7 @@ def test_a_hung_engine_is_named_within_the_bound_and_the_others_have_the_weights
         os.kill(child, signal.SIGCONT)
     assert (failure.engine, failure.problem) == (lab.engine("b").base_url, "unreachable")
     assert failure.phase is Phase.OPEN
-    assert "opening the update failed: no answer to /model_info within 4 s" in failure.message
+    assert "opening the update failed: no reply to /model_info within 4 s" in failure.message
     assert lab.error("a") < 1e-5
     assert lab.push(pusher, "a", "b").failures == ()
 

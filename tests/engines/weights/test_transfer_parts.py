@@ -1,4 +1,4 @@
-"""What goes over the wire, what an engine must answer, and what is kept in memory."""
+"""Serialized tensors, expected checksums of engines, and versions kept in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.engines.weights.checksums import difference, sglang_checksums
-from areal_lab.engines.weights.folder import checksum, tied_once
+from areal_lab.engines.weights.folder import checksum, deduplicated_state
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
 from areal_lab.engines.weights.serialize import (
@@ -94,7 +94,7 @@ class Evil:
         pickle.dumps([("a", torch.ones(3))])[:-9],
     ],
 )
-def test_what_is_not_made_of_tensors_is_refused(content: bytes) -> None:
+def test_a_payload_of_other_objects_is_refused(content: bytes) -> None:
     with pytest.raises(UnsafePayload, match="the tensors cannot be read"):
         decode(base64.b64encode(content).decode())
 
@@ -133,7 +133,7 @@ def sha(*parts: Tensor) -> str:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_parameters_are_fused_and_padded_as_sglang_does(kind: str) -> None:
-    tensors = tied_once(tiny_model(kind))
+    tensors = deduplicated_state(tiny_model(kind))
     found = sglang_checksums(tensors)
     attention = "model.layers.1.self_attn."
     for what in ("weight", "bias") if kind == "qwen2" else ("weight",):
@@ -157,8 +157,11 @@ def test_a_difference_is_named() -> None:
     assert difference(expected, answer(expected)) is None
     assert difference(expected, answer({**expected, "experts": "9"})) is None
     told = difference(expected, answer({**expected, "b": "7"}))
-    assert told == "1 of 3 parameters differ, b for one (sent 2, holds 7)"
-    assert difference(expected, answer({"x": "1"})) == "none of its parameters has a name of ours"
+    assert told == "1 of 3 parameters differ, such as b (sent 2, holds 7)"
+    assert (
+        difference(expected, answer({"x": "1"}))
+        == "none of its parameters has a name that was sent"
+    )
     assert difference(expected, answer({"a": "part"}, ranks=2)) is None
 
 
@@ -168,15 +171,15 @@ def test_a_difference_is_named() -> None:
 def test_a_version_is_held_in_the_memory_of_the_one_before() -> None:
     pusher = Pusher(TensorSender(), timeout_s=1)
     model = tiny_model()
-    first = pusher.hold(tied_once(model), 1, dtype=torch.bfloat16)
-    cast = {name: tensor.to(torch.bfloat16) for name, tensor in tied_once(model).items()}
+    first = pusher.hold(deduplicated_state(model), 1, dtype=torch.bfloat16)
+    cast = {name: tensor.to(torch.bfloat16) for name, tensor in deduplicated_state(model).items()}
     assert (first.version, first.checksum) == (1, checksum(cast))
     assert first.size_bytes == sum(tensor.nbytes for tensor in cast.values())
     places = {tensor.data_ptr() for tensor in pusher._held[1].tensors.values()}
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
     assert checksum(pusher._held[1].tensors) == first.checksum, "a copy, not the parameters"
-    second = pusher.hold(tied_once(model), 2, dtype=torch.bfloat16)
+    second = pusher.hold(deduplicated_state(model), 2, dtype=torch.bfloat16)
     assert second.checksum != first.checksum
     assert {tensor.data_ptr() for tensor in pusher._held[2].tensors.values()} == places
     with pytest.raises(ValueError, match=r"asked to push version 1, but held are \[2\]"):
@@ -196,7 +199,7 @@ def test_two_versions_are_held_where_an_engine_may_return() -> None:
 
 
 class Divided(BaseHTTPRequestHandler):
-    """A server of two ranks that somebody else runs; it notes what it is sent."""
+    """An attached server with two ranks; it records its requests."""
 
     bodies: ClassVar[list[dict[str, Any]]] = []
 

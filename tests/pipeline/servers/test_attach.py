@@ -1,4 +1,4 @@
-"""Servers that somebody else runs: waited for, compared with our model, refused in one line."""
+"""Attached servers: waited for, compared with our model, refused in one line."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_a_server_that_was_not_started_for_adapters_is_refused(other: Other, mod
     with pytest.raises(CannotAttach) as raised:
         attached(other.address, model, lora=lora)
     assert str(raised.value) == (
-        f"the server at {other.address} cannot be used: it was not started for adapters; start it "
-        "by areal-lab engine serve sglang --lora-rank 8, or set rollout.transfer"
+        f"the server at {other.address} cannot be used: it was started without LoRA adapters; "
+        "start it by areal-lab engine serve sglang --lora-rank 8, or set rollout.transfer"
     )
     with pytest.raises(CannotAttach, match="has q_proj without v_proj, but sglang joins"):
         attached(other.address, model, lora=replace(lora, target_modules=("q_proj",)))

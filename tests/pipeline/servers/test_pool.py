@@ -1,4 +1,4 @@
-"""The servers of a run, without a run: those that fall silent before anybody watches them."""
+"""The server pool without a run: servers that fall silent, die or hang."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline.servers import attach
-from areal_lab.pipeline.servers.health import Health
-from areal_lab.pipeline.servers.pool import Place, Servers
+from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
 
 def servers(
     answer: Callable[[], Awaitable[httpx.Response]],
-    bring: Callable[[], Awaitable[object]],
+    push_to: Callable[[], Awaitable[object]],
     silent_s: float = 20.0,
     stalled: Callable[[], bool] = lambda: False,
-) -> Servers:
-    """One attached server, whose answers to every request and loading of weights are given.
+) -> ServerPool:
+    """A pool of one attached server with given replies to requests and weight pushes.
 
     Args:
-        stalled: whether what computes is hung, behind an HTTP process that is not.
+        stalled: whether the compute process hangs while the HTTP process replies.
     """
 
     async def handle(request: httpx.Request) -> httpx.Response:
@@ -46,21 +46,21 @@ def servers(
         return EngineClient("http://engine", transport=httpx.MockTransport(handle))
 
     async def load(_: EngineClient) -> Any:
-        return await bring()
+        return await push_to()
 
-    return Servers(
-        places={0: Place(open=attached)},
-        health=Health(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
+    return ServerPool(
+        sources={0: EngineSource(open=attached)},
+        health=HealthLimits(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
         max_restarts=0,
         pause_mode=PauseMode.RETRACT,
         weights=WEIGHTS,
-        courier=lambda *_: load,
+        prepare_push=lambda *_: load,
         note=print,
     )
 
 
 BOUND_S = 60.0
-"""For what comes at once, or never."""
+"""Timeout of an event that comes immediately or never."""
 
 
 async def never() -> Any:
@@ -77,7 +77,7 @@ def test_a_server_that_hangs_over_its_first_weights_is_not_waited_for() -> None:
     )
 
 
-def test_one_that_says_that_it_is_there_may_take_long() -> None:
+def test_a_server_that_replies_may_take_long() -> None:
     async def scenario() -> None:
         asked = 0
         often = asyncio.Event()
@@ -98,7 +98,7 @@ def test_one_that_says_that_it_is_there_may_take_long() -> None:
     asyncio.run(scenario())
 
 
-def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> None:
+def test_a_server_with_a_hung_compute_process_is_lost_unless_paused() -> None:
     async def answer() -> httpx.Response:
         return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
 
@@ -117,14 +117,14 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
         await one.pause()
         stalled.set()
         looks = 0
-        while looks < 30:  # of /ready and of the version: it counts as loading meanwhile
+        while looks < 30:  # checks of /ready and the version: while paused it counts as loading
             await asyncio.sleep(0.01)
         assert not server.lost.is_set()
         await one.resume()
         async with asyncio.timeout(BOUND_S):
             await server.lost.wait()
-        assert str(server.last_words) == (
-            "engine 0 (http://engine) answers, but what computes behind it did not for 0.05 s "
+        assert str(server.last_error) == (
+            "engine 0 (http://engine) answers, but its compute process did not for 0.05 s "
             "(rollout.stall_timeout_s)"
         )
         await one.close()
@@ -132,7 +132,7 @@ def test_one_whose_http_process_alone_answers_is_lost_unless_it_is_paused() -> N
     asyncio.run(scenario())
 
 
-def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
+def test_an_error_with_its_weights_is_raised_unchanged() -> None:
     async def answer() -> httpx.Response:
         return httpx.Response(200)
 
@@ -144,11 +144,11 @@ def test_what_goes_wrong_with_its_weights_is_told_as_it_is() -> None:
     assert [str(error) for error in raised.value.exceptions] == ["no room"]
 
 
-def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
+def test_a_server_that_dies_over_its_first_weights_is_lost_with_its_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start of a run, and when it comes back: the broken connection is only a symptom."""
-    monkeypatch.setattr("areal_lab.pipeline.servers.pool.MEND_PAUSE_S", 0.0)
+    """At the start and at a restart: the exit is reported, not the broken connection it causes."""
+    monkeypatch.setattr("areal_lab.pipeline.servers.pool.RESTART_PAUSE_S", 0.0)
     dies = False
 
     async def answer(_: httpx.Request) -> httpx.Response:
@@ -169,14 +169,14 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
     async def scenario() -> None:
         nonlocal dies
         one = servers(never, never, silent_s=20.0)
-        one.places, one.max_restarts = {0: Place(open=start)}, 1
-        one.courier = lambda *_: EngineClient.version
+        one.sources, one.max_restarts = {0: EngineSource(open=start)}, 1
+        one.prepare_push = lambda *_: EngineClient.version
         await one.start()
         dies = True
-        one.lose(one.alive[0], EngineUnreachable("somebody says so"))
+        one.mark_lost(one.alive[0], EngineUnreachable("somebody says so"))
         await one.given_up.wait()
         assert len(opened) == 2
-        assert isinstance(one.last_words, ChildDied)
+        assert isinstance(one.last_error, ChildDied)
         await one.close()
 
         with pytest.raises(ExceptionGroup) as raised:
@@ -197,10 +197,10 @@ def test_one_that_dies_over_its_first_weights_is_lost_to_its_death(
         ({"top_k": 20}, r"gconfig\.top_k is 20, but must be -1 with vllm.*; set gconfig\."),
     ],
 )
-def test_a_server_that_cannot_do_what_is_asked_of_it_is_refused(
+def test_a_server_without_a_requested_feature_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str
 ) -> None:
-    """Nobody need say what serves at an address, so it is known only then."""
+    """The engine type at an address is not configured, so it is known only after attaching."""
 
     async def found(*_: object) -> tuple[EngineClient, dict[str, Any]]:
         return EngineClient("http://engine", api=VLLM), {}

@@ -186,7 +186,7 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"rollout__memory_utilization": 1.5}, "memory_utilization is 1.5", "> 0 and <= 1"),
         (
             {"trainer__micro_batch_tokens": 8192},
-            "micro_batch_tokens is 8192, but a prompt and response may have 27904 tokens",
+            "micro_batch_tokens is 8192, but prompt and response may have 27904 tokens",
             "raise it to at least that",
         ),
         # --- trainer

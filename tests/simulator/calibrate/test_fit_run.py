@@ -388,7 +388,7 @@ def test_a_damaged_log_is_refused_in_one_line(synchronous: Path, tmp_path: Path)
     (folder / "events.jsonl").write_text("\n".join([*lines[:5], "{broken", *lines[5:]]))
     result = call("calibrate", folder)
     assert result.exit_code == 2
-    assert "line 6 of the log is no JSON" in result.stderr
+    assert "line 6 of the log is not JSON" in result.stderr
 
 
 def test_an_unknown_model_can_be_set(synchronous: Path, tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_recorded_lengths_need_the_number_of_samples_of_the_run(synchronous: Pat
     assert simulate(config).columns["sequences"].tolist() == [12.0] * 12
     config.workload.samples_per_prompt = 5
     assert list(map(str, problems(config))) == [
-        "workload.samples_per_prompt is 5, but the recorded run has 3 responses to each prompt; "
+        "workload.samples_per_prompt is 5, but the recorded run has 3 responses per prompt; "
         "set it to 3"
     ]
     config.workload.answers.trace = ""

@@ -131,7 +131,9 @@ def test_too_few_sequences_for_the_data_parallel_ranks_are_an_impossible_candida
     )
     assert [one.config.cluster.gpus for one in found.space.possible] == [4]
     (refused,) = found.space.impossible
-    assert refused.why.startswith("trainer: a minibatch has 3 sequences, but must have >= 4")
+    assert refused.why.startswith(
+        "trainer: a minibatch has 3 sequences, but must have >= 4, one per data-parallel rank"
+    )
     assert found.best is not None
 
 
@@ -550,8 +552,8 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
         (["objective=money"], "objective is 'money'"),
         (["steps=0"], "steps is 0"),
         (["candidates.rollout_share=[1.5]"], "must be a list of numbers > 0 and < 1"),
-        (["candidates.schedule=[overlapped]"], "candidates.schedule"),
-        (["candidates.placement=[shared]"], "candidates.placement"),
+        (["candidates.schedule=[overlapped]"], "candidates.schedule is ['overlapped'], but must"),
+        (["candidates.placement=[shared]"], "candidates.placement is ['shared'], but must be"),
         (["candidates.gpu=[H1000]"], "H100"),
         (["candidates.node_range=[4, 2]"], "first <= last"),
         (["search.steps=2", "search.warmup_steps=2"], "leaves none to average"),

@@ -103,7 +103,7 @@ def test_each_look_has_one_entry_in_the_legend_of_a_timeline() -> None:
     labels = [text.get_text() for text in legend.get_texts()]
     looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in legend.get_patches()]
     assert len(set(looks)) == len(looks) == len(labels)
-    assert "idle: request on its way or at a tool" in labels
+    assert "idle: request in transit or at a tool" in labels
     assert "idle: request on its way" not in labels
 
 
