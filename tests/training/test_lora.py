@@ -261,9 +261,9 @@ def test_which_layers_get_one(folder: Path) -> None:
     assert target_modules(model, ["down_proj", "q_proj"]) == ("q_proj", "down_proj")
     for wrong, words in (
         (["lm_head"], "'lm_head' is not a linear layer of this model that can have an adapter"),
-        (["q_proj", "query"], "'query' is no linear layer .*; there are q_proj, k_proj"),
-        (["all-linear", "q_proj"], "'all-linear' is no linear layer"),
-        ([], "it is empty"),
+        (["q_proj", "query"], "'query' is not a linear layer .*; use some of q_proj, k_proj"),
+        (["all-linear", "q_proj"], "'all-linear' is not a linear layer"),
+        ([], "names no linear layer"),
     ):
         with pytest.raises(ValueError, match=words):
             target_modules(model, wrong)
