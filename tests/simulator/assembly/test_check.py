@@ -39,7 +39,7 @@ def test_the_defaults_can_be_simulated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "bound", "mend"),
+    ("values", "bound", "fix"),
     [
         # --- sizes
         (
@@ -201,13 +201,13 @@ def test_the_defaults_can_be_simulated() -> None:
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_every_problem_is_one_line_with_its_bound_and_a_fix(
-    values: dict[str, Any], bound: str, mend: str
+    values: dict[str, Any], bound: str, fix: str
 ) -> None:
     found = refused(**values)
     assert len(found) == 1, found
     assert "\n" not in found[0]
     assert bound in found[0]
-    assert mend in found[0]
+    assert fix in found[0]
 
 
 def test_a_model_that_fits_nowhere_is_a_problem_of_both_sides() -> None:

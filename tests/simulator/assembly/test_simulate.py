@@ -166,8 +166,8 @@ def test_stragglers_and_failures_cost_throughput() -> None:
 
 def test_scoring_and_tools_take_their_time() -> None:
     plain = simulate(measured(schedule__name="synchronous"))
-    judged = simulate(measured(schedule__name="synchronous", workload__reward__mean_s=2.0))
-    assert judged.step_s == pytest.approx(plain.step_s + 2.0, rel=1e-9)
+    scored = simulate(measured(schedule__name="synchronous", workload__reward__mean_s=2.0))
+    assert scored.step_s == pytest.approx(plain.step_s + 2.0, rel=1e-9)
     turns = simulate(
         measured(schedule__name="synchronous", workload__turns=4, workload__tool__mean_s=1.0)
     )

@@ -415,7 +415,7 @@ def test_busy_time_is_split_by_the_activities_that_engines_report() -> None:
 def forget_free_lists() -> None:
     """Python keeps freed tuples and floats for later; a collection releases them.
 
-    What is frozen is not collected, so that cycles, which a run leaves to nobody, stay in sight.
+    Frozen objects are not collected, so that cycles that a run leaves behind stay visible.
     """
     gc.freeze()
     gc.collect()
