@@ -1,1 +1,4 @@
-"""Fit the simulator's costs and lengths to a recorded run, and replay that run."""
+"""Fit the simulator's costs and lengths to a recorded run, and replay that run.
+
+May import every room of the simulator but `plan`; imported by the command line.
+"""

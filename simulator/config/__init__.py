@@ -1,1 +1,5 @@
-"""Settings of a simulation: schema, presets and loading; knows nothing that simulates."""
+"""Settings of a simulation: schema, presets and loading.
+
+May import `areal_lab.config` and the names in `areal_lab.control`; imported by every room but
+`engine`, `run` and `stats`.
+"""

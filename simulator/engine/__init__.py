@@ -1,1 +1,4 @@
-"""One inference server in simulated time; imports neither config nor coordinator."""
+"""One inference server in simulated time.
+
+May import costs, and neither config nor the coordinator; imported by `run` and `assembly`.
+"""

@@ -1,1 +1,4 @@
-"""Reports of simulation results: JSON, tables, notes and pictures."""
+"""Reports of simulation results: JSON, tables, notes and pictures.
+
+May import assembly and the rooms below it; imported by `plan` and the command line.
+"""

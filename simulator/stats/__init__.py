@@ -1,1 +1,4 @@
-"""Statistics, fitting and number formatting; knows nothing of clusters."""
+"""Statistics, fitting and number formatting; knows nothing of clusters.
+
+May import no room of the simulator; imported by all.
+"""

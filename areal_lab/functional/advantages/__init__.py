@@ -1,1 +1,5 @@
-"""From rewards to advantages and returns."""
+"""From rewards to advantages and returns.
+
+May import divergences and the files below the rooms (segments, masked, checks); imported by users
+and `training`.
+"""

@@ -1,1 +1,5 @@
-"""KL, other divergences and entropy, sampled or over the whole vocabulary."""
+"""KL, other divergences and entropy, sampled or over the whole vocabulary.
+
+May import the files below the rooms (aggregate, segments, masked, checks); imported by `losses`,
+`advantages` and `staleness`.
+"""
