@@ -35,7 +35,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.host.processes import importing_much
+from areal_lab.host.processes import heavy_imports
 
 WARM = ("areal_lab.training.process.worker", "areal_lab.engines.embedded.server")
 """What is forked; every other command is started as it stands."""
@@ -178,7 +178,7 @@ def _adopting() -> Iterator[None]:
 
 def _serve(wishes: socket.socket) -> None:
     """The warm interpreter: fork a child for every wish, until nobody is left to have one."""
-    with importing_much():
+    with heavy_imports():
         for name in LOADED:
             importlib.import_module(name)
     assert threading.active_count() == 1, "a fork would lose the other threads"

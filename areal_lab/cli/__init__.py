@@ -1,1 +1,1 @@
-"""The command line: parse, call, print, exit code; the one room that knows `simulator`."""
+"""The command line: parse, call, print, exit code; the only package that imports `simulator`."""

@@ -1,7 +1,7 @@
-"""The command `areal-lab`: train, simulate, look at runs, check the installation.
+"""The `areal-lab` command: train, simulate, inspect runs, check the installation.
 
-Exit codes: 0 done, 1 a run failed, 2 the settings or the command line are wrong, 130 Ctrl-C.
-What a command needs is imported when it runs, so that `--help` answers at once.
+Exit codes: 0 success, 1 the run failed, 2 wrong settings or command line, 130 Ctrl-C.
+Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from areal_lab.cli.errors import (
     FAILED,
     INTERRUPTED,
     WRONG_SETTINGS,
-    failure,
-    reported,
-    stop,
+    error_exit,
+    error_text,
+    exit_on_error,
 )
 from areal_lab.extras import MissingExtra, require
 
 app = typer.Typer(
     name="areal-lab",
-    help="Asynchronous reinforcement learning of language models, after AReaL (arXiv:2505.24298).",
+    help="Asynchronous reinforcement learning for language models, after AReaL (arXiv:2505.24298).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -39,7 +39,7 @@ app.add_typer(engine_command.app, name="engine")
 
 
 def _with_settings(schema: Callable[[], tuple[type, Mapping[str, str]]]) -> type[TyperCommand]:
-    """A command that shows every setting below its help."""
+    """A command class whose `--help` also lists all settings of a schema."""
 
     class Command(TyperCommand):
         def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -73,17 +73,21 @@ def _plan_settings() -> tuple[type, Mapping[str, str]]:
 
 
 @app.command(cls=_with_settings(_train_settings))
-@reported
+@exit_on_error
 def train(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="YAML file, or a name: arithmetic, gsm8k.")
+        str,
+        typer.Argument(metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k."),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Settings that replace the file's: eta=0 seed=2"),
+        typer.Argument(metavar="a.b=c", help="Override settings of the file: eta=0 seed=2"),
     ] = None,
 ) -> None:
-    """Train a model as CONFIG says; prints the run folder as its last line."""
+    """Train a model with asynchronous RL.
+
+    The last line of the output is the run folder.
+    """
     require("areal-lab train", "train")
     from areal_lab.config.load import load_config
     from areal_lab.config.problem import ConfigError
@@ -96,57 +100,63 @@ def train(
         code = run_to_end(settings)
     except ConfigError:
         raise
-    except Exception as error:  # the last place that can tell the user
-        raise stop(failure(error), FAILED) from error
+    except Exception as error:  # reported here, as no caller does
+        raise error_exit(error_text(error), FAILED) from error
     raise typer.Exit(code)
 
 
 @app.command(cls=_with_settings(_simulate_settings))
-@reported
+@exit_on_error
 def simulate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILE.yaml a.b=c",
-            help="What to simulate, and settings that replace the file's: eta=0 cluster.gpus=64",
+            help="Config file, and settings that override it: eta=0 cluster.gpus=64",
         ),
     ] = None,
     *,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A shipped file instead of one's own.")
+        str | None,
+        typer.Option(metavar="NAME", help="Simulate a shipped preset (see --list-presets)."),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Two files or presets, side by side: small 'small eta=0'. Of --trace and "
-            "--gantt each has a file of its own, which ends with -a or -b.",
+            help="Compare two files or presets side by side: small 'small eta=0'. --trace and "
+            "--gantt write two files, named with -a and -b.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions that the intervals are over.")
+        int | None, typer.Option(min=1, help="Number of seeds for the confidence intervals.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here (JSON).")
+        Path | None, typer.Option(help="Write a trace (JSON) for ui.perfetto.dev.")
     ] = None,
     gantt: Annotated[
-        Path | None, typer.Option(help="Draw what each process did, when (PNG).")
+        Path | None, typer.Option(help="Draw the timeline of each process (PNG).")
     ] = None,
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Draw utilization, lags and steps into a folder."),
+        typer.Option(metavar="FOLDER", help="Draw utilization, lags and step times into a folder."),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Replay a recorded run: predicted against measured."),
+        typer.Option(
+            metavar="RUN", help="Replay a recorded run and compare predicted with measured times."
+        ),
     ] = None,
     list_presets: Annotated[
-        bool, typer.Option("--list-presets", help="List the shipped files and end.")
+        bool, typer.Option("--list-presets", help="List the shipped presets and exit.")
     ] = False,
 ) -> None:
-    """Say what a cluster does under asynchronous training: step time, idle time, lags, cost."""
-    from areal_lab.cli.simulate import Wanted, print_presets, run_command
+    """Simulate a cluster under asynchronous training.
+
+    Prints step time, throughput, idle time, lags and cost.
+    """
+    from areal_lab.cli.simulate import Options, print_presets, run_command
 
     if list_presets:
         print_presets()
@@ -159,7 +169,7 @@ def simulate(
         run_replay(sources[0], against, overrides, as_json=as_json, plots=plots)
         return
     run_command(
-        Wanted(
+        Options(
             sources=sources,
             overrides=overrides,
             seeds=seeds,
@@ -172,68 +182,81 @@ def simulate(
 
 
 @app.command(cls=_with_settings(_simulate_settings))
-@reported
+@exit_on_error
 def calibrate(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|CSV", help="Run folder, or a CSV file with the columns batch, context, ms."
+            metavar="RUN|CSV", help="Run folder, or a CSV file with columns batch, context, ms."
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Settings of `simulate` to write: cluster.gpu=H100"),
+        typer.Argument(
+            metavar="a.b=c", help="Simulator settings to include in the output: cluster.gpu=H100"
+        ),
     ] = None,
     *,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.yaml", help="For `simulate`; RUN/simulation.yaml if not given."),
+        typer.Option(metavar="FILE.yaml", help="Output file; the default is RUN/simulation.yaml."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw measured against predicted times (PNG).")
+        Path | None, typer.Option(help="Plot measured against predicted times (PNG).")
     ] = None,
 ) -> None:
-    """Fit the simulator's costs and lengths to a recorded run, with errors on what is held out."""
+    """Fit the simulator to a recorded run.
+
+    Writes the fitted costs and response lengths as a config for `simulate`, and prints the errors
+    on held-out data.
+    """
     from areal_lab.cli.calibrate import run_calibration
 
     run_calibration(source, overrides or [], out=out, as_json=as_json, plot=plot)
 
 
 @app.command(cls=_with_settings(_plan_settings))
-@reported
+@exit_on_error
 def plan(
     file: Annotated[
-        str, typer.Argument(metavar="FILE.yaml", help="Question, or a name: plan_example.")
+        str, typer.Argument(metavar="FILE.yaml", help="Plan file, or a shipped one: plan_example.")
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Settings that replace the file's: objective=gpus"),
+        typer.Argument(metavar="a.b=c", help="Override settings of the file: objective=gpus"),
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the front and what the answer depends on (PNG).")
+        Path | None, typer.Option(help="Draw the Pareto front and the sensitivity (PNG).")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one per processor if not given.")
+        int | None, typer.Option(min=1, help="Worker processes; the default is one per CPU.")
     ] = None,
 ) -> None:
-    """Find the fewest GPUs, the least money or the shortest time for a number of steps."""
+    """Find the smallest, cheapest or fastest cluster for a run.
+
+    Searches the candidates of a plan file and prints a recommendation, with its alternatives and
+    how sensitive it is to the inputs.
+    """
     from areal_lab.cli.plan import run_plan
 
     run_plan(file, overrides or [], as_json=as_json, plot=plot, workers=workers)
 
 
 @app.command()
-@reported
+@exit_on_error
 def trace(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where the trace goes; RUN/trace.json if not given.")
+        Path | None, typer.Option(help="Trace file; the default is RUN/trace.json.")
     ] = None,
 ) -> None:
-    """Print what a run did, and export its trace for chrome://tracing or ui.perfetto.dev."""
+    """Summarize a run and export its trace.
+
+    Open the trace in ui.perfetto.dev or chrome://tracing.
+    """
     from areal_lab.pipeline.report import export_trace, format_run
 
     typer.echo(format_run(run))
@@ -242,42 +265,46 @@ def trace(
 
 @app.command()
 def config() -> None:
-    """List every setting with its type, default and meaning."""
+    """List all training settings: type, default and meaning."""
     from areal_lab.config.reference import format_settings
 
     typer.echo(format_settings())
 
 
 @app.command()
-@reported
+@exit_on_error
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Settings that replace those of --config."),
+        typer.Argument(metavar="a.b=c", help="Override settings of --config."),
     ] = None,
     *,
     config: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Explain what this configuration would start where."),
+        typer.Option(
+            metavar="FILE", help="Also show where a run with this config would start its processes."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check the installation; for what is missing, name the command that mends it."""
-    from areal_lab.cli import doctor as examination
+    """Check the installation and suggest a fix for each problem."""
+    from areal_lab.cli import doctor as checks
 
     if overrides and config is None:
-        raise ValueError(f"{overrides[0]!r} changes a configuration; add --config FILE")
-    findings = examination.judge(examination.gather())
+        raise ValueError(
+            f"{overrides[0]!r} overrides a setting, but there is no config; add --config FILE"
+        )
+    findings = checks.diagnose(checks.gather())
     plan = None
     if config is not None:
         require("areal-lab doctor --config", "train")
         from areal_lab.config.load import load_config
 
-        plan, refusals = examination.explain_config(load_config(config, overrides or []))
-        findings += refusals
-    told = examination.as_json if as_json else examination.as_table
-    typer.echo(told(findings, plan))
-    raise typer.Exit(examination.exit_code(findings))
+        plan, problems = checks.explain_config(load_config(config, overrides or []))
+        findings += problems
+    formatted = checks.as_json if as_json else checks.as_table
+    typer.echo(formatted(findings, plan))
+    raise typer.Exit(checks.exit_code(findings))
 
 
 def main() -> None:
@@ -287,7 +314,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except MissingExtra as error:
-        sys.exit(stop(str(error), WRONG_SETTINGS).exit_code)
+        sys.exit(error_exit(str(error), WRONG_SETTINGS).exit_code)
     except BrokenPipeError:  # as in `areal-lab config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
@@ -296,38 +323,42 @@ def main() -> None:
 def _sources(
     arguments: Sequence[str], preset: str | None, compare: tuple[str, str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to simulate, and the overrides.
+    """The files or presets to simulate, and the overrides.
 
     Raises:
-        ValueError: nothing to simulate, or more than one thing.
+        ValueError: none is given, or more than one without `--compare`.
     """
     overrides = tuple(one for one in arguments if "=" in one and not Path(one).is_file())
     files = tuple(one for one in arguments if one not in overrides)
     named = (*files, *([preset] if preset else ()), *(compare or ()))
     if compare and (files or preset):
-        raise ValueError(f"--compare names what to simulate; leave out {(*files, preset)[0]!r}")
+        raise ValueError(f"--compare takes both simulations; leave out {(*files, preset)[0]!r}")
     if not named:
-        raise ValueError("nothing to simulate; name a FILE.yaml, or --preset NAME (--list-presets)")
+        raise ValueError(
+            "nothing to simulate; give a FILE.yaml, or --preset NAME (see --list-presets)"
+        )
     if len(named) > 1 and not compare:
         raise ValueError(
-            f"{' and '.join(map(repr, named))} are two things to simulate; --compare takes two"
+            f"{' and '.join(map(repr, named))} are two simulations; use --compare for two"
         )
     return named, overrides
 
 
 def _check_replay(compare: tuple[str, str] | None, unused: Mapping[str, object]) -> None:
-    """Refuse what a replay has no use for.
+    """Refuse options that have no effect with `--against`.
 
     Raises:
         ValueError: in one line.
     """
     if compare:
-        raise ValueError("--against replays one file or preset; --compare names two: leave one out")
+        raise ValueError(
+            "--against takes one file or preset, but --compare takes two; leave one of them out"
+        )
     given = [option for option, value in unused.items() if value is not None]
     if given:
         raise ValueError(
-            f"{' and '.join(given)} would have no effect: --against replays a recorded run, once; "
-            "leave out one or the other"
+            f"{' and '.join(given)} would have no effect with --against, which replays a recorded "
+            "run once; leave one of them out"
         )
 
 

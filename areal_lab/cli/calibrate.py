@@ -1,4 +1,4 @@
-"""What `areal-lab calibrate` and `simulate --against` do: read, fit or replay, print, write."""
+"""The commands `calibrate` and `simulate --against`: read, fit or replay, print, write."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def run_calibration(
     as_json: bool = False,
     plot: Path | None = None,
 ) -> None:
-    """Fit, write the YAML, print.
+    """Fit the simulator to a run, write the YAML file, and print the fit.
 
     Args:
-        out: None writes simulation.yaml into the run folder, or beside the CSV file.
+        out: file to write; None writes simulation.yaml into the run folder, or next to the CSV
+            file.
 
     Raises:
-        ValueError: in one line: what is wrong with the source, with a setting, or with a file to
-            write.
+        ValueError: in one line, if the source, a setting or an output path is wrong.
     """
     out = file_to_write("--out", out or _beside(source))
     plot = plot and picture_to_write("--plot", plot)
-    found = calibrate_from(source, overrides)
-    check_config(configuration(found))
+    fit = calibrate_from(source, overrides)
+    check_config(configuration(fit))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(to_yaml(found), encoding="utf-8")
+    out.write_text(to_yaml(fit), encoding="utf-8")
     if as_json:
-        print(json.dumps({**to_json(found), "file": str(out)}, indent=2, allow_nan=False))
+        print(json.dumps({**to_json(fit), "file": str(out)}, indent=2, allow_nan=False))
     else:
-        show(console_on(sys.stdout), found)
+        show(console_on(sys.stdout), fit)
     notes = console_on(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
     if plot:
         from simulator.calibrate.plots import write_fit
 
-        notes.print(f"written: {write_fit(found, plot)}", highlight=False, soft_wrap=True)
+        notes.print(f"written: {write_fit(fit, plot)}", highlight=False, soft_wrap=True)
     if not as_json:
-        _next(notes, found, out)
+        _next(notes, fit, out)
 
 
 def run_replay(
@@ -66,11 +66,10 @@ def run_replay(
     as_json: bool = False,
     plots: Path | None = None,
 ) -> None:
-    """Simulate what a run did with the costs of a file, and print both.
+    """Simulate a recorded run with the costs of a config, and print measured and predicted times.
 
     Raises:
-        ValueError: in one line: what is wrong with the file, the run, a setting, or the folder of
-            pictures.
+        ValueError: in one line, if the file, the run, a setting or the picture folder is wrong.
     """
     if plots:
         folder_to_write("--plots", plots)
@@ -96,7 +95,7 @@ def run_replay(
 
 
 def show_replay(console: Console, found: Replay, costs: str) -> None:
-    """Print measured beside predicted."""
+    """Print measured and predicted values side by side."""
     from rich import box
     from rich.table import Table
 
@@ -104,7 +103,7 @@ def show_replay(console: Console, found: Replay, costs: str) -> None:
     console.print(f"[bold]{found.name}[/], replayed with the costs of {costs}", highlight=False)
     console.print(
         f"{schedule.name.replace('_', ' ')}, eta {schedule.eta:g}; {workload.steps} steps of "
-        f"{workload.prompts_per_batch} x {workload.samples_per_prompt} answers, the first "
+        f"{workload.prompts_per_batch} x {workload.samples_per_prompt} responses, the first "
         f"{found.warmup_steps} left out of averages; lengths as recorded",
         highlight=False,
     )
@@ -119,7 +118,7 @@ def show_replay(console: Console, found: Replay, costs: str) -> None:
 
 
 def replay_cells(row: Compared) -> tuple[str, str, str, str]:
-    """Name, measured, predicted and gap of a row, for tables."""
+    """Table cells of a row: name, measured, predicted, gap."""
     if not row.unit:
         return (
             row.name,
@@ -139,8 +138,8 @@ def _beside(source: Path) -> Path:
     return source.parent / "simulation.yaml"
 
 
-def _next(notes: Console, found: Calibration, out: Path) -> None:
+def _next(notes: Console, fit: Calibration, out: Path) -> None:
     command = f"areal-lab simulate {out}"
-    if found.run is not None:
-        command += f" --against {found.source}"
+    if fit.run is not None:
+        command += f" --against {fit.source}"
     notes.print(f"next: {command}", highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
-"""Examine the installation: gather facts, judge them, name the command that mends what is missing.
+"""Check the installation: gather facts, diagnose problems, suggest a command that fixes each.
 
-gather() -> Facts --judge--> findings --as_table | as_json--> the user
+gather() -> Facts --diagnose--> findings --as_table | as_json--> the user
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -24,7 +24,7 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
-from areal_lab.engines.launch.verify_environment import examined
+from areal_lab.engines.launch.verify_environment import verify
 from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import visible_gpus
@@ -37,18 +37,18 @@ OLDEST_PYTHON = (3, 11)
 DEMO_MEMORY_BYTES = 8 * GIB
 LEAST_MEMORY_BYTES = 4 * GIB
 DEMO_DISK_BYTES = 2 * GIB
-"""The converted model, a checkpoint of it, logs: 0.54 GB twice, and some."""
-_LEFT_OUT = "problems, functions and the model are looked at when a run starts"
+"""The converted model and a checkpoint (0.54 GB each), plus logs."""
+_NOT_CHECKED = "the dataset, functions and model are checked only when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
 
 
 class Status(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """Works, more slowly or with a detour."""
+    """Works, but slower or in a roundabout way."""
     FAIL = "FAIL"
 
 
@@ -61,12 +61,12 @@ class Facts:
     system: str
     machine: str
     requirements: tuple[str, ...] | None
-    """What the package asks for, as in `rich>=13.9` and `httpx>=0.28; extra == "train"`; None if
-    it is not installed."""
+    """Requirements of the package, such as `rich>=13.9` and `httpx>=0.28; extra == "train"`; None
+    if it is not installed."""
     versions: Mapping[str, str | None]
     """Installed version of each required package."""
     cuda: str | None
-    """CUDA version torch was built for; None for a CPU build."""
+    """CUDA version of the torch build; None for a CPU build."""
     cores: int
     memory_available: int
     native_bf16: bool
@@ -77,7 +77,7 @@ class Facts:
     cache: str
     gpus: tuple[str, ...] = ()
     engines: tuple[Environment, ...] = ()
-    """Those with an environment of their own."""
+    """Engines that have their own environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class Finding:
     name: str
     status: Status
     detail: str
-    mend: str = ""
-    """One command, if something is to be mended."""
+    fix: str = ""
+    """Shell command that fixes it, if there is one."""
 
 
 def gather() -> Facts:
-    """Look at this machine and this environment. Loads neither torch nor the model."""
+    """Inspect this machine and this environment. Loads neither torch nor the model."""
     try:
-        # What only notebooks and developers need is not missing from a user's machine.
+        # Packages that only notebooks and developers need are not counted as missing.
         requirements = tuple(r for r in requires("areal_lab") or () if _applies(r, "train"))
     except PackageNotFoundError:
         requirements = None
@@ -117,14 +117,14 @@ def gather() -> Facts:
         model_converted=any((cache_folder() / "models").glob(f"{_DEMO_MODEL}-*")),
         cache=str(cache_folder()),
         gpus=visible_gpus(),
-        engines=tuple(examined(environment(name)) for name in INSTALLABLE),
+        engines=tuple(verify(environment(name)) for name in INSTALLABLE),
     )
 
 
-def judge(facts: Facts) -> list[Finding]:
-    """Findings in the order a user would mend them."""
+def diagnose(facts: Facts) -> list[Finding]:
+    """Findings in the order in which a user would fix them."""
     if any(map(_for_training, facts.requirements or ())) and facts.versions.get("torch") is None:
-        return _judge_base(facts)
+        return _diagnose_base(facts)
     return [
         _python(facts),
         _platform(facts),
@@ -138,17 +138,17 @@ def judge(facts: Facts) -> list[Finding]:
         _shared_memory(facts),
         _disk(facts),
         _gpus(facts),
-        *(judge_engine(found, facts.gpus) for found in facts.engines),
+        *(diagnose_engine(found, facts.gpus) for found in facts.engines),
     ]
 
 
-def _judge_base(facts: Facts) -> list[Finding]:
-    """Of an installation that does not train."""
+def _diagnose_base(facts: Facts) -> list[Finding]:
+    """Findings for an installation without the extra `train`."""
     base = tuple(text for text in facts.requirements or () if not _for_training(text))
     training = Finding(
         "training",
         Status.NOTE,
-        "not installed; simulate, plan, calibrate and trace do without",
+        "not installed; simulate, plan, calibrate and trace work without it",
         f"{shlex.quote(facts.executable)} -m pip install 'areal_lab[train]'",
     )
     return [
@@ -157,7 +157,7 @@ def _judge_base(facts: Facts) -> list[Finding]:
         *_packages(replace(facts, requirements=base)),
         training,
         _cores(facts),
-        *(judge_engine(found, facts.gpus) for found in facts.engines),
+        *(diagnose_engine(found, facts.gpus) for found in facts.engines),
     ]
 
 
@@ -167,16 +167,16 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
-    """What a run with this configuration would start where, or why it cannot.
+    """Where a run with this config would start its processes, or why it cannot start.
 
-    Refuses what a run refuses, as far as that shows without its problems, functions and model.
+    Makes the checks of a run that need neither its dataset, functions nor model.
     """
     from areal_lab.preflight import check as preflight
     from areal_lab.preflight.placement import explain, this_machine
 
     try:
         preflight.check_settings(config)
-        return [*explain(config, this_machine()), _LEFT_OUT], []
+        return [*explain(config, this_machine()), _NOT_CHECKED], []
     except ConfigError as error:
         return [], [
             Finding("configuration", Status.FAIL, problem.message, problem.command)
@@ -185,26 +185,28 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
 
 
 def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:
-    """One line each, then the plan of a configuration, the commands below."""
+    """One line per finding, then the plan of a config, then the commands that fix problems."""
     name_width = max(len(finding.name) for finding in findings)
     lines = [f"{f.status:<5} {f.name:<{name_width}}  {f.detail}" for f in findings]
     if plan:
-        lines += ["", "This configuration:", *(f"    {line}" for line in plan)]
+        lines += ["", "A run with this config:", *(f"    {line}" for line in plan)]
     for finding in findings:
-        if finding.mend:
-            lines += ["", f"{finding.name}:", f"    {finding.mend}"]
+        if finding.fix:
+            lines += ["", f"{finding.name}:", f"    {finding.fix}"]
     failed = sum(finding.status is Status.FAIL for finding in findings)
-    summary = f"{failed} of {len(findings)} checks failed" if failed else "All is well."
+    summary = f"{failed} of {len(findings)} checks failed" if failed else "All checks passed."
     return "\n".join([*lines, "", summary])
 
 
 def as_json(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:
     """One object: `ok`, `checks` with name, status, detail and mend, and `plan` if there is one."""
-    checks = [asdict(finding) for finding in findings]
-    told: dict[str, object] = {"ok": exit_code(findings) == 0, "checks": checks}
+    checks = [
+        {"name": f.name, "status": f.status, "detail": f.detail, "mend": f.fix} for f in findings
+    ]
+    output: dict[str, object] = {"ok": exit_code(findings) == 0, "checks": checks}
     if plan is not None:
-        told["plan"] = list(plan)
-    return json.dumps(told)
+        output["plan"] = list(plan)
+    return json.dumps(output)
 
 
 def _python(facts: Facts) -> Finding:
@@ -237,13 +239,13 @@ def _packages(facts: Facts) -> list[Finding]:
             continue
         found = facts.versions.get(requirement.name)
         wanted = f"{requirement.name}{requirement.specifier}"
-        mend = f"{shlex.quote(facts.executable)} -m pip install {shlex.quote(wanted)}"
+        fix = f"{shlex.quote(facts.executable)} -m pip install {shlex.quote(wanted)}"
         if found is None:
             detail = f"not installed, but {requirement.specifier or 'any version'} is needed"
-            findings.append(Finding(requirement.name, Status.FAIL, detail, mend))
+            findings.append(Finding(requirement.name, Status.FAIL, detail, fix))
         elif not requirement.specifier.contains(found, prereleases=True):
             detail = f"{found}, but {requirement.specifier} is needed"
-            findings.append(Finding(requirement.name, Status.FAIL, detail, mend))
+            findings.append(Finding(requirement.name, Status.FAIL, detail, fix))
         else:
             findings.append(Finding(requirement.name, Status.OK, found))
     return findings
@@ -269,13 +271,15 @@ def _model(facts: Facts) -> Finding:
 def _conversion(facts: Facts) -> Finding:
     if facts.model_converted:
         return Finding("model cache", Status.OK, f"converted, in {facts.cache}")
-    return Finding("model cache", Status.NOTE, "not converted yet: the first run does (20 s)")
+    return Finding(
+        "model cache", Status.NOTE, "not converted yet; the first run converts it (20 s)"
+    )
 
 
 def _cores(facts: Facts) -> Finding:
     if facts.cores >= 2:
         return Finding("cores", Status.OK, str(facts.cores))
-    return Finding("cores", Status.NOTE, "1: generation and training will share it")
+    return Finding("cores", Status.NOTE, "1, shared by generation and training")
 
 
 def _memory(facts: Facts) -> Finding:
@@ -286,13 +290,13 @@ def _memory(facts: Facts) -> Finding:
     return Finding(
         "memory",
         Status.NOTE if enough else Status.FAIL,
-        f"{found}; the demo is made for {DEMO_MEMORY_BYTES // GIB}",
+        f"{found}; the demo needs {DEMO_MEMORY_BYTES // GIB} GiB",
         "" if enough else "ps -eo rss,pid,comm --sort=-rss | head",
     )
 
 
 def _bf16(facts: Facts) -> Finding:
-    found = "native: models compute in it" if facts.native_bf16 else "not native: float32 is used"
+    found = "native, used by models" if facts.native_bf16 else "not native; float32 is used instead"
     return Finding("bfloat16", Status.OK if facts.native_bf16 else Status.NOTE, found)
 
 
@@ -303,19 +307,19 @@ def _shared_memory(facts: Facts) -> Finding:
     return Finding(
         "shared memory",
         Status.NOTE,
-        f"{found}: weights will travel through the disk",
+        f"{found}; weights will be transferred through the disk",
         f"sudo mount -o remount,size=2G {SHARED_MEMORY}",
     )
 
 
 def _disk(facts: Facts) -> Finding:
-    found = f"{facts.disk_free / GIB:.1f} GiB free here"
+    found = f"{facts.disk_free / GIB:.1f} GiB free in the current folder"
     if facts.disk_free >= DEMO_DISK_BYTES:
         return Finding("disk", Status.OK, found)
     return Finding(
         "disk",
         Status.FAIL,
-        f"{found}, but the demo needs {DEMO_DISK_BYTES // GIB}",
+        f"{found}, but the demo needs {DEMO_DISK_BYTES // GIB} GiB",
         "du --human-readable --max-depth=1 . | sort --human-numeric-sort",
     )
 
@@ -324,23 +328,23 @@ def _gpus(facts: Facts) -> Finding:
     return Finding("GPUs", Status.OK, ", ".join(facts.gpus) if facts.gpus else "none visible")
 
 
-def judge_engine(found: Environment, gpus: Sequence[str]) -> Finding:
-    """What is to be said about the environment of an engine."""
+def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:
+    """The finding about the environment of an engine."""
     name = f"engine {found.backend}"
     command = f"areal-lab engine install {found.backend}"
     where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
-    mended = {
-        Condition.HALF_MADE: f"half made, in {found.folder}",
-        Condition.BROKEN: f"{where}, but broken: {found.lacks}",
+    fixable = {
+        Condition.INCOMPLETE: f"incompletely installed in {found.folder}",
+        Condition.BROKEN: f"{where}, but broken: {found.missing}",
         Condition.OUTDATED: f"{where}, but its requirements have changed since",
     }
-    if found.condition in mended:
-        return Finding(name, Status.NOTE, mended[found.condition], command)
+    if found.condition in fixable:
+        return Finding(name, Status.NOTE, fixable[found.condition], command)
     if found.condition is Condition.MISSING:
-        detail = f"not installed, which only rollout.backend={found.backend} would need"
+        detail = f"not installed; only rollout.backend={found.backend} needs it"
         return Finding(name, Status.OK, detail)
-    if found.condition is Condition.FOREIGN:
-        return Finding(name, Status.OK, f"{where}, made by hand")
+    if found.condition is Condition.MANUAL:
+        return Finding(name, Status.OK, f"{where}, installed manually")
     if found.build == "gpu" and not gpus:
         return Finding(
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
@@ -354,7 +358,7 @@ def _for_training(requirement: str) -> bool:
 
 
 def _applies(requirement: str, extra: str) -> bool:
-    """Whether a line of the package's requirements counts here, with this extra."""
+    """Whether a line of the package's requirements applies here with this extra."""
     marker = Requirement(requirement).marker
     return marker is None or marker.evaluate({"extra": extra})
 

@@ -1,6 +1,6 @@
-"""`areal-lab engine install|list|serve`: the inference servers, by hand.
+"""The `areal-lab engine install|list|serve` commands: manage inference engines by hand.
 
-What a command needs is imported when it runs, so that `--help` answers at once.
+Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from areal_lab.cli.errors import FAILED, INTERRUPTED, reported, stop
+from areal_lab.cli.errors import FAILED, INTERRUPTED, error_exit, exit_on_error
 from areal_lab.extras import require
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.engines.protocol import LoraShape
 
-_TELL_S: Final = 10.0
-"""How often a wait for a server says that it goes on."""
+_PROGRESS_S: Final = 10.0
+"""Seconds between two progress lines while a server starts."""
 
 app = typer.Typer(
-    help="Install, list and serve inference engines: sglang, vllm, embedded.",
+    help="Install, list and serve inference engines. Engines: sglang, vllm, embedded.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -36,70 +36,78 @@ app = typer.Typer(
 
 
 @app.command()
-@reported
+@exit_on_error
 def install(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
     *,
     build: Annotated[
-        str | None, typer.Option(help="cpu or gpu; gpu where one is visible, if not given.")
+        str | None, typer.Option(help="cpu or gpu; the default is gpu if a GPU is visible.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew in any case.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Reinstall even if it is up to date.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, then exit.")
+    ] = False,
 ) -> None:
-    """Make the engine's own virtual environment; does nothing if that is there and whole."""
+    """Install an engine into its own virtual environment.
+
+    Does nothing if the environment is complete and up to date.
+    """
     from rich.console import Console
 
     from areal_lab.engines.launch import install as installer
     from areal_lab.engines.launch.environments import environment
     from areal_lab.engines.launch.install_progress import Progress
-    from areal_lab.engines.launch.verify_environment import examined
+    from areal_lab.engines.launch.verify_environment import verify
 
     if build not in (None, "cpu", "gpu"):
         raise ValueError(f"--build is {build!r}, but must be cpu or gpu")
     recipe = installer.choose(engine, _as_build(build))
     try:
-        found = examined(environment(engine))
+        found = verify(environment(engine))
     except OSError as error:
-        raise stop(
-            f"{recipe.folder} cannot be looked into ({error.strerror}); let AREAL_LAB_ENGINES name "
+        raise error_exit(
+            f"{recipe.folder} cannot be read ({error.strerror}); set AREAL_LAB_ENGINES to "
             "another folder", FAILED,
         ) from error  # fmt: skip
     if not force and not installer.needed(recipe, found):
         typer.echo(
-            f"{engine} {found.version} ({found.build.upper()} build) is installed in "
-            f"{found.folder} (--force makes it anew); nothing to do"
+            f"{engine} {found.version} ({found.build.upper()} build) is already installed in "
+            f"{found.folder}; use --force to reinstall"
         )
         return
     typer.echo("\n".join(installer.describe(recipe, found)))
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     progress = Progress(Console(stderr=True))
     try:
         installer.check(recipe, force=force)
         if dry_run:
-            typer.echo("nothing was done (--dry-run)")
+            typer.echo("dry run: nothing was changed")
             return
-        installer.make(recipe, progress)
+        installer.install(recipe, progress)
     except (installer.InstallError, OSError) as error:
         progress.end()
-        raise stop(str(error), FAILED) from error
+        raise error_exit(str(error), FAILED) from error
     except KeyboardInterrupt:
         progress.end()
         again = f"areal-lab engine install {engine}"
-        typer.secho(f"stopped; what is there is half made, to go on: {again}", err=True, fg="red")
+        typer.secho(f"interrupted; the environment is incomplete, run: {again}", err=True, fg="red")
         raise typer.Exit(INTERRUPTED) from None
     progress.end()
-    made = environment(engine)
-    fetched = progress.downloaded_bytes / (1 << 30)
+    installed = environment(engine)
+    downloaded_gib = progress.downloaded_bytes / (1 << 30)
     typer.echo(
-        f"{engine} {made.version} is ready after {time.monotonic() - began_s:.0f} s "
-        f"({fetched:.2f} GiB fetched): areal-lab engine serve {engine}, or rollout.backend={engine}"
+        f"{engine} {installed.version} is ready after {time.monotonic() - started_s:.0f} s "
+        f"({downloaded_gib:.2f} GiB downloaded); use it with: areal-lab engine serve {engine}, or "
+        f"rollout.backend={engine}"
     )
 
 
 @app.command("list")
-@reported
+@exit_on_error
 def list_engines() -> None:
-    """Say which engines there are, which are installed, and where."""
+    """List all engines with their state, version, build and folder."""
     from areal_lab.engines.launch.backends import BACKENDS
     from areal_lab.engines.launch.environments import environment
 
@@ -115,40 +123,53 @@ def list_engines() -> None:
 
 
 @app.command()
-@reported
+@exit_on_error
 def serve(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
     *,
     model_path: Annotated[
-        str, typer.Option(help="A Hugging Face folder, or the name of a packaged model.")
+        str, typer.Option(help="Hugging Face model folder, or name of a packaged model.")
     ] = "SmolLM2-135M-Instruct",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 30000,
-    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 30000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
+    ] = "127.0.0.1",
+    dtype: Annotated[str, typer.Option(help="Compute type: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the server.")] = 1,
-    max_running_requests: Annotated[int, typer.Option(min=1, help="Decoded together.")] = 64,
+    max_running_requests: Annotated[
+        int, typer.Option(min=1, help="Maximum requests decoded at once.")
+    ] = 64,
     context_length: Annotated[
-        int | None, typer.Option(min=1, help="At most the model's, which is the default.")
+        int | None,
+        typer.Option(min=1, help="Maximum tokens per request; the default is the model's limit."),
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of this server.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 1,
     lora_rank: Annotated[
-        int, typer.Option(min=0, help="Takes LoRA adapters up to this rank; 0 takes none.")
+        int, typer.Option(min=0, help="Maximum rank of LoRA adapters; 0 switches LoRA off.")
     ] = 0,
-    weight_version: Annotated[int, typer.Option(min=0, help="What it says it serves.")] = 0,
-    ready_timeout_s: Annotated[float, typer.Option(min=1.0, help="Longest wait.")] = 600.0,
-    log: Annotated[Path | None, typer.Option(help="Where its output goes.")] = None,
+    weight_version: Annotated[
+        int, typer.Option(min=0, help="Weight version that the server reports.")
+    ] = 0,
+    ready_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds the server may take to start.")
+    ] = 600.0,
+    log: Annotated[
+        Path | None, typer.Option(help="Log file; the default is in a new temporary folder.")
+    ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- ARGUMENTS", help="More arguments for the server itself."),
+        typer.Argument(metavar="-- ARGUMENTS", help="Extra arguments for the server."),
     ] = None,
 ) -> None:
-    """Serve a model until Ctrl-C; prints the address that a run attaches to."""
+    """Serve a model until Ctrl-C and print its address."""
     require("areal-lab engine serve", "train")
     import asyncio
 
     from areal_lab.engines.launch.backends import ServerOptions, backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
-    from areal_lab.engines.launch.options import fitted
+    from areal_lab.engines.launch.options import fit_to_machine
     from areal_lab.engines.launch.start import PortTaken, Start, check_host, start_server
     from areal_lab.host.processes import ChildDied
     from areal_lab.models.locate import resolve_model_path
@@ -156,7 +177,7 @@ def serve(
     backend = backend_of(engine)
     check_host(host)
     model = resolve_model_path(model_path)
-    options = fitted(
+    options = fit_to_machine(
         backend,
         ServerOptions(
             model=model,
@@ -185,16 +206,16 @@ def serve(
         request_timeout_s=None,
     )
     try:
-        asyncio.run(_until_asked(lambda: start_server(start, options), model_path))
+        asyncio.run(_serve_until_stopped(lambda: start_server(start, options), model_path))
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
-        raise stop(str(error), FAILED) from error
+        raise error_exit(str(error), FAILED) from error
 
 
 def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
-    """Adapters to every linear layer, or None.
+    """LoRA adapters on every linear layer, or None for rank 0.
 
     Raises:
-        ValueError: if the server cannot take them.
+        ValueError: if the server does not support them.
     """
     from areal_lab.engines.errors import EngineError
     from areal_lab.engines.launch.backends import lora_refusal
@@ -215,37 +236,37 @@ def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
     return lora
 
 
-async def _until_asked(
+async def _serve_until_stopped(
     launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str
 ) -> None:
-    """Start, say where, wait for Ctrl-C or the server's end."""
+    """Start the server, print its address, wait for Ctrl-C or the server's exit."""
     import asyncio
 
-    asked = asyncio.Event()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked.set)
-    stopping = asyncio.create_task(asked.wait())
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(launch())
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     while not starting.done() and not stopping.done():
         await asyncio.wait(
-            {starting, stopping}, timeout=_TELL_S, return_when=asyncio.FIRST_COMPLETED
+            {starting, stopping}, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED
         )
         if not starting.done():
-            typer.echo(f"[{time.monotonic() - began_s:5.0f} s] loading", err=True)
+            typer.echo(f"[{time.monotonic() - started_s:5.0f} s] starting", err=True)
     if not starting.done():
-        starting.cancel()  # ends what was started
+        starting.cancel()  # stops the server, too
         await asyncio.wait({starting})
         return
     server = starting.result()
     try:
         _announce(server, model)
-        dying = asyncio.create_task(server.child.died())
-        await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if dying.done():
-            raise dying.result()
-        dying.cancel()
+        died = asyncio.create_task(server.child.died())
+        await asyncio.wait({died, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            raise died.result()
+        died.cancel()
     finally:
         await server.stop()
     typer.echo("stopped", err=True)
@@ -256,7 +277,7 @@ def _announce(server: EngineProcess, model: str) -> None:
     typer.echo(
         f"""attach a run: areal-lab train CONFIG 'rollout.addresses=["{server.base_url}"]'"""
     )
-    typer.echo("Ctrl-C stops it")
+    typer.echo("press Ctrl-C to stop")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""How errors of a command reach the user: a line on stderr and an exit code."""
+"""Report errors of a command: one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ INTERRUPTED: Final = 130
 P = ParamSpec("P")
 
 
-def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """The command; a ValueError ends it as wrong settings, an OSError as a failure."""
+def exit_on_error(command: Callable[P, None]) -> Callable[P, None]:
+    """Exit with 2 (wrong settings) on a ValueError and with 1 (failure) on an OSError."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except ValueError as error:  # of several mistakes, each has a line
-            raise stop("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
+        except ValueError as error:  # one line per problem
+            raise error_exit("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
         except OSError as error:
-            raise stop(failure(error), FAILED) from error
+            raise error_exit(error_text(error), FAILED) from error
 
     return run
 
 
-def stop(message: str, code: int) -> typer.Exit:
-    """Say why, in red on stderr, and end with this code."""
+def error_exit(message: str, code: int) -> typer.Exit:
+    """Print the message in red on stderr and return the exit to raise."""
     typer.secho(f"error: {message}", err=True, fg="red")
     return typer.Exit(code)
 
 
-def failure(error: BaseException) -> str:
-    """The message of an error the user can act on; with the traceback if it is another."""
+def error_text(error: BaseException) -> str:
+    """The message if the user can act on it, else the traceback."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, RuntimeError | OSError | ValueError) and str(error):

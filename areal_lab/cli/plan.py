@@ -1,4 +1,4 @@
-"""What `areal-lab plan` does: load, search with progress, print, draw."""
+"""The `areal-lab plan` command: load, search with progress, print, draw."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH: Final = 110
-_SAY_S: Final = 15.0
-"""Between two lines about progress where there is no terminal."""
+_PROGRESS_S: Final = 15.0
+"""Seconds between two progress lines without a terminal."""
 
 
 def run_plan(
@@ -39,23 +39,23 @@ def run_plan(
     """Load the plan file, search, and print or draw the result.
 
     Args:
-        workers: processes; None has one per processor.
+        workers: worker processes; None takes one per CPU.
 
     Raises:
-        ValueError: if something about the settings is wrong, one line each; or, after the report,
-            if they leave no candidate.
+        ValueError: if settings are wrong, one line per problem; or, after the report, if no
+            candidate is possible.
     """
     config = load_plan(file, overrides)
     plot = plot and picture_to_write("--plot", plot)
     notes = console_on(sys.stderr, _WIDTH)
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     with (
         processes(workers or os.cpu_count() or 1) as run,
         _progress(notes) as progress,
     ):
         plan = find_plan(config, run, progress=progress)
     notes.print(
-        f"{plan.simulations} simulations in {time.monotonic() - began_s:.0f} s", highlight=False
+        f"{plan.simulations} simulations in {time.monotonic() - started_s:.0f} s", highlight=False
     )
     if as_json:
         print(json.dumps(plan_report(plan), indent=2, allow_nan=False))
@@ -86,7 +86,7 @@ def _progress(notes: Console) -> Iterator[Progress]:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """How many a second."""
+        """Simulations per second."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed:.1f}/s" if task.speed else "")
@@ -104,44 +104,44 @@ def _progress(notes: Console) -> Iterator[Progress]:
 
 
 class _Bar:
-    """On a terminal."""
+    """Progress on a terminal."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._task: Any = None
 
     def stage(self, name: str, total: int) -> None:
-        """Begin another bar."""
+        """Replace the bar by a new one."""
         if self._task is not None:
             self._bars.remove_task(self._task)
         self._task = self._bars.add_task(name, total=total)
 
     def advance(self, count: int = 1) -> None:
-        """Fill it."""
+        """Advance the bar."""
         self._bars.advance(self._task, count)
 
 
 class _Lines:
-    """A line now and then."""
+    """Progress without a terminal: a line every few seconds."""
 
     def __init__(self, notes: Console) -> None:
         self._notes = notes
         self._name, self._total, self._done = "", 0, 0
-        self._began_s = self._said_s = time.monotonic()
+        self._started_s = self._printed_s = time.monotonic()
 
     def stage(self, name: str, total: int) -> None:
-        """Begin to count again."""
+        """Reset the counts."""
         self._name, self._total, self._done = name, total, 0
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Count, and say so if it is time."""
+        """Count, and print a line if the last one is old enough."""
         self._done += count
         now_s = time.monotonic()
-        if now_s - self._said_s < _SAY_S or now_s <= self._began_s:
+        if now_s - self._printed_s < _PROGRESS_S or now_s <= self._started_s:
             return
-        self._said_s = now_s
-        rate = self._done / (now_s - self._began_s)
+        self._printed_s = now_s
+        rate = self._done / (now_s - self._started_s)
         left_s = (self._total - self._done) / rate
         self._notes.print(
             f"{self._name}: {self._done} of {self._total}, {rate:.1f}/s, {left_s:.0f} s left",

@@ -1,4 +1,4 @@
-"""What `areal-lab simulate` does: load, simulate with progress, print, write files.
+"""The `areal-lab simulate` command: load, simulate with progress, print, write files.
 
 FILE or preset, a.b=c --load--> config --seeds--> Replicated --> tables, JSON, pictures
                                        --first seed, logged--> trace, gantt
@@ -29,60 +29,60 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MARKS: Final = ("a", "b")
-"""Of two simulations, as in the JSON."""
+"""Suffixes for the two simulations of a comparison, as in the JSON."""
 _SMALL_SEQUENCES: Final = 50_000
-"""Below, all seeds take less time than starting processes for them."""
+"""With fewer sequences, all seeds take less time than starting processes."""
 _LOGGED_GROUPS: Final = 6_000
-"""Most groups of a logged run: what viewers of traces open without trouble."""
+"""Maximum groups of a logged run, which trace viewers still open easily."""
 _DRAWN_ENGINES: Final = 8
-"""Rows of a gantt."""
+"""Maximum engine rows of a gantt picture."""
 _DRAWN_STEPS: Final = 2.5
-"""Length of the stretch that the gantt enlarges."""
+"""Steps in the enlarged part of a gantt picture."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Everything that one call of the command asks for."""
+class Options:
+    """Options of one call of the command."""
 
     sources: tuple[str | None, ...]
-    """One file or preset, or two to compare, each with overrides of its own behind it if wanted;
-    None takes the defaults."""
+    """One file or preset, or two to compare, each optionally followed by its own overrides; None
+    takes the defaults."""
     overrides: tuple[str, ...] = ()
     seeds: int | None = None
     as_json: bool = False
     trace: Path | None = None
-    """Of two simulations, `t.json` stands for t-a.json and t-b.json."""
+    """For two simulations, `t.json` becomes t-a.json and t-b.json."""
     gantt: Path | None = None
-    """The same of `g.png`."""
+    """For two simulations, `g.png` becomes g-a.png and g-b.png."""
     plots: Path | None = None
 
 
-def run_command(wanted: Wanted) -> None:
-    """Do it.
+def run_command(options: Options) -> None:
+    """Load the configs, simulate, print the report and write the files.
 
     Raises:
-        ValueError: if something about the settings is wrong; one line each.
+        ValueError: if settings are wrong; one line per problem.
     """
-    loaded = [_load(wanted, source) for source in wanted.sources]
+    loaded = [_load(options, source) for source in options.sources]
     configs = [config for config, _ in loaded]
     for config in configs:
         check_config(config)
-    wanted = _with_outputs(wanted)
+    options = _with_outputs(options)
     notes = console_on(sys.stderr)
     runs = [replicate_with_progress(config, notes) for config in configs]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
-    for told, (config, overrides) in zip(reports, loaded, strict=True):
-        told["warnings"].extend(ignored_overrides(config, overrides))
-    if wanted.as_json:
+    for result, (config, overrides) in zip(reports, loaded, strict=True):
+        result["warnings"].extend(ignored_overrides(config, overrides))
+    if options.as_json:
         print(json.dumps(_json(runs, reports), indent=2, allow_nan=False))
     else:
         _print(runs, reports)
-    for path in _write_files(wanted, configs, runs, notes):
+    for path in _write_files(options, configs, runs, notes):
         notes.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
 def replicate_with_progress(config: SimulationConfig, notes: Console) -> Replicated:
-    """Simulate all seeds, telling a terminal how many are done."""
+    """Simulate all seeds, with a progress bar on a terminal."""
     workload = config.workload
     sequences = workload.steps * workload.prompts_per_batch * workload.samples_per_prompt
     small = sequences * config.seeds < _SMALL_SEQUENCES
@@ -91,7 +91,7 @@ def replicate_with_progress(config: SimulationConfig, notes: Console) -> Replica
 
 
 def list_presets(console: Console) -> None:
-    """A line for each."""
+    """Print a line per preset."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -101,30 +101,30 @@ def list_presets(console: Console) -> None:
 
 
 def print_presets() -> None:
-    """A line for each, on stdout."""
+    """Print a line per preset on stdout."""
     list_presets(console_on(sys.stdout))
 
 
-def _load(wanted: Wanted, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
-    """What is to be simulated, and the overrides that went into it."""
-    overrides = list(wanted.overrides)
-    if wanted.seeds is not None:
-        overrides.append(f"seeds={wanted.seeds}")
+def _load(options: Options, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
+    """The config to simulate, and the overrides applied to it."""
+    overrides = list(options.overrides)
+    if options.seeds is not None:
+        overrides.append(f"seeds={options.seeds}")
     own: list[str] = []
     if source is not None and not Path(source).is_file():  # "FILE a.b=c": its own overrides
-        source, *own = _words(source)
+        source, *own = _split(source)
     config = load_simulation(source, [*overrides, *own])
     if own:
         config.name = " ".join([config.name, *own])
     return config, [*overrides, *own]
 
 
-def _words(source: str) -> list[str]:
+def _split(source: str) -> list[str]:
     try:
         return shlex.split(source) or [source]
     except ValueError as error:
         raise ValueError(
-            f"{source!r} has a quotation mark that is not closed; close it, or leave it out"
+            f"{source!r} has an unclosed quotation mark; close it or remove it"
         ) from error
 
 
@@ -144,14 +144,14 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
         yield lambda: bar.advance(task)
 
 
-def _with_outputs(wanted: Wanted) -> Wanted:
-    """The same with the files that will be written: a gantt without an ending is a PNG."""
-    count = len(wanted.sources)
+def _with_outputs(options: Options) -> Wanted:
+    """The options with checked output paths; a gantt without a suffix becomes a PNG."""
+    count = len(options.sources)
     checked = dataclasses.replace(
-        wanted,
-        trace=wanted.trace and file_to_write("--trace", wanted.trace),
-        gantt=wanted.gantt and picture_to_write("--gantt", wanted.gantt),
-        plots=wanted.plots and folder_to_write("--plots", wanted.plots),
+        options,
+        trace=options.trace and file_to_write("--trace", options.trace),
+        gantt=options.gantt and picture_to_write("--gantt", options.gantt),
+        plots=options.plots and folder_to_write("--plots", options.plots),
     )
     for option, path in (("--trace", checked.trace), ("--gantt", checked.gantt)):
         for each in _one_each(path, count) if path else ():
@@ -160,14 +160,14 @@ def _with_outputs(wanted: Wanted) -> Wanted:
 
 
 def _one_each(path: Path, count: int) -> list[Path]:
-    """A file for each of so many simulations, which are called A and B where there are two."""
+    """One path per simulation; for two of them with suffixes -a and -b."""
     if count == 1:
         return [path]
     return [path.with_stem(f"{path.stem}-{mark}") for mark in _MARKS[:count]]
 
 
 def _marked(configs: Sequence[SimulationConfig]) -> Sequence[SimulationConfig]:
-    """Two are named as the comparison and their files name them."""
+    """For two simulations, prefix the names with A and B as in the comparison."""
     if len(configs) == 1:
         return configs
     return [
@@ -194,29 +194,29 @@ def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> Non
 
 
 def _write_files(
-    wanted: Wanted,
+    options: Options,
     configs: Sequence[SimulationConfig],
     runs: Sequence[Replicated],
     notes: Console,
 ) -> Iterator[Path]:
-    if wanted.trace or wanted.gantt:
-        # Two pictures enlarge stretches of the same length.
+    if options.trace or options.gantt:
+        # Both pictures enlarge the same length of time.
         zoom_s = _DRAWN_STEPS * max(run.step_s.mean for run in runs)
         for number, config in enumerate(_marked(configs)):
             log = _logged_run(config, notes)
-            if wanted.trace:
-                yield _write_trace(log, _one_each(wanted.trace, len(configs))[number])
-            if wanted.gantt:
-                path = _one_each(wanted.gantt, len(configs))[number]
+            if options.trace:
+                yield _write_trace(log, _one_each(options.trace, len(configs))[number])
+            if options.gantt:
+                path = _one_each(options.gantt, len(configs))[number]
                 yield _draw_gantt(log, path, config, zoom_s)
-    if wanted.plots:
+    if options.plots:
         from simulator.report.plots import write_plots
 
-        yield from write_plots(runs, wanted.plots)
+        yield from write_plots(runs, options.plots)
 
 
 def _logged_run(config: SimulationConfig, notes: Console) -> Log:
-    """The log of the first seed; of a long run, of its beginning."""
+    """The log of the first seed, cut to the first steps if the run is long."""
     workload = config.workload
     most = max(workload.warmup_steps + 3, _LOGGED_GROUPS // workload.prompts_per_batch)
     if workload.steps > most:

@@ -1,4 +1,4 @@
-"""Which GPUs this process may use, told from device files and the environment. No torch."""
+"""Visible GPUs, from device files and the environment. No torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def visible_gpus(
 ) -> tuple[str, ...]:
     """Names of the NVIDIA GPUs as `CUDA_VISIBLE_DEVICES` would list them; empty without any.
 
-    A list in `CUDA_VISIBLE_DEVICES` is taken as it stands up to the first negative number, as CUDA
-    does; it counts only where there is a device file at all.
+    As in CUDA, a list in `CUDA_VISIBLE_DEVICES` ends at the first negative number. It is ignored if
+    there are no device files.
     """
     numbers = sorted(
         int(found.group(1))
@@ -37,5 +37,5 @@ def visible_gpus(
 
 
 def share_of(index: int, width: int, gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs of process `index` if each takes `width`, in turn; processes share where few are."""
+    """GPUs of process `index` with `width` GPUs each, round-robin; shared if there are too few."""
     return tuple(gpus[(index * width + offset) % len(gpus)] for offset in range(width))

@@ -1,4 +1,4 @@
-"""Paths that begin with `~`, as users write them."""
+"""Expansion of `~` in user-supplied paths."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 
 def expanded(path: str | Path, setting: str) -> Path:
-    """The path with the home folder in place of `~` or `~user`.
+    """The path with `~` or `~user` replaced by the home folder.
 
     Args:
-        path: as it was given.
-        setting: where it was given, for the message.
+        path: may begin with `~`.
+        setting: name of the setting, for the message.
 
     Raises:
-        ValueError: in one line: no home folder is known for that user.
+        ValueError: in one line, if the home folder of that user is unknown.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(
             f"{setting} is {path}, but no home folder is known for {Path(path).parts[0]}; "
-            "write the whole path"
+            "write the full path"
         ) from error

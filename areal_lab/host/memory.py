@@ -1,4 +1,4 @@
-"""Memory: what the machine or the container has, and the most that processes have held."""
+"""Memory: size and free memory of the machine or container, and peak memory of processes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """All that processes here may have together."""
+    """Total memory available to processes here."""
     return min(int(psutil.virtual_memory().total), _number(cgroup / "memory.max"))
 
 
 def memory_available_bytes(cgroup: Path = _CGROUP) -> int:
-    """What the kernel could give now."""
+    """Memory that the kernel could allocate now."""
     left = _number(cgroup / "memory.max") - _number(cgroup / "memory.current", 0)
     return min(int(psutil.virtual_memory().available), left)
 
 
 def peak_rss_bytes(process: int) -> int:
-    """Largest resident memory that a process has had; 0 if it has ended, or where /proc is none."""
+    """Peak resident memory of a process; 0 if it has exited, or without /proc."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -34,10 +34,10 @@ def peak_rss_bytes(process: int) -> int:
 
 
 def group_peak_rss_bytes(group: int) -> int:
-    """Largest resident memory that each process of a process group has had, summed.
+    """Sum of the peak resident memory of the processes of a process group.
 
-    An upper bound of what they held together: pages that they share count once for each, and they
-    may have had their most at different times. Those that have ended count nothing.
+    An upper bound of their joint peak: shared pages count once per process, and the peaks may be at
+    different times. Processes that have exited do not count.
     """
     return sum(peak_rss_bytes(process.pid) for process in members(group))
 

@@ -1,7 +1,7 @@
-"""Folders that go with the process that made them, or else with the next one that looks.
+"""Folders removed with the process that created them, or by a later one if it was killed.
 
-make_owned_folder(place) --> a folder with a locked file in it --> removed at the process's end
-                                   killed: the lock is free   --> remove_abandoned_folders(place)
+make_owned_folder(parent) --> a folder with a locked file in it --> removed when the process exits
+                                    killed: the lock is free   --> remove_abandoned_folders(parent)
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _locks: dict[Path, int] = {}
 
 def nearest_existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def make_owned_folder(place: Path, *, mode: int = 0o777) -> Path:
-    """A fresh folder below `place`, removed when this process ends normally.
+def make_owned_folder(parent: Path, *, mode: int = 0o777) -> Path:
+    """A fresh folder in `parent`, removed when this process exits normally.
 
     Args:
-        mode: its permissions, less the umask.
+        mode: its permissions before the umask.
     """
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    # Locked before it gets the name under which others look for abandoned ones.
-    aside = place / f".{name}"
+    # Lock it before it gets the name that `remove_abandoned_folders` searches for.
+    aside = parent / f".{name}"
     aside.mkdir(mode)
     lock = os.open(aside / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = place / name
+    folder = parent / name
     aside.rename(folder)
     _locks[folder] = lock
     atexit.register(remove_owned_folder, folder)
@@ -51,23 +51,23 @@ def remove_owned_folder(folder: Path) -> None:
         os.close(lock)
 
 
-def remove_abandoned_folders(place: Path, first: Callable[[Path], None] = lambda _: None) -> None:
-    """Remove this user's folders below `place` whose owner is dead.
+def remove_abandoned_folders(parent: Path, first: Callable[[Path], None] = lambda _: None) -> None:
+    """Remove this user's folders in `parent` whose owner is dead.
 
     Args:
-        first: done with each of them before.
+        first: called with each folder before its removal.
     """
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         try:
             if folder.lstat().st_uid != os.getuid():
                 continue
             lock = os.open(folder / _LOCK, os.O_RDWR)
         except OSError:
-            continue  # of another kind, or just being removed
+            continue  # not an owned folder, or just being removed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # its owner lives
+            continue  # its owner is alive
         else:
             first(folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,15 +1,15 @@
-"""Child processes that never outlive their parent, however it dies.
+"""Child processes that never outlive their parent, however it exits.
 
     parent holds the write end of a pipe (the lifeline) --- child waits at its read end,
                                                             and on the parent's pidfd
-    parent ends, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group
+    parent exits, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group
 
-The pidfd (Linux) is for parents that forked other children: those hold copies of the write end,
+The pidfd (Linux) is needed if the parent forked other children: they hold copies of the write end,
 so the pipe stays open.
 
-A child runs in a session of its own, so that Ctrl-C at the terminal reaches the parent only, which
-then decides what to finish. Its output goes to a log file; the last lines become part of the error
-when it dies.
+A child runs in its own session, so that Ctrl-C in the terminal reaches only the parent, which then
+decides what to finish. The child's output goes to a log file; its last lines become part of the
+error message if the child dies.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LIFELINE = "AREAL_LAB_LIFELINE"
 
 _ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
-_last_wishes: list[Callable[[], None]] = []
+_clean_ups: list[Callable[[], None]] = []
 
 STOP_GRACE_S = 5.0
-"""Seconds between asking a child to end (SIGTERM) and ending it (SIGKILL)."""
+"""Seconds between SIGTERM and SIGKILL when stopping a child."""
 
 
 class ChildDied(RuntimeError):
-    """A child process ended when it should not have; the message says how and what it last said."""
+    """A child process exited unexpectedly; the message has the exit code and the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Child:
         return self.process.pid
 
     async def died(self) -> ChildDied:
-        """Wait until the process ends, and describe the end."""
+        """Wait until the process exits, and return an error that describes how."""
         code = await self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return ChildDied(
@@ -69,13 +69,13 @@ class Child:
         )
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the process and its descendants: politely, then for certain. Idempotent.
+        """Stop the process and its descendants, by SIGTERM and then SIGKILL. Idempotent.
 
         Args:
-            at_once: leave out the polite part.
+            at_once: skip SIGTERM.
         """
         if self._lifeline.closed:
-            return  # the process id may be someone else's by now
+            return  # the process id may have been reused
         try:
             if not at_once:
                 self._signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ class Child:
         except TimeoutError:
             pass
         finally:
-            # Also when it has ended: its descendants may have not.
+            # Even if it has exited: its descendants may still run.
             self._signal(signal.SIGKILL)
             self._lifeline.close()
             await self.process.wait()
@@ -107,9 +107,9 @@ async def start_child(
     """Start `python -m module arguments...`; the module must call `watch_parent` first.
 
     Args:
-        name: what the user calls the process, as in "engine 0".
+        name: name of the process in messages, such as "engine 0".
         log_path: file that receives its standard output and error.
-        environment: variables on top of this process's own.
+        environment: variables to add to this process's own.
         pass_fds: descriptors the child inherits under the same numbers.
     """
     return await start_command(
@@ -129,7 +129,7 @@ async def start_command(
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start any command whose program calls `watch_parent` first; the rest as in `start_child`."""
+    """Start a command whose program calls `watch_parent` first; arguments as in `start_child`."""
     read_fd, write_fd = os.pipe()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -152,14 +152,14 @@ async def start_command(
 
 
 def watch_parent() -> threading.Thread | None:
-    """In a child: die, with all descendants, as soon as the parent is gone.
+    """In a child: exit, with all descendants, as soon as the parent is gone.
 
     Does nothing in a process that was not started by `start_child`, so that a server can also be
-    run by hand.
+    started by hand.
 
     Returns:
-        The thread that watches. A child that learns of its parent's end in another way, from a
-        closed connection say, joins it, else it may be gone before `on_parent_death` was heard.
+        The watching thread. A child that notices its parent's exit in another way, such as a
+        closed connection, must join it, so that the functions of `on_parent_death` still run.
     """
     lifeline = os.environ.pop(_LIFELINE, None)
     if lifeline is None:
@@ -178,11 +178,11 @@ def watch_parent() -> threading.Thread | None:
             poll = select.poll()
             for end in watched:
                 poll.register(end, select.POLLIN)
-            poll.poll()  # nobody writes: whatever comes is the end
-        for clean_up in _last_wishes:
+            poll.poll()  # nothing is ever written: any event is the end
+        for clean_up in _clean_ups:
             try:
                 clean_up()
-            except Exception:  # whatever it is, dying comes next
+            except Exception:  # the process exits next in any case
                 traceback.print_exc()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
@@ -192,16 +192,16 @@ def watch_parent() -> threading.Thread | None:
 
 
 def on_parent_death(clean_up: Callable[[], None]) -> None:
-    """In a child: call this before dying with the parent; it must not wait for anything."""
-    _last_wishes.append(clean_up)
+    """In a child: call this function before exiting with the parent; it must not block."""
+    _clean_ups.append(clean_up)
 
 
 @contextmanager
-def importing_much() -> Iterator[None]:
-    """Around the imports of torch and transformers at the start of a process.
+def heavy_imports() -> Iterator[None]:
+    """Disable the cyclic garbage collector while a process imports torch and transformers.
 
-    They make half a million objects that stay. Looking through these for garbage meanwhile, many
-    times, takes a fifth of the time of the imports, and finds none; later searches leave them out.
+    They create half a million permanent objects. Collecting meanwhile takes a fifth of the import
+    time and finds nothing; later collections skip these objects.
     """
     gc.disable()
     try:
@@ -212,7 +212,7 @@ def importing_much() -> Iterator[None]:
 
 
 def group_of(process: int) -> int | None:
-    """Process group of a process; None if it has ended."""
+    """Process group of a process; None if it has exited."""
     try:
         return os.getpgid(process)
     except ProcessLookupError:
@@ -220,19 +220,19 @@ def group_of(process: int) -> int | None:
 
 
 def members(group: int) -> Iterator[psutil.Process]:
-    """Processes of a group that have not ended; a zombie, which nobody has waited for, has."""
+    """Running processes of a group; zombies do not count."""
     for process in psutil.process_iter(["status"]):
         if group_of(process.pid) == group and process.info["status"] not in _ENDED:
             yield process
 
 
 def last_lines(path: Path, count: int = 20, width: int = 300) -> str:
-    """The last lines of a log file, each cut at `width`, or a word about why there are none."""
+    """The last lines of a log file, each cut at `width`, or why there are none."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"
-    # Servers write all their settings into one line.
+    # Servers print all their settings in one line.
     cut = [line if len(line) <= width else f"{line[:width]} ..." for line in lines[-count:]]
     return "\n".join(cut) or "(the log is empty)"
 
@@ -242,6 +242,6 @@ MALLOC_FOR_TRAINING: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(32 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
-"""glibc settings that keep large freed buffers in the process. As it comes, glibc returns them to
-the kernel and faults them in again: 44 % of the CPU time of a training step on a CPU. They act only
-when set before the process starts."""
+"""glibc settings that keep large freed buffers in the process. By default glibc returns them to the
+kernel and faults them in again, which takes 44 % of the CPU time of a training step on a CPU. They
+take effect only if set before the process starts."""

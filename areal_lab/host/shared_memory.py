@@ -1,8 +1,8 @@
-"""Shared memory that a killed server would leave behind. Linux.
+"""Remove shared memory that a killed server leaves behind. Linux.
 
-A server that is killed removes none of its segments and semaphores in /dev/shm. Which are its own
-is told by what its processes map, so this looks while they live. Files are told by their inodes:
-a semaphore is mapped under a first name that is gone by the time others can open it.
+A server that is killed does not remove its segments and semaphores in /dev/shm. They are identified
+by the memory maps of its processes, which must be read while these are alive. Files are identified
+by inode, since a semaphore is mapped under a temporary name.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What one server has been seen to map, less what was there before it.
+    """Shared memory that one server maps, without files that existed before.
 
-    Made before the server is started.
+    Create it before the server is started.
     """
 
     found: set[Path] = field(default_factory=set)
     _before: frozenset[Path] = field(default_factory=lambda: frozenset(_files().values()))
 
-    def look(self, group: int) -> bool:
-        """Add what is new, and say whether anything is; costs next to nothing if nothing is."""
+    def record(self, group: int) -> bool:
+        """Add new segments and return whether there are any; almost free if there are none."""
         new = set(_files().values()) - self._before - self.found
-        its_own = new & shared_segments(group) if new else new
-        self.found.update(its_own)
-        return bool(its_own)
+        own = new & shared_segments(group) if new else new
+        self.found.update(own)
+        return bool(own)
 
 
 def shared_segments(group: int) -> frozenset[Path]:
-    """What the processes of a process group map directly in /dev/shm.
+    """Files directly in /dev/shm that the processes of a process group map.
 
-    Folders there are left alone: weights travel in them, and engines map those too.
+    Files in its folders do not count: they may be weights, which engines map as well.
     """
     found: set[Path] = set()
     files = _files()
@@ -50,7 +50,7 @@ def shared_segments(group: int) -> frozenset[Path]:
 
 
 def remove_segments(segments: Collection[Path], group: int) -> None:
-    """Remove those that no process outside the group maps. Idempotent."""
+    """Remove the segments that no process outside the group maps. Idempotent."""
     left = set(segments)
     files = {inode: file for inode, file in _files().items() if file in left}
     for process in psutil.pids() if files else ():
@@ -69,7 +69,7 @@ def _files() -> dict[int, Path]:
 
 
 def _segments(process: int, files: dict[int, Path]) -> set[Path]:
-    """Those of the files that a process maps; none if it is gone or another user's."""
+    """The files that a process maps; none if it has exited or is another user's."""
     try:
         maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line errors, a quick answer."""
+"""The command line: exit codes, one-line errors, light imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, list(arguments))
 
 
-def test_train_hands_the_merged_settings_on_and_returns_its_code(
+def test_train_runs_the_merged_settings_and_returns_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[TrainConfig] = []
@@ -37,27 +37,27 @@ def test_train_hands_the_merged_settings_on_and_returns_its_code(
     result = call("train", str(CONFIG), "eta=0.5", "seed=3")
     assert result.exit_code == 130
     assert (given[0].seed, given[0].rollout.max_head_offpolicyness) == (3, 0.5)
-    assert "note:" not in result.stderr  # the run itself has it
+    assert "note:" not in result.stderr  # the run itself prints notes
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["eta=-1"], "error: rollout.max_head_offpolicyness is -1"),
         (["rollout.max_lags=1"], "error: unknown setting 'rollout.max_lags'"),
         (["seed"], "error: override 'seed' is not of the form"),
     ],
 )
-def test_wrong_settings_end_with_2_and_one_line(arguments: list[str], said: str) -> None:
+def test_wrong_settings_end_with_2_and_one_line(arguments: list[str], message: str) -> None:
     result = call("train", str(CONFIG), *arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(said)
+    assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (ChildDied("engine 0 was killed by SIGKILL"), 1, "error: engine 0 was killed by SIGKILL\n"),
         (ExceptionGroup("several", [OSError("disk full")]), 1, "error: disk full\n"),
@@ -66,7 +66,7 @@ def test_wrong_settings_end_with_2_and_one_line(arguments: list[str], said: str)
     ],
 )
 def test_a_failed_run_ends_with_its_message(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
     def run_to_end(_: TrainConfig) -> int:
         raise error
@@ -74,7 +74,7 @@ def test_a_failed_run_ends_with_its_message(
     monkeypatch.setattr("areal_lab.pipeline.console.run_to_end", run_to_end)
     result = call("train", str(CONFIG))
     assert result.exit_code == code
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_trace_prints_the_run_and_exports_it(
@@ -95,7 +95,7 @@ def test_trace_prints_the_run_and_exports_it(
     assert (tmp_path / "other.json").exists()
 
 
-def test_trace_refuses_what_is_no_run_folder(tmp_path: Path) -> None:
+def test_trace_refuses_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     result = call("trace", str(tmp_path))
     assert result.exit_code == 2
     assert "is not a run folder" in result.stderr
@@ -110,19 +110,19 @@ search: {seeds: 2, sensitivity: 0}
 """
 
 
-def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
-    question = tmp_path / "question.yaml"
-    question.write_text(PLAN)
-    table = call("plan", str(question), "--workers", "1")
+def test_plan_prints_tables_or_one_json_object(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(PLAN)
+    table = call("plan", str(file), "--workers", "1")
     assert table.exit_code == 0
     assert "shortest time for 100 steps" in table.stdout
-    told = json.loads(call("plan", str(question), "--workers", "1", "--json").stdout)
-    assert told["candidates"]["combinations"] == 2
-    assert told["best"]["settings"]["cluster.gpus"] == 4
+    output = json.loads(call("plan", str(file), "--workers", "1", "--json").stdout)
+    assert output["candidates"]["combinations"] == 2
+    assert output["best"]["settings"]["cluster.gpus"] == 4
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["objective=money"], "error: objective is 'money', but must be one of gpus"),
         (["candidates.gpu=[H1000]"], "unknown GPU 'H1000'; did you mean 'H100'"),
@@ -132,14 +132,14 @@ def test_plan_prints_an_answer_or_one_object(tmp_path: Path) -> None:
         (["limits.deadline_h=nan"], "error: limits.deadline_h is 'nan'"),
     ],
 )
-def test_a_wrong_question_ends_with_2_and_one_line(
-    tmp_path: Path, overrides: list[str], said: str
+def test_a_wrong_plan_ends_with_2_and_one_line(
+    tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    question = tmp_path / "question.yaml"
-    question.write_text(PLAN)
-    result = call("plan", str(question), *overrides)
+    file = tmp_path / "file.yaml"
+    file.write_text(PLAN)
+    result = call("plan", str(file), *overrides)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -151,11 +151,11 @@ def test_a_wrong_question_ends_with_2_and_one_line(
         ("calibrate", "cluster.gpu = H800"),
     ],
 )
-def test_settings_are_listed_below_the_help_of_what_takes_them(command: str, setting: str) -> None:
+def test_help_of_a_command_lists_its_settings(command: str, setting: str) -> None:
     assert setting in call(command, "--help").stdout
 
 
-def test_settings_are_listed_by_config_and_below_the_help_of_train() -> None:
+def test_config_and_the_help_of_train_list_the_training_settings() -> None:
     listed = call("config").stdout
     assert "rollout.max_head_offpolicyness = 4.0  (a number >= 0, in versions)" in listed
     helped = call("train", "--help").stdout
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == 130
 
 
-def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+def test_a_closed_pipe_is_no_traceback() -> None:
     ended = subprocess.run(
         [f"{sys.executable} -m areal_lab.cli.app config | head -1"],
         shell=True,

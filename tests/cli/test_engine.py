@@ -45,31 +45,34 @@ def call(*arguments: str) -> Result:
 
 
 def test_list_names_every_engine_and_its_state() -> None:
-    told = call("engine", "list")
-    assert told.exit_code == 0
-    assert re.search(r"embedded +ready", told.stdout)
-    assert re.search(r"sglang +not installed .*engines/sglang", told.stdout)
+    result = call("engine", "list")
+    assert result.exit_code == 0
+    assert re.search(r"embedded +ready", result.stdout)
+    assert re.search(r"sglang +not installed .*engines/sglang", result.stdout)
 
 
-def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
-    told = call("engine", "install", "vllm", "--build", "cpu", "--dry-run")
-    assert told.exit_code == 0
-    assert "vllm: CPU build, because it was asked for" in told.stdout
-    assert "GiB on disk" in told.stdout
-    assert told.stdout.endswith("nothing was done (--dry-run)\n")
+def test_a_dry_run_describes_and_changes_nothing(tmp_path: Path) -> None:
+    result = call("engine", "install", "vllm", "--build", "cpu", "--dry-run")
+    assert result.exit_code == 0
+    assert "vllm: CPU build, because it was requested" in result.stdout
+    assert "GiB on disk" in result.stdout
+    assert result.stdout.endswith("dry run: nothing was changed\n")
     assert not (tmp_path / "engines").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("install", "sglan"), "'sglan' cannot be installed; there are sglang, vllm; did you mean"),
+        (
+            ("install", "sglan"),
+            "'sglan' is not an engine to install; known are sglang, vllm; did you mean",
+        ),
         (("install", "embedded"), "engine embedded is part of this package"),
         (("install", "sglang", "--build", "tpu"), "--build is 'tpu', but must be cpu or gpu"),
         (("serve", "sglang"), "run: areal-lab engine install sglang"),
         (
             ("serve", "embedded", "--host", "nonsense.invalid", "--port", "0"),
-            "--host is 'nonsense.invalid', but must be an address of this machine, as in 127.0.0.1",
+            "--host is 'nonsense.invalid', but must be an address of this machine, such as 127",
         ),
         (("serve", "embedded", "--host", "192.0.2.1"), "(cannot assign requested address)"),
         (("serve", "embedded", "--host", ".."), "--host is '..', but must be an address of this"),
@@ -77,30 +80,30 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path) -> None:
         (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_2(arguments: tuple[str, ...], said: str) -> None:
-    told = call("engine", *arguments)
-    assert told.exit_code == 2
-    assert said in told.stderr
-    assert told.stderr.count("\n") == 1
+def test_wrong_arguments_are_one_line_and_exit_2(arguments: tuple[str, ...], said: str) -> None:
+    result = call("engine", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("more", [("--dry-run",), ("--force", "--dry-run"), ()])
-def test_a_place_that_is_no_folder_is_refused_before_anything_is_made(
+def test_a_parent_that_is_not_a_folder_is_refused_before_anything_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / "file"))
-    told = call("engine", "install", "sglang", "--build", "cpu", *more)
-    assert told.exit_code == 1
-    assert told.stderr == (
-        f"error: {tmp_path}/file/sglang cannot be made, as {tmp_path}/file is not a folder; let "
-        "AREAL_LAB_ENGINES name another folder\n"
+    result = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: {tmp_path}/file/sglang cannot be created, as {tmp_path}/file is not a folder; set "
+        "AREAL_LAB_ENGINES to another folder\n"
     )
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path / ("n" * 300)))
-    told = call("engine", "install", "sglang", "--build", "cpu", *more)
-    assert told.exit_code == 1
-    assert "cannot be looked into (File name too long); let AREAL_LAB_ENGINES" in told.stderr
-    assert told.stderr.count("\n") == 1
+    result = call("engine", "install", "sglang", "--build", "cpu", *more)
+    assert result.exit_code == 1
+    assert "cannot be read (File name too long); set AREAL_LAB_ENGINES" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -118,15 +121,15 @@ def test_the_home_folder_of_an_unknown_user_is_one_line(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_ENGINES", "~nosuchuser/engines")
-    told = call(*command)
-    assert told.exit_code == 2
-    assert told.stderr == (
+    result = call(*command)
+    assert result.exit_code == 2
+    assert result.stderr == (
         "error: AREAL_LAB_ENGINES is ~nosuchuser/engines, but no home folder is known for "
-        "~nosuchuser; write the whole path\n"
+        "~nosuchuser; write the full path\n"
     )
 
 
-def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
+def test_serve_runs_until_ctrl_c(tmp_path: Path) -> None:
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
     with subprocess.Popen(
@@ -153,26 +156,27 @@ def test_served_by_hand_until_ctrl_c(tmp_path: Path) -> None:
         assert serving.stderr.read().endswith("stopped\n")
 
 
-def test_adapters_are_for_servers_that_take_them(tmp_path: Path) -> None:
+def test_adapters_need_a_server_that_supports_them(tmp_path: Path) -> None:
     model = str(write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path)
-    told = call("engine", "serve", "embedded", "--model-path", model, "--lora-rank", "8")
-    assert told.exit_code == 2
+    result = call("engine", "serve", "embedded", "--model-path", model, "--lora-rank", "8")
+    assert result.exit_code == 2
     assert (
-        "--lora-rank is 8, but embedded takes no adapters, only sglang and vllm do" in told.stderr
+        "--lora-rank is 8, but embedded does not support adapters, only sglang and vllm do"
+        in result.stderr
     )
-    told = call("engine", "serve", "vllm", "--model-path", model, "--lora-rank", "600")
-    assert told.exit_code == 2
-    assert "vllm takes adapters of rank 512 at most" in told.stderr
+    result = call("engine", "serve", "vllm", "--model-path", model, "--lora-rank", "600")
+    assert result.exit_code == 2
+    assert "vllm supports adapters up to rank 512" in result.stderr
     file = Path(model) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    told = call("engine", "serve", "sglang", "--model-path", model, "--lora-rank", "8")
-    assert told.exit_code == 2
-    assert "model.safetensors is damaged" in told.stderr
-    assert told.stderr.count("\n") == 1
+    result = call("engine", "serve", "sglang", "--model-path", model, "--lora-rank", "8")
+    assert result.exit_code == 2
+    assert "model.safetensors is damaged" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path) -> None:
-    from areal_lab.cli.engine import _until_asked
+def test_a_server_that_dies_ends_serve_with_the_end_of_its_log(tmp_path: Path) -> None:
+    from areal_lab.cli.engine import _serve_until_stopped
     from areal_lab.engines.client.engine_client import EngineClient
     from areal_lab.engines.launch.start import EngineProcess
     from areal_lab.host.processes import ChildDied, start_command
@@ -184,7 +188,7 @@ def test_a_server_that_dies_ends_the_serving_with_its_last_words(tmp_path: Path)
             url = "http://127.0.0.1:1"
             return EngineProcess(child=child, client=EngineClient(url), base_url=url)
 
-        await _until_asked(launch, "model")
+        await _serve_until_stopped(launch, "model")
 
     with pytest.raises(ChildDied, match=r"engine 0 .* exited with 1; .*\n.*out of memory"):
         asyncio.run(scenario())
@@ -197,33 +201,36 @@ def child_of(parent: int) -> str:
 def test_a_configuration_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("rollout: {engines: 2}\n")
-    told = call("doctor", "--config", str(file), "allocation_mode=embedded:d2+fsdp:d1")
-    assert "This configuration:\n    starts 2 x embedded" in told.stdout
-    assert "is read as embedded:d2+fsdp:d1" in told.stdout
-    told = call("doctor", "--json", "--config", str(file))
-    assert json.loads(told.stdout)["plan"][1].startswith("engine 0: CPU")
+    result = call("doctor", "--config", str(file), "allocation_mode=embedded:d2+fsdp:d1")
+    assert "A run with this config:\n    starts 2 x embedded" in result.stdout
+    assert "is read as embedded:d2+fsdp:d1" in result.stdout
+    result = call("doctor", "--json", "--config", str(file))
+    assert json.loads(result.stdout)["plan"][1].startswith("engine 0: CPU")
 
 
 def test_a_configuration_that_cannot_run_fails_with_its_command(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("rollout: {backend: sglang}\n")
-    told = call("doctor", "--config", str(file))
-    assert told.exit_code == 1
-    assert re.search(r"FAIL +configuration +rollout.backend is sglang, but", told.stdout)
-    assert "configuration:\n    areal-lab engine install sglang" in told.stdout
+    result = call("doctor", "--config", str(file))
+    assert result.exit_code == 1
+    assert re.search(r"FAIL +configuration +rollout.backend is sglang, but", result.stdout)
+    assert "configuration:\n    areal-lab engine install sglang" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("rollout.engines=2",), "'rollout.engines=2' changes a configuration; add --config FILE"),
+        (
+            ("rollout.engines=2",),
+            "'rollout.engines=2' overrides a setting, but there is no config; add --config FILE",
+        ),
         (("--config", "nowhere.yaml"), "nowhere.yaml does not exist"),
     ],
 )
 def test_doctor_refuses_what_it_cannot_explain(arguments: tuple[str, ...], said: str) -> None:
-    told = call("doctor", *arguments)
-    assert told.exit_code == 2
-    assert said in told.stderr
+    result = call("doctor", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def sglang(condition: Condition, build: Build = "cpu") -> Environment:
@@ -233,30 +240,36 @@ def sglang(condition: Condition, build: Build = "cpu") -> Environment:
         condition=condition,
         version="0.5",
         build=build,
-        lacks="a.py is gone",
+        missing="a.py is missing",
     )
 
 
 @pytest.mark.parametrize(
-    ("found", "gpus", "status", "detail", "mend"),
+    ("found", "gpus", "status", "detail", "fix"),
     [
         (sglang(Condition.MISSING), (), Status.OK, "not installed", ""),
         (sglang(Condition.READY), (), Status.OK, "0.5 (CPU build) in /e", ""),
-        (sglang(Condition.FOREIGN), (), Status.OK, "made by hand", ""),
-        (sglang(Condition.HALF_MADE), (), Status.NOTE, "half made", "install sglang"),
+        (sglang(Condition.MANUAL), (), Status.OK, "installed manually", ""),
+        (sglang(Condition.INCOMPLETE), (), Status.NOTE, "incompletely", "install sglang"),
         (sglang(Condition.OUTDATED), (), Status.NOTE, "have changed", "install sglang"),
-        (sglang(Condition.BROKEN), (), Status.NOTE, "but broken: a.py is gone", "install sglang"),
+        (
+            sglang(Condition.BROKEN),
+            (),
+            Status.NOTE,
+            "but broken: a.py is missing",
+            "install sglang",
+        ),
         (sglang(Condition.READY, "gpu"), (), Status.NOTE, "no GPU is", "sglang --build cpu"),
         (sglang(Condition.READY, "gpu"), ("0",), Status.OK, "(GPU build)", ""),
     ],
 )
 def test_the_doctor_knows_the_state_of_an_engine(
-    found: Environment, gpus: tuple[str, ...], status: Status, detail: str, mend: str
+    found: Environment, gpus: tuple[str, ...], status: Status, detail: str, fix: str
 ) -> None:
-    finding = doctor.judge_engine(found, gpus)
+    finding = doctor.diagnose_engine(found, gpus)
     assert (finding.name, finding.status) == ("engine sglang", status)
     assert detail in finding.detail
-    assert finding.mend.endswith(mend)
+    assert finding.fix.endswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +283,7 @@ def test_the_doctor_knows_the_state_of_an_engine(
         (["rollout.port=65535", "rollout.engines=3"], "engine ports end at 65535"),
         (["rollout.engines=200000000"], "is 200000000, but "),
         (['rollout.addresses=["127.0.0.1:30000"]'], "but an address is http://HOST:PORT"),
-        (['rollout.addresses=["http://127.0.0.1:1"]'], "nothing answers at http://127.0.0.1:1"),
+        (['rollout.addresses=["http://127.0.0.1:1"]'], "nothing responds at http://127.0.0.1:1"),
         (["experiment_name=a/b"], "experiment_name is 'a/b', but must be a folder name"),
         (["run_dir=/dev/null/runs"], "/dev/null is not a folder"),
     ],
@@ -294,18 +307,18 @@ def test_the_doctor_knows_how_an_engine_takes_weights(monkeypatch: pytest.Monkey
     monkeypatch.setattr(preflight, "this_machine", lambda: there)
     config = load_config(None, ["rollout.backend=vllm", "rollout.transfer=distributed"])
     _, (refusal,) = doctor.explain_config(config)
-    assert "vllm takes weights by folder, adapter only" in refusal.detail
+    assert "vllm supports folder, adapter only" in refusal.detail
     assert refusal.detail.endswith("set rollout.transfer=folder")
 
 
-def test_what_the_doctor_leaves_to_the_run_is_said(tmp_path: Path) -> None:
+def test_the_doctor_says_what_it_does_not_check(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("actor: {path: nowhere}\n")
-    told = call("doctor", "--config", str(file), "dataset.type=jsonl")
-    assert "problems, functions and the model are looked at when a run starts" in told.stdout
+    result = call("doctor", "--config", str(file), "dataset.type=jsonl")
+    assert "the dataset, functions and model are checked only when a run starts" in result.stdout
 
 
-def test_help_answers_without_torch() -> None:
+def test_the_command_line_loads_without_torch() -> None:
     program = "import sys, areal_lab.cli.app; print('torch' in sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -313,9 +326,8 @@ def test_help_answers_without_torch() -> None:
     assert run.stdout == "False\n"
 
 
-def test_a_wait_that_is_broken_off_ends_what_was_started() -> None:
-    """Ctrl-C before the server is ready."""
-    from areal_lab.cli.engine import _until_asked
+def test_ctrl_c_before_the_server_is_ready_stops_it() -> None:
+    from areal_lab.cli.engine import _serve_until_stopped
 
     ended = asyncio.Event()
 
@@ -327,7 +339,7 @@ def test_a_wait_that_is_broken_off_ends_what_was_started() -> None:
             finally:
                 ended.set()
 
-        await _until_asked(launch, "model")  # type: ignore[arg-type]  # it never returns a server
+        await _serve_until_stopped(launch, "model")  # type: ignore[arg-type]  # it never returns a server
 
     asyncio.run(scenario())
     assert ended.is_set()

@@ -1,4 +1,4 @@
-"""`areal-lab simulate`, called as a user does."""
+"""`areal-lab simulate`, called as by a user."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_an_eta_without_effect_is_among_the_warnings() -> None:
     assert "schedule.eta is 4, but has no effect" in both.stdout
 
 
-def test_the_same_call_says_the_same() -> None:
+def test_the_same_call_gives_the_same_output() -> None:
     first, second = (call("--preset", "small", "--json").stdout for _ in range(2))
     assert first == second
 
 
-def test_a_file_of_ones_own_with_overrides(tmp_path: Path) -> None:
+def test_your_own_file_with_overrides(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(own_file(PAGE.read_text()))
     result = call(str(path), "steps=10", "warmup_steps=2", "--json", "seeds=2")
@@ -91,7 +91,7 @@ def test_trace_gantt_and_plots_are_written(tmp_path: Path) -> None:
     assert files["gantt.png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_of_two_each_has_its_own_trace_and_gantt(
+def test_a_comparison_writes_two_traces_and_two_gantts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, tuple[str, float]] = {}
@@ -145,14 +145,17 @@ def test_help_lists_every_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ([], "error: nothing to simulate; name a FILE.yaml, or --preset NAME"),
+        ([], "error: nothing to simulate; give a FILE.yaml, or --preset NAME"),
         (["--preset", "table_8"], "error: unknown preset 'table_8'; did you mean 'table_7'"),
         (["nowhere.yaml"], "error: nowhere.yaml does not exist"),
-        (["small", "--preset", "table_7"], "error: 'small' and 'table_7' are two things"),
-        (["small", "--compare", "small", "table_7"], "error: --compare names what to simulate"),
-        (["--compare", "small", "small 'eta=0"], 'error: "small \'eta=0" has a quotation mark'),
+        (["small", "--preset", "table_7"], "error: 'small' and 'table_7' are two simulations"),
+        (["small", "--compare", "small", "table_7"], "error: --compare takes both simulations"),
+        (
+            ["--compare", "small", "small 'eta=0"],
+            'error: "small \'eta=0" has an unclosed quotation',
+        ),
         (["small", "etta=1"], "error: unknown setting 'etta' in the overrides; did you mean"),
         (["small", "cluster.gpu=H1000"], "error: cluster.gpu: unknown GPU 'H1000'; did you"),
         (["small", "workload.prompts_per_batch=0"], "error: workload.prompts_per_batch is 0, but"),
@@ -162,10 +165,10 @@ def test_help_lists_every_setting() -> None:
         (["small", "model=Qwen2.5-72B"], "error: rollout"),
     ],
 )
-def test_mistakes_end_with_2_and_a_line_each(arguments: list[str], said: str) -> None:
+def test_mistakes_end_with_2_and_a_line_each(arguments: list[str], message: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(said)
+    assert result.stderr.startswith(message)
     assert result.stdout == ""
     assert all(line.startswith("error: ") for line in result.stderr.splitlines())
 
@@ -177,21 +180,29 @@ def test_several_mistakes_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "path", "said"),
+    ("command", "path", "message"),
     [
         ("simulate small --trace", "folder", "--trace is folder, which is a folder; name a file"),
         ("simulate small --trace", "file/a.json", "--trace is file/a.json, but file is a file"),
         ("simulate small --gantt", "folder", "--gantt is folder, which is a folder; name a file"),
-        ("simulate small --gantt", "a.txt", "--gantt is a.txt, but a picture ends with one of"),
+        ("simulate small --gantt", "a.txt", "--gantt is a.txt, but a picture must end with one of"),
         ("simulate small --plots", "file", "--plots is file, which is a file; name a folder"),
-        ("plan question.yaml --plot", "x.txt", "--plot is x.txt, but a picture ends with one of"),
+        (
+            "plan question.yaml --plot",
+            "x.txt",
+            "--plot is x.txt, but a picture must end with one of",
+        ),
         ("plan question.yaml --plot", "folder", "--plot is folder, which is a folder"),
         ("calibrate steps.csv --out", "folder", "--out is folder, which is a folder"),
-        ("calibrate steps.csv --plot", "x.txt", "--plot is x.txt, but a picture ends with one of"),
+        (
+            "calibrate steps.csv --plot",
+            "x.txt",
+            "--plot is x.txt, but a picture must end with one of",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_said_before_anything_is_simulated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str, said: str
+def test_a_wrong_output_path_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
@@ -200,12 +211,12 @@ def test_what_cannot_be_written_is_said_before_anything_is_simulated(
     Path("steps.csv").write_text("batch,context,ms\n1,100,60\n")
     result = CliRunner().invoke(cli.app, [*command.split(), path])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
-def test_a_picture_without_an_ending_is_a_png_and_told_as_one(
+def test_a_picture_without_a_suffix_becomes_a_png(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,20 +226,20 @@ def test_a_picture_without_an_ending_is_a_png_and_told_as_one(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["small", "--trace", "t.json"], "--trace would have no effect: --against replays"),
+        (["small", "--trace", "t.json"], "--trace would have no effect with --against"),
         (["small", "--seeds", "3", "--gantt", "a.png"], "--seeds and --gantt would have no effect"),
-        (["--compare", "small", "table_7"], "--against replays one file or preset; --compare"),
+        (["--compare", "small", "table_7"], "--against takes one file or preset, but --compare"),
     ],
 )
-def test_options_without_effect_are_refused(arguments: list[str], said: str) -> None:
+def test_options_without_effect_are_refused(arguments: list[str], message: str) -> None:
     result = call(*arguments, "--against", "run")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.startswith(f"error: {message}")
 
 
-def test_a_plan_without_a_possible_candidate_ends_with_2_and_says_which_bound_it_was() -> None:
+def test_a_plan_without_a_possible_candidate_ends_with_2_and_names_the_limit() -> None:
     file = str(Path(__file__).parents[2] / "configs" / "plan_example.yaml")
     result = CliRunner().invoke(cli.app, ["plan", file, "limits.gpus=4", "--workers", "1"])
     assert result.exit_code == 2
@@ -253,6 +264,6 @@ def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
     assert ended.stderr.splitlines()[-1] == "[]"
 
 
-def test_the_page_is_what_the_program_says() -> None:
+def test_the_page_shows_the_current_output() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert rewritten(page) == page, "run: python -m tools.pages.simulator"

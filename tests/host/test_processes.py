@@ -19,7 +19,7 @@ from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.host.processes import (
     Child,
     ChildDied,
-    importing_much,
+    heavy_imports,
     last_lines,
     start_child,
 )
@@ -219,7 +219,7 @@ def test_last_lines_are_the_last_ones_and_none_is_endless(tmp_path: Path) -> Non
 
 def test_garbage_is_looked_for_again_after_imports_that_fail_too() -> None:
     def import_much() -> None:
-        with importing_much():
+        with heavy_imports():
             assert not gc.isenabled()
             raise ImportError
 

@@ -46,7 +46,7 @@ def machine(
             machine(condition=Condition.MISSING),
             "engine is not installed (looked in /engines/sglang); run: areal-lab engine install",
         ),
-        ("rollout.backend=vllm", machine(condition=Condition.HALF_MADE), "engine is half made"),
+        ("rollout.backend=vllm", machine(condition=Condition.INCOMPLETE), "engine is incomplete"),
         ("rollout.backend=embedded:d1t2", machine(), "which embedded cannot do; write embedded:d1"),
         ("rollout.backend=sglang:d1t2", machine(), "but the CPU build is installed; write sgl"),
         ("rollout.backend=sglang:d2p2", machine(), "by pipeline, which is not available; write sg"),
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused_in_one_line(override: str, where: Machine,
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("condition", [Condition.OUTDATED, Condition.FOREIGN])
+@pytest.mark.parametrize("condition", [Condition.OUTDATED, Condition.MANUAL])
 def test_an_environment_that_works_will_do(condition: Condition) -> None:
     config = load_config(None, ["rollout.backend=sglang:d2"])
     assert check_placement(config, machine(condition=condition)).servers == 2

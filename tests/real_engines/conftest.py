@@ -82,7 +82,7 @@ async def start(
         pytest.fail(
             f"the {name} server did not start: {error}\nThe whole log is {log_path}. "
             "`areal-lab doctor` says what this machine lacks; if the installation is broken, "
-            f"`areal-lab engine install {name} --force` makes it anew.",
+            f"`areal-lab engine install {name} --force` reinstalls it.",
             pytrace=False,
         )
     announce(f"{name} {engine.version} is ready after {time.monotonic() - began_s:.0f} s\n")

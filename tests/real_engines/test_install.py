@@ -28,15 +28,15 @@ COMMAND = [sys.executable, "-m", "areal_lab.cli.app", "engine"]
 def test_installing_again_does_nothing(engine: str) -> None:
     found = environment(engine)
     assert found.condition.usable, f"run: areal-lab engine install {engine}"
-    if found.condition is Condition.FOREIGN:
-        pytest.fail(f"{found.folder} was not made by: areal-lab engine install {engine}")
+    if found.condition is Condition.MANUAL:
+        pytest.fail(f"{found.folder} was not installed by: areal-lab engine install {engine}")
     run = subprocess.run(
         [*COMMAND, "install", engine, "--build", found.build],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stdout.endswith("nothing to do\n")
+    assert run.stdout.endswith("use --force to reinstall\n")
     assert found.version in run.stdout
 
 

@@ -33,7 +33,7 @@ def check_addresses(addresses: Sequence[str]) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CannotAttach(
-                f"rollout.addresses: nothing answers at {address} ({reason}); start a server there "
+                f"rollout.addresses: nothing responds at {address} ({reason}); start a server there "
                 "(areal-lab engine serve), or remove the address"
             ) from error
 

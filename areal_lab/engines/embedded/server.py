@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_lab.host.processes import importing_much, watch_parent
+from areal_lab.host.processes import heavy_imports, watch_parent
 
 if TYPE_CHECKING:
     from areal_lab.engines.embedded.batcher import Batcher
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"embedded engine: {options.model_path} on http://{host}:{port}", flush=True)
 
     # Imported late, so that a wrong option or a used port is reported immediately.
-    with importing_much():
+    with heavy_imports():
         import uvicorn
 
         from areal_lab.engines.embedded.app import create_app
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def load_batcher(options: argparse.Namespace) -> Batcher:
     """The batcher of a server started with these options."""
-    with importing_much():
+    with heavy_imports():
         from transformers.utils import logging
 
         from areal_lab.engines.embedded.batcher import Batcher

@@ -1,9 +1,9 @@
-"""The inference servers that can be started: what each is, how it is called, what it can do.
+"""Facts about the inference servers that can be started: their command lines and capabilities.
 
     ServerOptions --arguments(), environment()--> the command line of one server
 
-Facts only: nothing here looks for an installation (`install`) or starts a process (`launch`). All
-three speak one of two dialects, and one client speaks both.
+Facts only: nothing here inspects an installation (`environments`) or starts a process (`start`).
+Each of the three speaks one of two dialects, and one client speaks both.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, PauseMode
 from areal_lab.engines.weights.records import Transfer
 
 Api = Literal["sglang", "vllm"]
-"""The dialect of HTTP that a server speaks."""
+"""HTTP dialect of a server."""
 Build = Literal["cpu", "gpu"]
 _GIB: Final = 1 << 30
 _ADAPTERS_AT_ONCE: Final = 3
-"""One on its way, the one that draws, and the one before it, which a request may have named just
-before it was replaced."""
+"""The one being sent, the one in use, and its predecessor, which a request may still name."""
 SHIM: Final = Path(__file__).parent / "sglang_shim"
 VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What one server is started with; the same for every backend.
+    """Options of one server, the same for every backend.
 
-    `options.fitted` puts in what depends on this machine: build, type, cache.
+    `options.fit_to_machine` fills in what depends on this machine: build, type, cache.
     """
 
     model: Path
     version: str = "0"
-    """What the server reports as its weight version."""
+    """Weight version that the server reports."""
     host: str = "127.0.0.1"
     port: int = 0
     threads: int = 1
     dtype: str = "float32"
-    """`float32`, `bfloat16`, or `auto` until it is fitted."""
+    """`float32` or `bfloat16`; `auto` is resolved by `fit_to_machine`."""
     max_running_requests: int = 64
     context_length: int | None = None
-    """At most the model's, which None takes."""
+    """Maximum tokens per request; None takes the model's limit."""
     cache_tokens: int = 32768
-    """Tokens whose keys and values a CPU server keeps; on a GPU it takes what is free."""
+    """Size of the KV cache in tokens on a CPU; on a GPU the server takes the free memory."""
     cache_bytes: int = _GIB
-    """What these tokens take."""
+    """Size of this KV cache."""
     tensor_parallel: int = 1
     build: Build = "cpu"
     tokenizer: bool = False
-    """Whether texts are served beside tokens; the folders of a run's weights have no tokenizer."""
+    """Whether to serve text as well as tokens; a run's weight folders have no tokenizer."""
     lora: LoraShape | None = None
-    """What adapters it will be given, if it is given adapters."""
+    """Shape of the LoRA adapters it will get; None if it gets none."""
     extra: tuple[str, ...] = ()
-    """More arguments, after all others."""
+    """Extra command-line arguments, appended last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,43 +67,43 @@ class Backend:
     module: str
     """Started as `python -m module`."""
     distribution: dict[Build, str]
-    """The package whose version is the engine's, by build; empty for our own."""
+    """The package with the engine's version, by build; empty for the embedded engine."""
     gpu_package: str = ""
     """A package that only the GPU build has."""
     ready_path: str
-    """GET this: 200 says that the server generates."""
+    """GET this path: status 200 means that the server is ready."""
     version_path: str = ""
-    """POST `{"new_version": ...}` here once it is ready, if the command line cannot say it."""
+    """POST `{"new_version": ...}` to this path once it is ready; empty if an argument sets it."""
     pause_modes: tuple[PauseMode, ...]
     biased_in_place: bool
-    """Whether an answer goes on with old keys and values after an update in place."""
+    """Whether a response continues with old keys and values after an update in place."""
     transfers: tuple[str, ...]
-    """How weights get into it."""
-    transfers_why: str = ""
-    """Why not in the other ways."""
+    """Supported ways to transfer weights."""
+    transfers_reason: str = ""
+    """Why the other ways are not supported."""
     whole_logprobs: bool
-    """Whether log-probs are of softmax(logits / temperature) over the whole vocabulary, also where
-    top-k and top-p leave only some of it to draw from; else they are of the tokens left."""
+    """Whether log-probs are of softmax(logits / temperature) over the whole vocabulary even with
+    top-k and top-p; otherwise over the remaining tokens."""
     own_seeds: bool
-    """Whether the draws of a request depend on its seed alone, and not on the batch around it."""
+    """Whether the sampled tokens of a request depend on its seed alone, not on its batch."""
     tempered_top_1: bool
-    """Whether log-probs of `top_k=1` are at the temperature that was asked for; else at 1."""
-    tells_spans: bool
-    """Whether `GET /spans` tells what it did, and when."""
+    """Whether log-probs with `top_k=1` are at the requested temperature; otherwise at 1."""
+    reports_spans: bool
+    """Whether `GET /spans` reports the work of the engine over time."""
     tensor_parallel: bool
-    """Whether one server can be spread over several GPUs."""
+    """Whether one server can use several GPUs."""
     lora_ranks: tuple[int, ...] = ()
-    """The adapters that a server can be started for; it takes smaller ones, too. Empty is any."""
+    """Maximum LoRA ranks that a server can be started with; empty allows any."""
     lora_targets: tuple[str, ...] = ()
-    """The layers that can have an adapter; empty is any."""
+    """Layers that can have an adapter; empty allows any."""
     lora_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Which layers must have one, too, by layer: the server joins them to one."""
+    """By layer, the layers that must have an adapter, too, because the server fuses them."""
     arguments: Callable[[ServerOptions], list[str]]
     environment: Callable[[ServerOptions], dict[str, str]]
 
     @property
     def own_environment(self) -> bool:
-        """Whether it lives in a virtual environment of its own."""
+        """Whether it has its own virtual environment."""
         return bool(self.distribution)
 
 
@@ -132,18 +131,18 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
-        # An idle scheduler asks for work without a pause otherwise: three quarters of a core, which
-        # the trainer could use.
+        # Otherwise an idle scheduler polls for work and takes three quarters of a core, which the
+        # trainer could use.
         "--sleep-on-idle",
-        # A batch that a pause keeps in place would count as hung after five minutes, and the server
-        # ends itself; whoever waits for it knows better.
+        # Otherwise a batch that is paused for five minutes counts as hung, and the server exits;
+        # the health checks of the pipeline know about the pause.
         *("--watchdog-timeout", str(24 * 3600)),
-        # Messages of a stream bring what is new; else each brings all there is.
+        # Otherwise each message of a stream repeats all tokens so far.
         "--incremental-streaming-output",
     ]
     if options.build == "gpu":
-        # Triton and torch for all three, so that what is measured does not depend on which
-        # vendor kernels fit the GPU.
+        # Triton and torch for all three, so that measurements do not depend on which vendor
+        # kernels fit the GPU.
         arguments += ["--attention-backend", "triton", "--sampling-backend", "pytorch"]
         arguments += ["--grammar-backend", "none", "--tp-size", str(options.tensor_parallel)]
     else:
@@ -157,15 +156,15 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
             "--enable-lora",
             *("--max-lora-rank", str(options.lora.rank)),
             *("--lora-target-modules", *options.lora.target_modules),
-            *("--max-loras-per-batch", str(_ADAPTERS_AT_ONCE + 1)),  # it counts the bare weights
+            *("--max-loras-per-batch", str(_ADAPTERS_AT_ONCE + 1)),  # the base weights count
         ]
-        # The default has kernels for GPUs only.
+        # The default backend has GPU kernels only.
         arguments += [] if options.build == "gpu" else ["--lora-backend", "torch_native"]
     return [*arguments, *options.extra]
 
 
 _VLLM_ON_CPU: Final = (
-    # Compiling takes longer than a short run; on a GPU it is worth it.
+    # Compilation takes longer than a short run; on a GPU it pays off.
     "--enforce-eager",
     *("--worker-extension-cls", "areal_lab_vllm.ReloadAll"),
 )
@@ -182,10 +181,10 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *("--tensor-parallel-size", str(options.tensor_parallel)),
         *_vllm_lora(options.lora),
         *(() if options.tokenizer else ("--skip-tokenizer-init",)),
-        # Without it the endpoint that takes and returns tokens refuses.
+        # Required by the endpoint that takes and returns tokens.
         "--enable-scale-out",
-        # Log-probs after the temperature; its default is before it. They are then after top-k and
-        # top-p, too: vLLM has nothing between.
+        # Log-probs after the temperature; the default is before it. They are then also after top-k
+        # and top-p, as vLLM has no mode in between.
         *("--logprobs-mode", "processed_logprobs"),
         *(() if options.build == "gpu" else _VLLM_ON_CPU),
         *options.extra,
@@ -208,7 +207,7 @@ _VLLM_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def _vllm_lora(lora: LoraShape | None) -> tuple[str, ...]:
     if lora is None:
         return ()
-    # A rank that it has no kernel for is refused before (`lora_refusal`).
+    # `lora_refusal` has refused ranks without a kernel.
     rank = min((one for one in _VLLM_LORA_RANKS if one >= lora.rank), default=lora.rank)
     most = str(_ADAPTERS_AT_ONCE)
     return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", most)
@@ -226,7 +225,7 @@ def _sglang_environment(options: ServerOptions) -> dict[str, str]:
     common = {
         "OMP_NUM_THREADS": str(options.threads),
         "HF_HUB_OFFLINE": "1",
-        # /health generates a token unless told not to, and then hangs while the engine is paused.
+        # By default /health generates a token, which hangs while the engine is paused.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
     if options.build == "gpu":
@@ -238,7 +237,7 @@ def _vllm_environment(options: ServerOptions) -> dict[str, str]:
     common = {
         "OMP_NUM_THREADS": str(options.threads),
         "HF_HUB_OFFLINE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume and weight updates exist only then
+        "VLLM_SERVER_DEV_MODE": "1",  # needed for pause, resume and weight updates
         "VLLM_NO_USAGE_STATS": "1",
         **({} if options.lora is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
     }
@@ -249,7 +248,7 @@ def _vllm_environment(options: ServerOptions) -> dict[str, str]:
         **common,
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
         "PYTHONPATH": str(VLLM_EXTENSION),
-        # Left to itself it binds its threads to cores, the same ones for every server.
+        # By default every server binds its threads to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
 
@@ -263,11 +262,11 @@ EMBEDDED: Final = Backend(
     pause_modes=tuple(PauseMode),
     biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed"),
-    transfers_why="adapters beside weights are what sglang and vllm have",
+    transfers_reason="only sglang and vllm take adapters",
     whole_logprobs=True,
     tempered_top_1=True,
     own_seeds=True,
-    tells_spans=True,
+    reports_spans=True,
     tensor_parallel=False,
     arguments=_embedded_arguments,
     environment=_embedded_environment,
@@ -285,7 +284,7 @@ SGLANG: Final = Backend(
     whole_logprobs=True,
     tempered_top_1=False,
     own_seeds=False,
-    tells_spans=False,
+    reports_spans=False,
     tensor_parallel=True,
     lora_targets=_SGLANG_LORA_TARGETS,
     lora_needs=_SGLANG_LORA_NEEDS,
@@ -295,7 +294,7 @@ SGLANG: Final = Backend(
 VLLM: Final = Backend(
     name="vllm",
     api="vllm",
-    # Not `vllm serve`: it looks for a package named `vllm`, and the CPU build has another name.
+    # Not `vllm serve`: it requires a package named `vllm`, but the CPU build has another name.
     module="vllm.entrypoints.openai.api_server",
     distribution={"cpu": "vllm-cpu", "gpu": "vllm"},
     gpu_package="vllm",
@@ -304,11 +303,11 @@ VLLM: Final = Backend(
     pause_modes=tuple(PauseMode),
     biased_in_place=False,
     transfers=("folder", "adapter"),
-    transfers_why="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
+    transfers_reason="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
     whole_logprobs=False,
     tempered_top_1=True,
     own_seeds=True,
-    tells_spans=False,
+    reports_spans=False,
     tensor_parallel=True,
     lora_ranks=_VLLM_LORA_RANKS,
     arguments=_vllm_arguments,
@@ -316,17 +315,17 @@ VLLM: Final = Backend(
 )
 BACKENDS: Final = {backend.name: backend for backend in (EMBEDDED, SGLANG, VLLM)}
 INSTALLABLE: Final = tuple(name for name, backend in BACKENDS.items() if backend.own_environment)
-"""Those that `areal-lab engine install` knows."""
+"""Engines that `areal-lab engine install` can install."""
 
 
 def transfer_refusal(backend: Backend, transfer: str) -> str | None:
-    """Why weights do not get into this server in this way, and what to set; None if they do."""
+    """Why a server does not support this transfer, and what to set; None if it does."""
     if transfer in backend.transfers:
         return None
-    why = f": {backend.transfers_why}" if backend.transfers_why else ""
+    reason = f": {backend.transfers_reason}" if backend.transfers_reason else ""
     return (
-        f"rollout.transfer is {transfer!r}, but {backend.name} takes weights by "
-        f"{', '.join(backend.transfers)} only{why}; set rollout.transfer={backend.transfers[0]}"
+        f"rollout.transfer is {transfer!r}, but {backend.name} supports "
+        f"{', '.join(backend.transfers)} only{reason}; set rollout.transfer={backend.transfers[0]}"
     )
 
 
@@ -336,8 +335,8 @@ def adapter_refusal(
     """Why adapters cannot be sent alone, and what to set; None if they can.
 
     Args:
-        backend: None if it is not known what serves.
-        lora: what is wanted; the name of a group of layers is not looked into.
+        backend: None if it is not known which engine serves.
+        lora: the shape of the adapters; the name of a group of layers is not checked.
     """
     if not use_lora:
         return (
@@ -347,8 +346,8 @@ def adapter_refusal(
     if pause_mode != PauseMode.ABORT:
         return (
             f"rollout.pause_mode is {pause_mode!r}, but must be 'abort' with "
-            "rollout.transfer=adapter: a request names its adapter once, so one that is to go on "
-            "under another is sent again; set rollout.pause_mode=abort"
+            "rollout.transfer=adapter: a request names its adapter once, so it must be sent "
+            "again to continue with a new one; set rollout.pause_mode=abort"
         )
     return None if backend is None else lora_refusal(backend, lora)
 
@@ -356,19 +355,19 @@ def adapter_refusal(
 def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
     """Why a server cannot take adapters of this shape, and what to set; None if it can."""
     if Transfer.ADAPTER not in backend.transfers:
-        takers = [one.name for one in BACKENDS.values() if Transfer.ADAPTER in one.transfers]
-        return f"{backend.name} takes no adapters, only {' and '.join(takers)} do"
-    mend = "or set rollout.transfer=folder, which sends them merged"
+        supporting = [one.name for one in BACKENDS.values() if Transfer.ADAPTER in one.transfers]
+        return f"{backend.name} does not support adapters, only {' and '.join(supporting)} do"
+    fix = "or set rollout.transfer=folder, which sends merged weights"
     if backend.lora_ranks and lora.rank > (most := max(backend.lora_ranks)):
         return (
-            f"actor.lora_rank is {lora.rank}, but {backend.name} takes adapters of rank {most} at "
-            f"most; lower it, {mend}"
+            f"actor.lora_rank is {lora.rank}, but {backend.name} supports adapters up to rank "
+            f"{most}; lower it, {fix}"
         )
     for name in () if lora.target_modules == (ALL_LINEAR,) else lora.target_modules:
         if backend.lora_targets and name not in backend.lora_targets:
             return (
-                f"actor.target_modules has {name}, but {backend.name} takes adapters to "
-                f"{', '.join(backend.lora_targets)} only; leave it out, {mend}"
+                f"actor.target_modules has {name}, but {backend.name} supports adapters only on "
+                f"{', '.join(backend.lora_targets)}; remove it, {fix}"
             )
         missing = [
             one for one in backend.lora_needs.get(name, ()) if one not in lora.target_modules
@@ -376,17 +375,17 @@ def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
         if missing:
             return (
                 f"actor.target_modules has {name} without {' and '.join(missing)}, but "
-                f"{backend.name} joins these layers to one; add {' and '.join(missing)}, {mend}"
+                f"{backend.name} fuses these layers; add {' and '.join(missing)}, {fix}"
             )
     return None
 
 
 def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:
-    """Why answers of this server cannot be trained on if they are drawn so; None if they can."""
+    """Why responses sampled with this top-p and top-k cannot be trained on; None if they can."""
     if top_k == 1 and not backend.tempered_top_1:
         return (
-            f"gconfig.top_k is 1, but must be -1, or 2 and more, with {backend.name}: it takes 1 "
-            "for greedy decoding, whose log-probs are at temperature 1; set gconfig.top_k=-1"
+            f"gconfig.top_k is 1, but must be -1 or >= 2 with {backend.name}, which treats 1 as "
+            "greedy decoding with log-probs at temperature 1; set gconfig.top_k=-1"
         )
     cut = {"top_p": (top_p, 1), "top_k": (top_k, -1)}
     wrong = {name: pair for name, pair in cut.items() if pair[0] != pair[1]}
@@ -395,7 +394,7 @@ def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | N
     name, (value, whole) = next(iter(wrong.items()))
     return (
         f"gconfig.{name} is {value:g}, but must be {whole} with {backend.name}: its log-probs are "
-        "of the tokens that top_p and top_k leave, and the trainer's of the whole vocabulary; set "
+        "over the tokens that top_p and top_k keep, the trainer's over the whole vocabulary; set "
         + " ".join(f"gconfig.{name}={whole}" for name, (_, whole) in wrong.items())
     )
 
@@ -404,11 +403,11 @@ def backend_of(name: str) -> Backend:
     """The backend of this name.
 
     Raises:
-        ValueError: with the names there are, and the nearest of them.
+        ValueError: with the known names and the nearest one.
     """
     if name not in BACKENDS:
         from areal_lab.config.suggest import nearest
 
         hint = nearest(name, list(BACKENDS))
-        raise ValueError(f"engine {name!r} is unknown; there are {', '.join(BACKENDS)}{hint}")
+        raise ValueError(f"unknown engine {name!r}; known are {', '.join(BACKENDS)}{hint}")
     return BACKENDS[name]

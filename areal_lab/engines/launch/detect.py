@@ -1,4 +1,4 @@
-"""What is behind an address that someone else serves."""
+"""Detect the engine behind an address."""
 
 from __future__ import annotations
 
@@ -32,34 +32,33 @@ def dialect_of(backend: Backend, build: Build) -> Dialect:
 async def dialect_at(
     base_url: str, *, transport: httpx.AsyncBaseTransport | None = None
 ) -> Dialect:
-    """The dialect of the server at this address: the one whose question about the version of its
-    weights it answers.
+    """The dialect of the server at this address: the one in which it reports a weight version.
 
     Raises:
-        EngineUnreachable: if nothing answers there.
-        EngineError: if what answers speaks neither dialect, or lacks what we need.
+        EngineUnreachable: if nothing responds.
+        EngineError: if the server speaks neither dialect, or lacks a feature we need.
     """
     async with httpx.AsyncClient(
         base_url=base_url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
     ) as http:
         dialects = list(DIALECTS.values())
         try:
-            answers = await asyncio.gather(*(http.get(one.held.path) for one in dialects))
-            for dialect, answer in zip(dialects, answers, strict=True):
-                if answer.status_code == httpx.codes.OK and "weight_version" in answer.text:
+            replies = await asyncio.gather(*(http.get(one.held.path) for one in dialects))
+            for dialect, reply in zip(dialects, replies, strict=True):
+                if reply.status_code == httpx.codes.OK and "weight_version" in reply.text:
                     return await _variant(dialect, http)
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
-            raise EngineUnreachable(f"no engine answers at {base_url} ({what})") from error
+            raise EngineUnreachable(f"no engine responds at {base_url} ({what})") from error
     paths = " nor ".join(one.held.path for one in dialects)
     raise EngineError(
-        f"what answers at {base_url} is neither SGLang nor vLLM with VLLM_SERVER_DEV_MODE=1: "
-        f"neither {paths} tells a weight version"
+        f"the server at {base_url} is neither SGLang nor vLLM with VLLM_SERVER_DEV_MODE=1: "
+        f"neither {paths} reports a weight version"
     )
 
 
 async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
-    """The dialect, as a server on a CPU speaks it if this is one."""
+    """The dialect, in its CPU variant if the server runs on a CPU."""
     if dialect is not VLLM:
         return dialect
     sums = await http.post(dialect.digest.path, json=dialect.digest.body)
@@ -68,7 +67,7 @@ async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
             return dialect
     except ValueError as error:
         raise EngineError(
-            f"what answers at {http.base_url} sent malformed JSON in reply to "
+            f"the server at {http.base_url} sent malformed JSON in reply to "
             f"{dialect.digest.path} ({error}): {sums.text[:100]!r}"
         ) from error
     if (await http.post(ASK_FOR_EXTENSION.path, json=ASK_FOR_EXTENSION.body)).is_error:

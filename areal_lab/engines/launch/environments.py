@@ -1,11 +1,11 @@
-"""Where the engines' virtual environments are, and what is in them; looks and changes nothing.
+"""The engines' virtual environments: their folders and condition; read-only.
 
     AREAL_LAB_ENGINES=/path       /path/sglang          /path/vllm
     inside a checkout             .venv-sglang          .venv-vllm         beside .venv
     elsewhere                     ~/.local/share/areal_lab/engines/sglang  ... (XDG)
 
-An environment made by `areal-lab engine install` carries a stamp with the hash of the file of
-requirements that it was made from.
+`areal-lab engine install` writes a stamp into each environment, with the hash of the requirements
+file that it was installed from.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ _REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 
 
 class Condition(StrEnum):
-    """What can be said of an engine's environment."""
+    """Condition of an engine's environment."""
 
     READY = "ready"
     OUTDATED = "outdated"
-    """Works, but was made from other requirements than those of this package."""
-    FOREIGN = "made by hand"
-    """Works, as far as can be seen; not made by `areal-lab engine install`."""
+    """Works, but was installed from other requirements than those of this package."""
+    MANUAL = "installed manually"
+    """Seems to work, but was not installed by `areal-lab engine install`."""
     BROKEN = "broken"
-    """Was ready, and lacks something now; only a closer look tells (`damage`)."""
-    HALF_MADE = "half made"
+    """Was ready, but something is missing now; only `verify` finds this out."""
+    INCOMPLETE = "incomplete"
     MISSING = "not installed"
 
     @property
     def usable(self) -> bool:
         """Whether a server can be started from it."""
-        return self in (Condition.READY, Condition.OUTDATED, Condition.FOREIGN)
+        return self in (Condition.READY, Condition.OUTDATED, Condition.MANUAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """An engine's virtual environment, as it is now."""
+    """State of an engine's virtual environment."""
 
     backend: str
     folder: Path
     condition: Condition
     version: str = ""
-    """Of the engine; empty if there is none."""
+    """Version of the engine; empty if there is none."""
     build: Build = "cpu"
-    lacks: str = ""
-    """Of a broken one: the first thing that is missing."""
+    missing: str = ""
+    """The first thing that a broken environment lacks."""
 
 
 def environment_folder(backend: str) -> Path:
-    """Where the environment of this engine is, or would be made.
+    """Folder of an engine's environment, whether it exists or not.
 
     Raises:
         ValueError: AREAL_LAB_ENGINES names the home folder of an unknown user.
@@ -81,30 +81,30 @@ def environment_folder(backend: str) -> Path:
 
 
 def python_of(backend: str) -> Path:
-    """The Python that runs this engine; our own for the embedded one."""
+    """The Python that runs this engine; this one for the embedded engine."""
     if not BACKENDS[backend].own_environment:
         return Path(sys.executable)
     return environment_folder(backend) / "bin" / "python"
 
 
 def requirements_file(backend: str, build: Build) -> Path:
-    """The file of pinned requirements."""
+    """The file with the engine's pinned requirements."""
     return _REQUIREMENTS / f"{backend}-{build}.txt"
 
 
 def pinned(requirements: Path) -> list[str]:
-    """The lines of a file of requirements, without comments."""
+    """The lines of a requirements file, without comments."""
     lines = (line.split("#")[0].strip() for line in requirements.read_text().splitlines())
     return [line for line in lines if line]
 
 
 def requirements_hash(backend: str, build: Build) -> str:
-    """Identifies the requirements; changes whenever a line of the file does."""
+    """Hash of the requirements file."""
     return hashlib.sha256(requirements_file(backend, build).read_bytes()).hexdigest()
 
 
 def installed(backend: str) -> bool:
-    """Whether a server of this kind can be started."""
+    """Whether a server of this engine can be started."""
     return environment(backend).condition.usable
 
 
@@ -116,7 +116,7 @@ def engine_version(backend: str) -> str:
 
 
 def environment(backend: str) -> Environment:
-    """Look at an engine's environment, without running anything in it."""
+    """Inspect an engine's environment, without running anything in it."""
     if not BACKENDS[backend].own_environment:
         return Environment(
             backend=backend,
@@ -129,7 +129,7 @@ def environment(backend: str) -> Environment:
         return Environment(backend=backend, folder=folder, condition=Condition.MISSING)
     found = _engine_package(backend, folder)
     if found is None or not (folder / "bin" / "python").exists():
-        return Environment(backend=backend, folder=folder, condition=Condition.HALF_MADE)
+        return Environment(backend=backend, folder=folder, condition=Condition.INCOMPLETE)
     build, package_version = found
     return Environment(
         backend=backend,
@@ -141,9 +141,9 @@ def environment(backend: str) -> Environment:
 
 
 def torch_cuda(packages: Path) -> str | None:
-    """CUDA version that the torch in a folder of packages was built for; None for a CPU build.
+    """CUDA version of the torch in a site-packages folder; None for a CPU build.
 
-    From the file that torch was built with: importing torch takes seconds.
+    Reads torch's version file, since importing torch takes seconds.
     """
     try:
         text = (packages / "torch" / "version.py").read_text(encoding="utf-8")
@@ -157,17 +157,17 @@ def _condition(backend: str, folder: Path, build: Build) -> Condition:
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Condition.FOREIGN
+        return Condition.MANUAL
     except (OSError, ValueError):
-        return Condition.HALF_MADE
+        return Condition.INCOMPLETE
     if not isinstance(stamp, dict) or not stamp.get("complete"):
-        return Condition.HALF_MADE
+        return Condition.INCOMPLETE
     current = requirements_hash(backend, build)
     return Condition.READY if stamp.get("requirements") == current else Condition.OUTDATED
 
 
 def _engine_package(backend: str, folder: Path) -> tuple[Build, str] | None:
-    """Build and version of the engine in the environment, told by its packages."""
+    """Build and version of the engine in the environment, from its packages."""
     found: dict[str, str] = {
         canonicalize_name(d.name or ""): d.version
         for d in distributions(path=[str(p) for p in folder.glob("lib/python3*/site-packages")])

@@ -1,10 +1,10 @@
-"""Run by an engine's own Python: end with the parent, and be the server's module.
+"""Run a server's module in the engine's own Python, and exit with the parent.
 
     python -P in_engine.py MODULE arguments...
 
-The engine's environment has no `areal_lab`, so two light modules of it are imported from where they
-are. They need psutil, which every engine requires itself. `-P` keeps this folder off the module
-path, where its files would hide others.
+The engine's environment has no `areal_lab`, so two light modules of it are imported by path. They
+need psutil, which every engine requires anyway. `-P` keeps this folder off the module path, where
+its files would shadow others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 def main() -> None:
     """Watch the parent, then run the module as `python -m` would."""
-    # Last, so that the engine's own packages come first, and for these imports only.
+    # Appended, so that the engine's own packages come first, and only for these imports.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     from areal_lab.host import processes, shared_memory
 
@@ -28,7 +28,7 @@ def main() -> None:
 
     def clean_up() -> None:
         group = os.getpgid(0)
-        segments.look(group)
+        segments.record(group)
         shared_memory.remove_segments(segments.found, group)
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)

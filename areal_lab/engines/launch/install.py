@@ -1,10 +1,10 @@
-"""Make the virtual environment of an engine: `areal-lab engine install sglang|vllm`.
+"""Install an engine into its own virtual environment: `areal-lab engine install sglang|vllm`.
 
-    choose() -> Recipe --make()--> venv, pip, a look at what came --> stamp
-                                   ^ the old one goes first, if it is half made, broken or outdated
+    choose() -> Recipe --install()--> venv, pip, test import --> stamp
+                                      ^ removes an incomplete, broken or outdated one first
 
-A stamp that says "not complete" is written first and replaced last, so an environment that was left
-halfway is known as such, and made again from the beginning: pip keeps what it has downloaded.
+A stamp with "complete": false is written first and replaced last, so an interrupted installation is
+recognized and starts over; pip reuses its downloads.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.owned_folders import nearest_existing
 from areal_lab.host.processes import last_lines
 
-__all__ = ["engine_version", "environment_folder", "installed"]  # part of what this module offers
+__all__ = ["engine_version", "environment_folder", "installed"]  # re-exported
 
 _GIB: Final = 1 << 30
 _LOCK: Final = ".lock"
 _LOG: Final = "install.log"
-_POLL_S: Final = 0.2  # between two looks at how far pip is
-_LOOK: Final[Mapping[str, str]] = {
+_POLL_S: Final = 0.2  # between two updates of the progress
+_TEST_IMPORTS: Final[Mapping[str, str]] = {
     "sglang": "sglang.srt.entrypoints.http_server",
     "vllm": "vllm.entrypoints.openai.api_server",
 }
-"""Imported in the new environment at the end: what is missing shows here, and not in a run."""
+"""Modules to import in the new environment at the end, to find missing packages early."""
 
 
 class InstallError(RuntimeError):
-    """An environment could not be made; one line, and the end of pip's log if it has more."""
+    """An installation failed; one line, followed by the end of pip's log if pip failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What making an environment takes."""
+    """Resources and time of an installation."""
 
     download_bytes: int
     disk_bytes: int
@@ -80,84 +80,84 @@ COSTS: Final[Mapping[tuple[str, Build], Cost]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one environment is made."""
+    """How to install one engine."""
 
     name: str
     folder: Path
     build: Build
-    why: str
+    reason: str
     """Why this build."""
     requirements: Path
     stamp: str
-    """Identifies the requirements."""
+    """Hash of the requirements."""
     with_dependencies: bool
-    """Whether pip looks for what the requirements themselves require."""
-    look: Sequence[str]
-    """Arguments for the new Python; what it says when it fails is the error."""
+    """Whether pip also installs dependencies of the requirements."""
+    test: Sequence[str]
+    """Arguments of the new Python for a test at the end; its output is the error message."""
     variables: Mapping[str, str]
-    """Environment variables of this look."""
+    """Environment variables of this test."""
     cost: Cost
 
 
 def choose(backend: str, build: Build | None = None) -> Recipe:
-    """What would be installed here, and why.
+    """Choose what to install on this machine.
 
     Raises:
-        ValueError: if there is no such engine to install.
+        ValueError: if the engine cannot be installed.
     """
     if backend not in INSTALLABLE:
         if backend in BACKENDS:
-            raise ValueError(f"engine {backend} is part of this package; there is nothing to do")
+            raise ValueError(f"engine {backend} is part of this package; nothing to install")
         hint = nearest(backend, INSTALLABLE)
         raise ValueError(
-            f"{backend!r} cannot be installed; there are {', '.join(INSTALLABLE)}{hint}"
+            f"{backend!r} is not an engine to install; known are {', '.join(INSTALLABLE)}{hint}"
         )
     if build is None:
         gpus = visible_gpus()
         build = "gpu" if gpus else "cpu"
-        why = f"{len(gpus)} GPU(s) are visible" if gpus else "no GPU is visible"
+        reason = f"{len(gpus)} GPU(s) are visible" if gpus else "no GPU is visible"
     else:
-        why = "it was asked for"
+        reason = "it was requested"
     options = ServerOptions(model=Path(), port=0, build=build)
     return Recipe(
         name=backend,
         folder=environment_folder(backend),
         build=build,
-        why=why,
+        reason=reason,
         requirements=requirements_file(backend, build),
         stamp=requirements_hash(backend, build),
         with_dependencies=build == "gpu",
-        look=("-c", f"import {_LOOK[backend]}"),
+        test=("-c", f"import {_TEST_IMPORTS[backend]}"),
         variables=BACKENDS[backend].environment(options),
         cost=COSTS[backend, build],
     )
 
 
 def needed(recipe: Recipe, found: Environment) -> bool:
-    """Whether there is anything to do."""
+    """Whether anything must be installed."""
     return found.condition is not Condition.READY or found.build != recipe.build
 
 
 def describe(recipe: Recipe, found: Environment) -> list[str]:
-    """What will be done, said before it begins."""
+    """Describe the installation before it starts."""
     cost = recipe.cost
     lines = pinned(recipe.requirements)
-    packages = f"{len(lines)} packages, each with its version"
-    state = f"{found.condition}: {found.lacks}" if found.lacks else found.condition
+    packages = f"{len(lines)} packages with pinned versions"
+    state = f"{found.condition}: {found.missing}" if found.missing else found.condition
     if recipe.with_dependencies:
-        packages = f"{', '.join(lines)} and what it requires"
-    rough = "" if cost.measured else " (not measured)"
+        packages = f"{', '.join(lines)} and its dependencies"
+    note = "" if cost.measured else " (estimated)"
     return [
-        f"{recipe.name}: {recipe.build.upper()} build, because {recipe.why}",
-        f"  folder  {recipe.folder} ({state})",
-        f"  what    {packages}",
-        f"  costs   about {cost.download_bytes / _GIB:.1f} GiB to download, "
-        f"{cost.disk_bytes / _GIB:.1f} GiB on disk, {cost.time}{rough}",
+        f"{recipe.name}: {recipe.build.upper()} build, because {recipe.reason}",
+        f"  folder    {recipe.folder} ({state})",
+        f"  packages  {packages}",
+        f"  needs     about {cost.download_bytes / _GIB:.1f} GiB to download, "
+        f"{cost.disk_bytes / _GIB:.1f} GiB on disk, {cost.time}{note}",
     ]
 
 
 def check(recipe: Recipe, *, force: bool = False) -> None:
-    """Refuse what cannot work, or would destroy what somebody else made.
+    """Refuse an installation that cannot work or would overwrite other files.
 
     Raises:
         InstallError: in one line.
@@ -170,32 +170,32 @@ def check(recipe: Recipe, *, force: bool = False) -> None:
     foreign = folder.exists() and not (folder / STAMP).exists()
     if foreign and not force and (not folder.is_dir() or any(folder.iterdir())):
         raise InstallError(
-            f"{folder} is there, but was not made by this command; move it away, let "
-            "AREAL_LAB_ENGINES name another folder, or replace it with --force"
+            f"{folder} exists, but was not created by this command; move it away, set "
+            "AREAL_LAB_ENGINES to another folder, or replace it with --force"
         )
-    place = nearest_existing(folder if folder.is_dir() else folder.parent)
-    if not place.is_dir():
+    parent = nearest_existing(folder if folder.is_dir() else folder.parent)
+    if not parent.is_dir():
         raise InstallError(
-            f"{folder} cannot be made, as {place} is not a folder; let AREAL_LAB_ENGINES name "
+            f"{folder} cannot be created, as {parent} is not a folder; set AREAL_LAB_ENGINES to "
             "another folder"
         )
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise InstallError(f"{place} is not writable; let AREAL_LAB_ENGINES name another folder")
-    free = shutil.disk_usage(place).free + _size(folder)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InstallError(f"{parent} is not writable; set AREAL_LAB_ENGINES to another folder")
+    free = shutil.disk_usage(parent).free + _size(folder)
     if free < recipe.cost.disk_bytes:
         raise InstallError(
-            f"{place} has {free / _GIB:.1f} GiB free, but {recipe.name} takes "
-            f"{recipe.cost.disk_bytes / _GIB:.1f}; free some space, or let AREAL_LAB_ENGINES name "
-            "another folder"
+            f"{parent} has {free / _GIB:.1f} GiB free, but {recipe.name} needs "
+            f"{recipe.cost.disk_bytes / _GIB:.1f} GiB; free some space, or set "
+            "AREAL_LAB_ENGINES to another folder"
         )
 
 
-def make(recipe: Recipe, progress: Progress) -> None:
-    """Make the environment, from the beginning.
+def install(recipe: Recipe, progress: Progress) -> None:
+    """Install an engine, replacing an existing environment.
 
     Raises:
-        InstallError: if another process is at it, or pip or the look fails.
-        KeyboardInterrupt: what is there then counts as half made.
+        InstallError: if another process is installing it, or pip or the test fails.
+        KeyboardInterrupt: the environment then counts as incomplete.
     """
     folder = recipe.folder
     try:
@@ -204,9 +204,10 @@ def make(recipe: Recipe, progress: Progress) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InstallError(
-            f"{folder} cannot be made ({error.strerror}); let AREAL_LAB_ENGINES name another folder"
+            f"{folder} cannot be created ({error.strerror}); set AREAL_LAB_ENGINES to another "
+            "folder"
         ) from error
-    with _only_one(folder, recipe.name):
+    with _locked(folder, recipe.name):
         _write_stamp(recipe, complete=False)
         for old in folder.iterdir():
             if old.name in (_LOCK, STAMP):
@@ -215,23 +216,23 @@ def make(recipe: Recipe, progress: Progress) -> None:
                 shutil.rmtree(old)
             else:
                 old.unlink()
-        progress.stage("making the environment")
-        # pip is not put into it: ours installs into it from outside.
+        progress.stage("creating the environment")
+        # Without pip: ours installs into it from outside.
         venv.create(folder, symlinks=True, with_pip=False)
         log = folder / _LOG
         log.touch()
         total = None if recipe.with_dependencies else len(pinned(recipe.requirements))
-        wanted = ("--requirement", str(recipe.requirements))
+        requirements = ("--requirement", str(recipe.requirements))
         deep = recipe.with_dependencies
-        _pip(folder, [*(() if deep else ("--no-deps",)), *wanted], progress, total)
+        _pip(folder, [*(() if deep else ("--no-deps",)), *requirements], progress, total)
         if not deep and torch_cuda(_packages(folder)):
-            # Where pip knows no CPU build of torch, the ordinary one comes, which is nothing
+            # If pip finds no CPU build of torch, it installs the CUDA build, which does not work
             # without its libraries.
-            progress.stage("torch came as its CUDA build: fetching what that needs")
+            progress.stage("pip found only the CUDA build of torch: downloading its dependencies")
             torch = next(line for line in pinned(recipe.requirements) if line.startswith("torch="))
             _pip(folder, [torch], progress, None)
-        progress.stage("a first look at the engine")
-        _run(recipe, [_python(folder), *recipe.look], "the look at the engine", recipe.variables)
+        progress.stage("testing the engine")
+        _run(recipe, [_python(folder), *recipe.test], "the test of the engine", recipe.variables)
         _write_stamp(recipe, complete=True)
 
 
@@ -242,8 +243,8 @@ def _pip(folder: Path, arguments: Sequence[str], progress: Progress, total: int 
         *("--progress-bar", "off", "--disable-pip-version-check", "--no-input"),
         *arguments,
     ]
-    with log.open("r", errors="replace") as said:
-        said.seek(0, os.SEEK_END)
+    with log.open("r", errors="replace") as output:
+        output.seek(0, os.SEEK_END)
         with log.open("ab") as out:
             pip = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_variables({})
@@ -251,11 +252,11 @@ def _pip(folder: Path, arguments: Sequence[str], progress: Progress, total: int 
         try:
             while pip.poll() is None:
                 present = len(list(_packages(folder).glob("*.dist-info")))
-                progress.pip(said.read(), present, total)
+                progress.pip(output.read(), present, total)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     pip.wait(_POLL_S)
         finally:
-            # After Ctrl-C too, of which the terminal has told pip as well.
+            # After Ctrl-C, too; the terminal has sent it to pip as well.
             if pip.poll() is None:
                 pip.terminate()
             pip.wait()
@@ -279,16 +280,16 @@ def _run(recipe: Recipe, command: Sequence[str], what: str, variables: Mapping[s
 
 
 def _variables(more: Mapping[str, str]) -> dict[str, str]:
-    """This process's own variables, less those that lead Python elsewhere."""
+    """This process's variables without those that change Python's module path."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     return {**kept, **more}
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path, name: str) -> Iterator[None]:
+def _locked(folder: Path, name: str) -> Iterator[None]:
     with (folder / _LOCK).open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with its holder
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
         except OSError as error:
             raise InstallError(f"another process is installing {name} into {folder}") from error
         yield
@@ -313,7 +314,7 @@ def _python(folder: Path) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes that removing the folder gives back."""
+    """Bytes that removing the folder would free."""
     if not folder.is_dir() or folder.is_symlink():
         return 0
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())

@@ -1,6 +1,6 @@
-"""How far an installation is: a line that is redrawn on a terminal, lines elsewhere.
+"""Progress of an installation: one updated line on a terminal, separate lines elsewhere.
 
-pip says what it fetches; while it unpacks it says nothing, but packages appear in the environment.
+pip reports its downloads; while it unpacks it prints nothing, but packages appear on disk.
 """
 
 from __future__ import annotations
@@ -13,32 +13,38 @@ from typing import Final
 from rich.console import Console
 from rich.status import Status
 
-_QUIET_S: Final = 10.0
-"""Longest time without a line where lines are not redrawn."""
+_INTERVAL_S: Final = 10.0
+"""Seconds between two lines without a terminal."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Tells what is being done."""
+    """Prints the current stage of an installation."""
 
     console: Console
-    began_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
     downloaded_bytes: float = 0.0
     _collected: set[str] = field(default_factory=set)
     _unpacking: bool = False
     _last: str = ""
-    _told_s: float = -_QUIET_S
+    _printed_s: float = -_INTERVAL_S
     _status: Status | None = None
 
     def stage(self, text: str) -> None:
-        """Something else begins."""
-        self._told_s = -_QUIET_S
-        self._tell(text)
+        """Start a new stage."""
+        self._printed_s = -_INTERVAL_S
+        self._print(text)
 
-    def pip(self, said: str, present: int, total: int | None) -> None:
-        """What pip has said since the last call, and how many packages are in the environment."""
-        for line in said.splitlines():
-            # What lies in a folder of this machine is processed, everything else collected.
+    def pip(self, output: str, present: int, total: int | None) -> None:
+        """Show the progress of pip.
+
+        Args:
+            output: pip's output since the last call.
+            present: packages in the environment.
+            total: packages to install, if known.
+        """
+        for line in output.splitlines():
+            # pip processes local files and collects everything else.
             if found := re.match(r"Collecting (\S+)|Processing \S*?([^/\s-]+)-\S*\.whl", line):
                 self._last = re.split(r"[=<>!~\[;@]", found[1] or found[2])[0]
                 self._collected.add(self._last)
@@ -48,28 +54,30 @@ class Progress:
                 self._last = f"{self._last.split(' (')[0]} ({found.group(1)} {found[2] or ''}B)"
             elif line.startswith("Installing collected packages"):
                 self._unpacking = True
-                self._told_s = -_QUIET_S
+                self._printed_s = -_INTERVAL_S
         of = "" if total is None else f" of {total}"
         if self._unpacking:
-            self._tell(f"unpacking: {present}{of} packages")
+            self._print(f"unpacking: {present}{of} packages")
         else:
-            self._tell(f"fetching: {len(self._collected)}{of} packages, now {self._last or '...'}")
+            self._print(
+                f"downloading: {len(self._collected)}{of} packages, now {self._last or '...'}"
+            )
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Stop updating."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         now = time.monotonic()
         if self.console.is_terminal:
-            text = f"{text}  ({now - self.began_s:.0f} s)"
+            text = f"{text}  ({now - self.started_s:.0f} s)"
             if self._status is None:
                 self._status = self.console.status(text)
                 self._status.start()
             self._status.update(text)
-        elif now - self._told_s >= _QUIET_S:
-            self._told_s = now
-            line = f"[{now - self.began_s:6.1f} s] {text}"
+        elif now - self._printed_s >= _INTERVAL_S:
+            self._printed_s = now
+            line = f"[{now - self.started_s:6.1f} s] {text}"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)

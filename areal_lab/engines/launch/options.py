@@ -1,8 +1,8 @@
-"""What a server is started with on this machine: its options, command line and variables.
+"""A server's options, command line and environment variables on this machine.
 
-    ServerOptions --fitted--> ServerOptions --server_command, server_environment--> child
+    ServerOptions --fit_to_machine--> ServerOptions --server_command, server_environment--> child
 
-What cannot be started here as it is asked for is refused in one line, with the mend.
+Options that do not work on this machine are refused in one line, with a fix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HOST: Final = "127.0.0.1"
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
 
 
-def fitted(backend: Backend, wanted: ServerOptions) -> ServerOptions:
-    """The options for this machine: type, cache and build are chosen here.
+def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
+    """Choose type, cache size and build for this machine.
 
     Raises:
-        ValueError: in one line, if the engine cannot be started here as it is asked for.
+        ValueError: in one line, if the engine cannot be started here with these options.
     """
     found = environment(backend.name)
     if not found.condition.usable:
@@ -40,23 +40,23 @@ def fitted(backend: Backend, wanted: ServerOptions) -> ServerOptions:
             f"engine {backend.name} is installed for GPUs, but none is visible; "
             f"run: areal-lab engine install {backend.name} --build cpu"
         )
-    if wanted.tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
+    if options.tensor_parallel > 1 and (not backend.tensor_parallel or found.build == "cpu"):
         raise ValueError(
-            f"engine {backend.name} with tensor parallel {wanted.tensor_parallel} needs the GPU "
-            "build of an engine that has it (sglang, vllm); use 1"
+            f"engine {backend.name} with tensor parallel {options.tensor_parallel} needs the GPU "
+            "build of sglang or vllm; use 1"
         )
-    if wanted.lora is not None and (refusal := lora_refusal(backend, wanted.lora)) is not None:
+    if options.lora is not None and (refusal := lora_refusal(backend, options.lora)) is not None:
         raise ValueError(refusal)
     native = found.build == "gpu" or native_bfloat16()
-    dtype = dtype_name(wanted.dtype, native=native)
+    dtype = dtype_name(options.dtype, native=native)
     room = cache_room(
-        wanted.model,
+        options.model,
         dtype=dtype,
-        sequences=wanted.max_running_requests,
-        context_tokens=wanted.context_length,
+        sequences=options.max_running_requests,
+        context_tokens=options.context_length,
     )
     return replace(
-        wanted,
+        options,
         dtype=dtype,
         cache_tokens=room.tokens,
         cache_bytes=room.bytes,
@@ -65,7 +65,7 @@ def fitted(backend: Backend, wanted: ServerOptions) -> ServerOptions:
 
 
 def server_command(backend: Backend, python: Path, options: ServerOptions) -> list[str]:
-    """The command line of a server that ends with its parent."""
+    """The command line of a server that exits with its parent."""
     arguments = backend.arguments(options)
     if not backend.own_environment:
         return [str(python), "-m", backend.module, *arguments]
@@ -75,10 +75,10 @@ def server_command(backend: Backend, python: Path, options: ServerOptions) -> li
 def server_environment(
     backend: Backend, python: Path, options: ServerOptions, index: int = 0
 ) -> dict[str, str]:
-    """Variables on top of this process's own."""
+    """Environment variables to add to this process's own."""
     variables = backend.environment(options)
     if backend.own_environment:
-        # What our own environment puts on the module path is nothing to the engine's.
+        # The engine must not see our module path.
         variables.setdefault("PYTHONPATH", "")
         variables["PATH"] = os.pathsep.join((str(python.parent), os.environ.get("PATH", "")))
     if options.build == "gpu":

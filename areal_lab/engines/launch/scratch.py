@@ -1,8 +1,8 @@
-"""The temporary folder of a server, with a list of the shared memory that is to go with it.
+"""The temporary folder of a server, with a list of its shared memory, removed with it.
 
-start --> folder, and whatever the server maps is listed in it --> stop: both go
+start --> create the folder, list the server's shared memory in it --> stop: remove both
 this process is killed     the server removes both (`in_engine`)
-both are killed at once    the next start of a server does
+both are killed at once    the next start of a server removes both
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from areal_lab.host.shared_memory import SHARED_MEMORY, Segments, remove_segment
 
 _LIST = "shared_memory"
 _NO_GROUP = 0
-"""Whatever any process maps stays."""
+"""No group is exempt: memory that any process maps stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What is to be removed after a server."""
+    """Temporary folder and shared memory to remove after a server."""
 
     folder: Path
     _segments: Segments = field(default_factory=Segments)
 
     @staticmethod
     def make() -> Scratch:
-        """Before a server is started."""
-        place = Path(tempfile.gettempdir())
-        remove_abandoned_folders(place, _remove_listed)
-        scratch = Scratch(make_owned_folder(place, mode=0o700))
-        # Of a server that was killed, and whose stop was cancelled before it came to this.
+        """Create the folder before a server is started, and remove abandoned ones."""
+        parent = Path(tempfile.gettempdir())
+        remove_abandoned_folders(parent, _remove_listed)
+        scratch = Scratch(make_owned_folder(parent, mode=0o700))
+        # In case a server was killed and its `stop` was cancelled before the removal.
         atexit.register(scratch.remove, _NO_GROUP)
         return scratch
 
-    def look(self, group: int) -> None:
-        """Note what the processes of the server map now: once they are dead nobody can tell."""
-        if self._segments.look(group):
+    def record_segments(self, group: int) -> None:
+        """Record the shared memory of the server's processes while they are alive."""
+        if self._segments.record(group):
             (self.folder / _LIST).write_text("\n".join(map(str, self._segments.found)))
 
     def remove(self, group: int) -> None:
-        """When the processes of the server have ended. Idempotent."""
+        """Remove everything after the server's processes have ended. Idempotent."""
         remove_segments(self._segments.found, group)
         remove_owned_folder(self.folder)
 
@@ -56,5 +56,5 @@ def _remove_listed(folder: Path) -> None:
     try:
         listed = map(Path, (folder / _LIST).read_text().splitlines())
     except OSError:
-        return  # its server had none
+        return  # the server had no shared memory
     remove_segments([one for one in listed if one.parent == SHARED_MEMORY], _NO_GROUP)

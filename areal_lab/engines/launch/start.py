@@ -1,12 +1,13 @@
-"""Starting inference servers as child processes: embedded, SGLang or vLLM.
+"""Start inference servers as child processes: embedded, SGLang or vLLM.
 
-    reserve a port --> start the server --> GET /ready --> is the port its own? --> EngineProcess
+    reserve a port --> start the server --> GET /ready --> does it own the port? --> EngineProcess
           ^                                                          | no
-          +---------------- another port, if any will do ------------+
+          +---------------- another port, if port is 0 --------------+
 
-The embedded engine is handed the bound socket, so nobody can take its port in between. The others
-open their port themselves, many seconds later: until then a socket here keeps it, bound but not
-listening, from whoever asks the system for a free one. Who takes it on purpose is found out.
+The embedded engine inherits the bound socket, so no other process can take its port. SGLang and
+vLLM open their port themselves, many seconds later. Until then a socket here reserves it, bound but
+not listening, so that the system does not give it to another process as a free one. If a process
+binds it explicitly, that is detected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.environments import engine_version, python_of
 from areal_lab.engines.launch.options import (
     HOST,
-    fitted,
+    fit_to_machine,
     server_command,
     server_environment,
 )
@@ -40,17 +41,17 @@ from areal_lab.host.processes import Child, ChildDied, last_lines, members, star
 
 EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
-"""Ports tried, if any free one will do."""
+"""Maximum number of ports tried when the port is 0."""
 _POLL_S = 0.05
-_GONE_S = 10.0  # a process in an uninterruptible wait is not waited for longer
+_GONE_S = 10.0  # a killed process may be in an uninterruptible wait
 SCRATCH: Final = "AREAL_LAB_SCRATCH"
-"""Environment variable of a server: a folder that goes when the parent is gone."""
+"""Environment variable of a server: a folder to remove when the parent is gone."""
 _IN_USE: Final = ("address already in use", "errno 98", "port is already in use", "eaddrinuse")
-"""How servers say that a port was taken, in lower case."""
+"""Error messages of servers whose port is taken, in lower case."""
 
 
 class PortTaken(RuntimeError):
-    """Another process listens on the port that a server was to have."""
+    """Another process listens on the port of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +63,29 @@ class EngineProcess:
     base_url: str
     backend: str = "embedded"
     version: str = ""
-    """Of the engine's package."""
+    """Version of the engine's package."""
     _scratch: Scratch | None = field(default=None, repr=False)
 
-    def look(self) -> None:
-        """Note what it maps now, so that it is removed even if the server is dead by then."""
+    def record_segments(self) -> None:
+        """Record its shared memory, so that it is removed even if the server dies first."""
         if self._scratch is not None:
-            self._scratch.look(self.child.pid)
+            self._scratch.record_segments(self.child.pid)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Close the connection, end the process, remove what it leaves behind. Idempotent.
+        """Close the connection, stop the process, remove what it leaves behind. Idempotent.
 
         Args:
-            at_once: do not ask it politely, as it is dead or hung.
+            at_once: kill it without SIGTERM first, as it is dead or hung.
         """
         try:
             await self.client.close()
         finally:
-            self.look()
-            # SGLang looks for SIGTERM every five seconds and then waits for its requests, whose
-            # clients are gone; nothing that it holds is worth the wait.
+            self.record_segments()
+            # SGLang checks for SIGTERM every five seconds and then waits for its requests, whose
+            # clients are gone; it holds nothing worth the wait.
             await self.child.stop(at_once=at_once or self._scratch is not None)
         if self._scratch is not None:
-            await _until_gone(self.child.pid)
+            await _wait_until_gone(self.child.pid)
             await asyncio.to_thread(self._scratch.remove, self.child.pid)
 
 
@@ -101,10 +102,10 @@ async def launch_engine(
 
     Args:
         backend: a name of `backends.BACKENDS`.
-        options: what it is started with, to be fitted to this machine; with port 0 it takes a free
-            one, and another one should that be taken meanwhile.
-        index: names it, and says which GPUs are its own.
-        request_timeout_s: longest wait of one `generate` call.
+        options: are fitted to this machine; port 0 takes a free port, and another one if that is
+            taken meanwhile.
+        index: number of the engine, which selects its name and GPUs.
+        request_timeout_s: timeout of one `generate` call.
 
     Raises:
         ValueError: if the engine is unknown or not installed, or the port is in use.
@@ -113,7 +114,7 @@ async def launch_engine(
         TimeoutError: if it is not ready in time.
     """
     facts = backend_of(backend)
-    options = fitted(facts, options)
+    options = fit_to_machine(facts, options)
     start = Start(
         backend=facts,
         python=python_of(backend),
@@ -128,12 +129,12 @@ async def launch_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How a server is started, beside what it is told itself."""
+    """How to start a server, in addition to its own options."""
 
     backend: Backend
     python: Path
     version: str = ""
-    """Of the engine's package."""
+    """Version of the engine's package."""
     index: int
     log_path: Path
     ready_timeout_s: float
@@ -141,7 +142,7 @@ class Start:
 
 
 async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
-    """Start a server and wait until it is ready; with port 0, on whichever port stays free."""
+    """Start a server and wait until it is ready; with port 0, retry if its port is taken."""
     attempts = ATTEMPTS if options.port == 0 else 1
     for attempt in range(1, attempts + 1):
         try:
@@ -157,17 +158,17 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
     logged = start.log_path.stat().st_size if start.log_path.exists() else 0
     with bind(options.port, options.host) as reservation, _scratch_of(start.backend) as scratch:
         options = replace(options, port=reservation.getsockname()[1])
-        hand_over = start.backend is EMBEDDED
+        inherit_socket = start.backend is EMBEDDED
         child = await start_command(
             name,
             server_command(start.backend, start.python, options)
-            + (["--socket-fd", str(reservation.fileno())] if hand_over else []),
+            + (["--socket-fd", str(reservation.fileno())] if inherit_socket else []),
             log_path=start.log_path,
             environment=server_environment(start.backend, start.python, options, start.index)
             | ({} if scratch is None else dict.fromkeys(("TMPDIR", SCRATCH), str(scratch.folder))),
-            pass_fds=(reservation.fileno(),) if hand_over else (),
+            pass_fds=(reservation.fileno(),) if inherit_socket else (),
         )
-        # 0.0.0.0 is every address of this machine, and none to call.
+        # 0.0.0.0 is an address to listen on, not to connect to.
         base_url = f"http://{HOST if options.host == EVERYWHERE else options.host}:{options.port}"
         engine = EngineProcess(
             child=child,
@@ -183,7 +184,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
         )
         try:
             async with asyncio.timeout(start.ready_timeout_s):
-                await _until_ready(engine, start.backend, options)
+                await _wait_until_ready(engine, start.backend, options)
         except BaseException as error:
             await engine.stop()
             if isinstance(error, TimeoutError):
@@ -191,7 +192,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                     f"{name} was not ready within {start.ready_timeout_s:g} s; the last lines of "
                     f"{start.log_path}:\n{last_lines(start.log_path)}"
                 ) from error
-            if isinstance(error, ChildDied) and _says_in_use(start.log_path, logged):
+            if isinstance(error, ChildDied) and _reports_port_in_use(start.log_path, logged):
                 raise _taken(name, options.port) from error
             raise
     engine.client.note_model(options.model)
@@ -201,7 +202,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
 
 
 def check_host(host: str) -> None:
-    """Refuse a host that no server here could listen on.
+    """Refuse a host on which no server here can listen.
 
     Raises:
         ValueError: with an example.
@@ -215,12 +216,12 @@ def bind(port: int, host: str = HOST) -> socket.socket:
     """A TCP socket bound to this port, not listening yet; 0 takes a free port.
 
     Raises:
-        ValueError: naming the port, if it is not available, or the host, if it is not this machine.
+        ValueError: if the port is not available, or the host is not this machine.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # A port that a stopped run used a moment ago counts as free, one that is served does not.
-        # And the server may bind it too while it is kept here: both say so, and only one listens.
+        # The port of a run that has just stopped counts as free, one in use does not. The server
+        # may also bind the port while it is reserved here: both set this option, one listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError, UnicodeError) as error:
@@ -239,20 +240,22 @@ def _is_about_host(error: Exception) -> bool:
 
 def _wrong_host(host: str, reason: str) -> ValueError:
     return ValueError(
-        f"--host is {host!r}, but must be an address of this machine, as in {HOST}, or "
-        f"{EVERYWHERE} for all of them ({reason})"
+        f"--host is {host!r}, but must be an address of this machine, such as {HOST}, "
+        f"or {EVERYWHERE} for all of them ({reason})"
     )
 
 
-async def _until_ready(engine: EngineProcess, backend: Backend, options: ServerOptions) -> None:
+async def _wait_until_ready(
+    engine: EngineProcess, backend: Backend, options: ServerOptions
+) -> None:
     died = asyncio.ensure_future(engine.child.died())
     try:
         async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
             while not died.done():
-                if await _answers(http, engine, backend, options):
+                if await _is_ready(http, engine, backend, options):
                     if backend.version_path:
-                        told = {"new_version": options.version}
-                        (await http.post(backend.version_path, json=told)).raise_for_status()
+                        body = {"new_version": options.version}
+                        (await http.post(backend.version_path, json=body)).raise_for_status()
                     return
                 await asyncio.wait({died}, timeout=_POLL_S)
         raise died.result()
@@ -262,30 +265,30 @@ async def _until_ready(engine: EngineProcess, backend: Backend, options: ServerO
             await died
 
 
-async def _answers(
+async def _is_ready(
     http: httpx.AsyncClient, engine: EngineProcess, backend: Backend, options: ServerOptions
 ) -> bool:
     """Whether the server is ready.
 
     Raises:
-        PortTaken: if it is another process that listens.
+        PortTaken: if another process listens on its port.
     """
     who = who_listens(options.port, engine.child.pid)
-    engine.look()
+    engine.record_segments()
     match who:
-        case Listener.NOBODY:
+        case Listener.NONE:
             return False
         case Listener.OTHER:
             raise _taken(engine.child.name, options.port)
     try:
-        answer = await http.get(backend.ready_path)
+        reply = await http.get(backend.ready_path)
     except httpx.TransportError:
         return False
-    return answer.status_code == httpx.codes.OK
+    return reply.status_code == httpx.codes.OK
 
 
-async def _until_gone(group: int) -> None:
-    """Until the killed processes have let go of port and memory, a large one takes a moment."""
+async def _wait_until_gone(group: int) -> None:
+    """Wait until the killed processes have released port and memory."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_GONE_S):
             while any(members(group)):
@@ -296,12 +299,12 @@ def _taken(name: str, port: int) -> PortTaken:
     holder = listener_of(port)
     who = "another process" if holder is None else f"process {name_of(holder)}"
     return PortTaken(
-        f"port {port} was taken by {who} while {name} was starting; choose another port, or port 0 "
+        f"port {port} was taken by {who} while {name} was starting; choose another port, or 0 "
         "for a free one"
     )
 
 
-def _says_in_use(log_path: Path, since: int) -> bool:
+def _reports_port_in_use(log_path: Path, since: int) -> bool:
     with log_path.open("rb") as log:
         log.seek(since)
         text = log.read().decode(errors="replace").lower()
@@ -310,7 +313,7 @@ def _says_in_use(log_path: Path, since: int) -> bool:
 
 @contextmanager
 def _scratch_of(backend: Backend) -> Iterator[Scratch | None]:
-    """For what a server would leave behind; removed here only on an error."""
+    """A folder for the files of a server; removed here only on an error."""
     if not backend.own_environment:
         yield None
         return

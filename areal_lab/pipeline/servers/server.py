@@ -135,7 +135,7 @@ class Server:
     async def spans(self, since: int) -> tuple[list[dict[str, Any]], int]:
         """Its activity spans from number `since` on, and the next `since`; none if unsupported."""
         # Asking anyway would cost time: a refusal waits `EXIT_NOTICE_S` for the process to exit.
-        if self.process is not None and not BACKENDS[self.process.backend].tells_spans:
+        if self.process is not None and not BACKENDS[self.process.backend].reports_spans:
             return [], since
         return await self._call(self.client.spans(since))
 

@@ -14,7 +14,7 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
-from areal_lab.host.processes import importing_much, watch_parent
+from areal_lab.host.processes import heavy_imports, watch_parent
 from areal_lab.training.protocol import TrainerFailed
 
 LINGER_S = 5.0
@@ -34,7 +34,7 @@ def main() -> int:
     push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
     try:
         # Imported here so that a broken torch is reported like any other error.
-        with importing_much():
+        with heavy_imports():
             from areal_lab.training.process.serve import serve
 
         code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)

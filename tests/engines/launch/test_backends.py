@@ -1,4 +1,4 @@
-"""The command lines of the servers: what each build is told, and what it is not."""
+"""The command lines of the servers, by build."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def value(command: list[str], flag: str) -> str:
         ("vllm", {"--model": "/w/v3", "--max-model-len": "512", "--max-num-seqs": "8"}),
     ],
 )
-def test_each_server_is_told_the_same_in_its_words(name: str, flags: dict[str, str]) -> None:
+def test_each_server_gets_the_same_options_in_its_own_arguments(
+    name: str, flags: dict[str, str]
+) -> None:
     command = server_command(BACKENDS[name], PYTHON, OPTIONS)
     flags = {**flags, "--port": "31000", "--host": "127.0.0.1", "--dtype": "bfloat16"}
     assert {flag: value(command, flag) for flag in flags} == flags
@@ -82,19 +84,19 @@ def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
     assert "--enforce-eager" not in server_command(BACKENDS["vllm"], PYTHON, on_gpu)
 
 
-def test_a_server_for_adapters_is_told_their_shape() -> None:
+def test_a_server_for_adapters_gets_their_shape() -> None:
     lora = LoraShape(rank=12, target_modules=("q_proj", "v_proj"))
-    wanted = replace(OPTIONS, lora=lora)
+    options = replace(OPTIONS, lora=lora)
     sglang, vllm = BACKENDS["sglang"], BACKENDS["vllm"]
-    command = server_command(sglang, PYTHON, wanted)
+    command = server_command(sglang, PYTHON, options)
     start = command.index("--lora-target-modules")
     assert command[start + 1 : start + 3] == ["q_proj", "v_proj"]
     assert value(command, "--max-lora-rank") == "12"
     assert value(command, "--lora-backend") == "torch_native"
-    assert "--lora-backend" not in server_command(sglang, PYTHON, replace(wanted, build="gpu"))
-    command = server_command(vllm, PYTHON, wanted)
+    assert "--lora-backend" not in server_command(sglang, PYTHON, replace(options, build="gpu"))
+    command = server_command(vllm, PYTHON, options)
     assert value(command, "--max-lora-rank") == "16", "the next that it has kernels for"
-    assert server_environment(vllm, PYTHON, wanted)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert server_environment(vllm, PYTHON, options)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     for backend in (sglang, vllm):
         assert "--enable-lora" not in server_command(backend, PYTHON, OPTIONS)
         assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment(
@@ -103,44 +105,54 @@ def test_a_server_for_adapters_is_told_their_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "targets", "said"),
+    ("name", "rank", "targets", "message"),
     [
         ("sglang", 600, ("all-linear",), None),
         ("sglang", 8, ("q_proj", "v_proj"), None),
         ("sglang", 8, ("gate_proj", "down_proj", "o_proj"), None),
-        # SGLang joins these: without their partners it refuses the adapter, or dies of a request.
-        ("sglang", 8, ("q_proj",), "has q_proj without v_proj, but sglang joins"),
-        ("sglang", 8, ("k_proj", "v_proj"), "has k_proj without q_proj, but sglang joins"),
+        # SGLang fuses these: without all of them it refuses the adapter, or crashes on a request.
+        ("sglang", 8, ("q_proj",), "has q_proj without v_proj, but sglang fuses"),
+        ("sglang", 8, ("k_proj", "v_proj"), "has k_proj without q_proj, but sglang fuses"),
         ("sglang", 8, ("up_proj", "down_proj"), "has up_proj without gate_proj"),
-        ("sglang", 8, ("router",), "has router, but sglang takes adapters to q_proj, k_proj"),
+        (
+            "sglang",
+            8,
+            ("router",),
+            "has router, but sglang supports adapters only on q_proj, k_proj",
+        ),
         ("vllm", 8, ("up_proj",), None),
-        ("vllm", 513, ("up_proj",), "takes adapters of rank 512 at most"),
-        ("embedded", 8, ("up_proj",), "embedded takes no adapters, only sglang and vllm do"),
+        ("vllm", 513, ("up_proj",), "supports adapters up to rank 512"),
+        (
+            "embedded",
+            8,
+            ("up_proj",),
+            "embedded does not support adapters, only sglang and vllm do",
+        ),
     ],
 )
 def test_adapters_that_a_server_cannot_serve_are_refused(
-    name: str, rank: int, targets: tuple[str, ...], said: str | None
+    name: str, rank: int, targets: tuple[str, ...], message: str | None
 ) -> None:
     refusal = lora_refusal(BACKENDS[name], LoraShape(rank=rank, target_modules=targets))
-    if said is None:
+    if message is None:
         assert refusal is None
     else:
         assert refusal is not None
-        assert said in refusal
+        assert message in refusal
 
 
-def test_the_cache_of_vllm_is_rounded_up_to_what_it_takes() -> None:
+def test_the_cache_of_vllm_is_rounded_up_to_gib() -> None:
     variables = server_environment(BACKENDS["vllm"], PYTHON, OPTIONS)
     assert variables["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 
-def test_own_arguments_come_last() -> None:
+def test_extra_arguments_come_last() -> None:
     for backend in BACKENDS.values():
-        own = replace(OPTIONS, extra=("--watchdog-timeout", "9"))
-        assert server_command(backend, PYTHON, own)[-2:] == ["--watchdog-timeout", "9"]
+        options = replace(OPTIONS, extra=("--watchdog-timeout", "9"))
+        assert server_command(backend, PYTHON, options)[-2:] == ["--watchdog-timeout", "9"]
 
 
-def test_servers_of_a_run_have_no_tokenizer_and_others_may() -> None:
+def test_the_tokenizer_is_skipped_unless_requested() -> None:
     for name in ("sglang", "vllm"):
         assert "--skip-tokenizer-init" in server_command(BACKENDS[name], PYTHON, OPTIONS)
         with_text = replace(OPTIONS, tokenizer=True)
@@ -148,7 +160,7 @@ def test_servers_of_a_run_have_no_tokenizer_and_others_may() -> None:
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="there are embedded, sglang, vllm; did you mean 'vllm'"):
+    with pytest.raises(ValueError, match="known are embedded, sglang, vllm; did you mean 'vllm'"):
         backend_of("vlm")
 
 
@@ -170,7 +182,7 @@ def test_an_unknown_engine_is_named_with_the_nearest() -> None:
         ('"hidden_size": 48', 4, None, 32768),
     ],
 )
-def test_the_cache_has_room_for_what_may_run(
+def test_the_cache_holds_the_maximum_of_running_requests(
     tmp_path: Path, config: str, sequences: int, context: int | None, tokens: int
 ) -> None:
     text = f'{{"num_hidden_layers": 2, "max_position_embeddings": 100, {config}}}'
@@ -203,7 +215,7 @@ print(pinned.tolist())
 """
 
 
-def test_the_shim_gives_names_and_the_one_operation() -> None:
+def test_the_shim_has_all_names_and_one_operation() -> None:
     run = subprocess.run(
         [sys.executable, "-c", USE_OF_SHIM],
         env={"PYTHONPATH": str(SHIM), "OMP_NUM_THREADS": "1"},

@@ -1,6 +1,6 @@
-"""Starting servers: ports that are taken, servers that die or never come, what is left behind.
+"""Starting servers: taken ports, servers that die or never become ready, leftover files.
 
-The server is a small HTTP server of its own process, told in its first lines how to behave.
+The server is a small HTTP server in its own process; a file says how it behaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 
 from areal_lab.engines.launch import start as launch
 from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
-from areal_lab.engines.launch.options import fitted, server_command
+from areal_lab.engines.launch.options import fit_to_machine, server_command
 from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.launch.start import (
     EngineProcess,
@@ -69,12 +69,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os.killpg(os.getpgid(0), signal.SIGKILL)
         if self.path == "/more":
             share("more")
-        self.answer()
+        self.reply()
     def do_POST(self):
-        told = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        (folder / "told").write_text(json.dumps([self.path, told]))
-        self.answer()
-    def answer(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        (folder / "posted").write_text(json.dumps([self.path, body]))
+        self.reply()
+    def reply(self):
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -92,7 +92,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def behaves(folder: Path, *attempts: str) -> Path:
-    """What each attempt does; the last word is for all further ones."""
+    """Set the behavior of each attempt; the last one is for all further attempts."""
     (folder / "behavior").write_text(" ".join(attempts))
     return folder
 
@@ -128,10 +128,10 @@ def attempts(folder: Path) -> list[int]:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """What there still is of the server's shared memory and temporary folder."""
+    """Remaining shared memory and temporary folder of the server."""
     names = ("shared", "semaphore", "more", "scratch")
-    told = [Path((folder / name).read_text()) for name in names if (folder / name).exists()]
-    return [path for path in told if path.exists()]
+    paths = [Path((folder / name).read_text()) for name in names if (folder / name).exists()]
+    return [path for path in paths if path.exists()]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def until_written(file: Path) -> str:
     return file.read_text()
 
 
-def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
+def test_a_stopped_server_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
         assert any(members(engine.child.pid))
@@ -175,7 +175,7 @@ def test_a_server_that_serves_leaves_nothing_behind(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_nor_does_one_that_is_ended_at_once(folder: Path) -> None:
+def test_a_server_stopped_at_once_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
         async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
@@ -187,7 +187,7 @@ def test_nor_does_one_that_is_ended_at_once(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_nor_one_that_is_killed(folder: Path) -> None:
+def test_a_killed_server_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
         os.killpg(engine.child.pid, signal.SIGKILL)
@@ -199,7 +199,7 @@ def test_nor_one_that_is_killed(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_nor_one_that_dies_before_it_is_ready(folder: Path) -> None:
+def test_a_server_that_dies_while_starting_leaves_nothing_behind(folder: Path) -> None:
     behaves(folder, "dies")
     with pytest.raises(ChildDied, match="SIGKILL"):
         asyncio.run(start(folder))
@@ -207,7 +207,7 @@ def test_nor_one_that_dies_before_it_is_ready(folder: Path) -> None:
     assert left_behind(folder) == []
 
 
-def test_a_segment_that_somebody_else_uses_stays(folder: Path) -> None:
+def test_a_segment_that_another_process_uses_is_kept(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
         shared = Path((folder / "shared").read_text())
@@ -236,16 +236,16 @@ def test_a_segment_that_somebody_else_uses_stays(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_cannot_say_its_version_itself_is_told_it(folder: Path) -> None:
+def test_a_server_without_a_version_argument_gets_its_version_by_http(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder, like=replace(backend(folder), version_path="/version"))
-        assert json.loads((folder / "told").read_text()) == ["/version", {"new_version": "7"}]
+        assert json.loads((folder / "posted").read_text()) == ["/version", {"new_version": "7"}]
         await engine.stop()
 
     asyncio.run(scenario())
 
 
-def test_a_port_stolen_while_the_server_starts_is_named(folder: Path) -> None:
+def test_a_port_taken_while_the_server_starts_is_an_error(folder: Path) -> None:
     behaves(folder, "waits")
     with bind(0) as free:
         port = free.getsockname()[1]
@@ -253,8 +253,8 @@ def test_a_port_stolen_while_the_server_starts_is_named(folder: Path) -> None:
     async def scenario() -> None:
         starting = asyncio.ensure_future(start(folder, port))
         await until_written(folder / "attempt-0")
-        with bind(port) as thief:
-            thief.listen()
+        with bind(port) as other:
+            other.listen()
             with pytest.raises(PortTaken, match=rf"port {port} was taken by process {os.getpid()}"):
                 await starting
 
@@ -262,24 +262,24 @@ def test_a_port_stolen_while_the_server_starts_is_named(folder: Path) -> None:
     assert attempts(folder) == [port]
 
 
-def test_where_any_port_will_do_a_stolen_one_is_given_up(folder: Path) -> None:
+def test_with_port_0_a_taken_port_is_replaced(folder: Path) -> None:
     behaves(folder, "waits", "serves")
 
     async def scenario() -> None:
         starting = asyncio.ensure_future(start(folder))
-        stolen = int(await until_written(folder / "attempt-0"))
-        with bind(stolen) as thief:
-            thief.listen()
+        taken_port = int(await until_written(folder / "attempt-0"))
+        with bind(taken_port) as other:
+            other.listen()
             engine = await starting
-            assert attempts(folder)[0] == stolen
+            assert attempts(folder)[0] == taken_port
             assert engine.base_url == f"http://127.0.0.1:{attempts(folder)[1]}"
-            assert attempts(folder)[1] != stolen
+            assert attempts(folder)[1] != taken_port
             await engine.stop()
 
     asyncio.run(scenario())
 
 
-def test_a_server_that_says_its_port_is_in_use_gets_another(folder: Path) -> None:
+def test_a_server_that_reports_its_port_in_use_gets_another(folder: Path) -> None:
     behaves(folder, "in_use", "in_use", "serves")
 
     async def scenario() -> None:
@@ -290,14 +290,14 @@ def test_a_server_that_says_its_port_is_in_use_gets_another(folder: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_not_for_ever(folder: Path) -> None:
+def test_the_number_of_ports_tried_is_limited(folder: Path) -> None:
     behaves(folder, "in_use")
     with pytest.raises(PortTaken, match="while engine 3 was starting"):
         asyncio.run(start(folder))
     assert len(attempts(folder)) == launch.ATTEMPTS
 
 
-def test_what_an_earlier_server_said_in_the_log_does_not_count(folder: Path) -> None:
+def test_older_lines_of_the_log_are_ignored(folder: Path) -> None:
     behaves(folder, "broken")
     (folder / "engine.log").write_text("address already in use\n")
     with pytest.raises(ChildDied, match="the model is not a model"):
@@ -314,18 +314,18 @@ def test_a_port_in_use_is_refused_before_anything_starts(folder: Path) -> None:
     assert attempts(folder) == []
 
 
-def test_a_server_that_never_comes_is_given_up(folder: Path) -> None:
+def test_a_server_that_is_never_ready_times_out(folder: Path) -> None:
     behaves(folder, "waits")
     with pytest.raises(TimeoutError, match=r"engine 3 was not ready within 0\.3 s"):
         asyncio.run(start(folder, timeout_s=0.3))
 
 
-def test_a_reserved_port_is_nobody_elses_and_can_be_served() -> None:
+def test_a_reserved_port_is_not_given_away_and_can_be_served() -> None:
     with bind(0) as reserved:
         port = reserved.getsockname()[1]
         taken = [bind(0) for _ in range(50)]
         assert port not in {other.getsockname()[1] for other in taken}
-        assert who_listens(port, os.getpgid(0)) is Listener.NOBODY
+        assert who_listens(port, os.getpgid(0)) is Listener.NONE
         with socket.create_server(("127.0.0.1", port)):
             assert who_listens(port, os.getpgid(0)) is Listener.GROUP
             assert who_listens(port, os.getpgid(0) + 1) is Listener.OTHER
@@ -366,7 +366,7 @@ def test_a_server_dies_with_its_parent_and_leaves_nothing(folder: Path) -> None:
     assert left_behind(folder) == []
 
 
-def test_what_both_leave_that_are_killed_at_once_goes_with_the_next_start(folder: Path) -> None:
+def test_after_both_are_killed_the_next_start_removes_their_files(folder: Path) -> None:
     command = [*COMMAND, str(folder), str(Path.cwd()), "waits"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -378,7 +378,7 @@ def test_what_both_leave_that_are_killed_at_once_goes_with_the_next_start(folder
     next_one.remove(group=0)
 
 
-def test_nor_does_one_that_was_killed_by_a_parent_that_ended_before_it_was_stopped(
+def test_a_killed_server_that_was_not_stopped_leaves_nothing_behind(
     folder: Path,
 ) -> None:
     subprocess.run([*COMMAND, str(folder), str(Path.cwd()), "ends"], check=True)
@@ -391,7 +391,7 @@ def test_an_engine_that_is_not_installed_names_the_command(
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
     with pytest.raises(ValueError, match=r"not installed .*; run: areal-lab engine install vllm"):
-        fitted(VLLM, ServerOptions(model=tmp_path))
+        fit_to_machine(VLLM, ServerOptions(model=tmp_path))
 
 
 def test_the_embedded_engine_runs_in_our_own_python() -> None:

@@ -1,10 +1,10 @@
 """Imported by every Python of the engine's CPU environment before anything else.
 
-torchvision    SGLang imports it whatever the model. Its wheel is for CUDA; beside a CPU torch it
-               imports only if the two operators that it describes to torch exist. They are
-               declared, not implemented: no language model calls them.
-LoRA           asks for pinned memory, from which copies to a GPU are faster. A CPU torch has none
-               and refuses; here it gives ordinary memory.
+torchvision    SGLang imports it for every model. Its wheel is for CUDA; with a CPU torch the import
+               works only if two operators exist. They are declared here but not implemented, as
+               no language model calls them.
+LoRA           requests pinned memory for fast copies to a GPU. A CPU torch has none and raises an
+               error; here it returns ordinary memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 _kept: list[Any] = []
-"""torch forgets what a library declared when the library is collected."""
+"""Keeps libraries alive; torch drops their declarations when they are collected."""
 
 
 def _declare_operators() -> None:
@@ -29,7 +29,7 @@ def _declare_operators() -> None:
     _kept.append(library)
 
 
-def _pin_nothing() -> None:
+def _ignore_pinning() -> None:
     import torch
 
     def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,14 +47,14 @@ def _pin_nothing() -> None:
 
 _BEFORE: dict[str, Callable[[], None]] = {
     "torchvision": _declare_operators,
-    "sglang.srt.lora.backend.torch_backend": _pin_nothing,
+    "sglang.srt.lora.backend.torch_backend": _ignore_pinning,
 }
-"""What to do when a module is first asked for. Not at once: that would import torch into processes
-that do without."""
+"""Actions at the first import of a module. Running them at once would import torch into processes
+that do not need it."""
 
 
 class _Before(importlib.abc.MetaPathFinder):
-    """Finds nothing; acts when a module is asked for."""
+    """Finds nothing; runs an action when a module is imported."""
 
     def find_spec(
         self,

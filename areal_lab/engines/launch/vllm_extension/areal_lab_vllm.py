@@ -1,11 +1,11 @@
-"""In vLLM's workers on a CPU: an output layer that is the embeddings gets new weights, too.
+"""Extension of vLLM's CPU workers: reload the weights of tied output layers, too.
 
-There vLLM 0.32.0 multiplies by a copy of a layer's weights that is packed for the CPU. When weights
-are reloaded, every layer that finds its name among them packs them anew. The output layer of a
-model with tied embeddings (`tie_word_embeddings`) has no name of its own, and so keeps the copy of
-the first weights: every log-prob is then wrong, by up to 0.43 nat in a small random model.
+On a CPU, vLLM 0.32.0 multiplies by a packed copy of each layer's weights. When weights are
+reloaded, every layer whose name is among them repacks its copy. The output layer of a model with
+tied embeddings (`tie_word_embeddings`) has no name of its own and keeps the copy of the first
+weights: every log-prob is then wrong, by up to 0.43 nat in a small random model.
 
-Started with `--worker-extension-cls areal_lab_vllm.ReloadAll`, this folder in PYTHONPATH. vLLM
+Enable it with `--worker-extension-cls areal_lab_vllm.ReloadAll` and this folder in PYTHONPATH. vLLM
 makes the class a base of its worker; its methods are called by name through `/collective_rpc`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ReloadAll:
-    """Methods of a worker beside vLLM's own; their names must not be among those."""
+    """Methods added to a vLLM worker; their names must not clash with its own."""
 
     def reload_all_weights(self: Any, weights_path: str) -> None:
         """Load the weights in a folder into every layer."""
@@ -26,9 +26,9 @@ class ReloadAll:
         with set_current_vllm_config(self.vllm_config):
             for layer in self.get_model().modules():
                 if isinstance(layer, ParallelLMHead):
-                    # Packing again what the reload has packed does no harm.
+                    # Repacking is harmless if the reload has already packed it.
                     layer.quant_method.process_weights_after_loading(layer)
 
     def can_reload_all_weights(self) -> bool:
-        """Whether this class is there: asked of servers that somebody else has started."""
+        """Whether this class is loaded; checks servers that we did not start."""
         return True

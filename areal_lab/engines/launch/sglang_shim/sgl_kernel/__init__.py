@@ -1,7 +1,7 @@
-"""Stands in for SGLang's compiled kernels, of which there is no CPU package.
+"""Replacement for SGLang's compiled kernels, which have no CPU package.
 
-On a CPU without AMX every layer of SGLang computes with plain torch; what is left is imports of
-names, and one indexing operation. A name that is not here can be imported, and says so if called.
+On a CPU without AMX every layer of SGLang uses plain torch; only imports of names and one indexing
+operation remain. Any other name can be imported and raises an error when called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917 - as SGLang calls it
 
 
 def __getattr__(name: str) -> Any:
-    # Dunder names are asked for by the import system, to learn what a module is.
+    # The import system looks up dunder names.
     if name.startswith("__"):
         raise AttributeError(name)
 
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _NoCudaRuntime:
-    """Answers "done" to what returning routed experts asks of the CUDA runtime, even on a CPU."""
+    """Successful no-ops for CUDA runtime calls that SGLang makes even on a CPU (routed experts)."""
 
     def cudaHostRegister(self, *_: object) -> int:  # noqa: N802 - CUDA's name
         return 0

@@ -1,3 +1,3 @@
-"""Imported by name in every run; what it offers is missing as in the package itself."""
+"""Imported by SGLang in every run; all its names are missing kernels, as in the package."""
 
 from . import __getattr__  # noqa: F401 - a module's own `__getattr__`
