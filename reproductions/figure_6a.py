@@ -105,12 +105,7 @@ def _memory(models: list[str], arguments: Arguments) -> str:
         sequences = system.limits.batch_groups * system.samples / system.minibatches
         tokens = sequences * mean_tokens / ranks / trainer.micro_batches
         memory = training_memory(
-            shape,
-            gpus=system.training_gpus,
-            tensor_parallel=trainer.tensor_parallel,
-            pipeline_parallel=trainer.pipeline_parallel,
-            micro_batch_tokens=tokens,
-            activation_recompute=trainer.activation_recompute,
+            shape, trainer, gpus=system.training_gpus, micro_batch_tokens=tokens
         )
         said.append(f"{memory.total / 2**30:.0f} GiB for {model}")
     return (

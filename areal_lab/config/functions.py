@@ -59,10 +59,10 @@ def unpickle_function(pickled: bytes) -> Callable[..., Any]:
     return function
 
 
-def main(arguments: list[str]) -> int:
-    """Print why the function cannot be imported, if so; 0 or 1."""
+def main(arguments: list[str], check: Callable[[str], object] = load_function) -> int:
+    """Print why the function cannot be imported or fails the check, if so; 0 or 1."""
     try:
-        load_function(arguments[0])
+        check(arguments[0])
     except BaseException as error:  # a module may raise anything, SystemExit too
         message = str(error) if isinstance(error, ValueError) else ""
         print(message or traceback.format_exception_only(error)[-1].strip())

@@ -17,11 +17,12 @@ calls only, so that a log replays.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from areal_lab.control.events import EngineId
 
@@ -29,48 +30,11 @@ SPARE_ENTRIES: Final = 64
 """Outdated heap entries, in addition to two per engine, before the heap is rebuilt."""
 
 
-class Router(Protocol):
+class Router(ABC):
     """The live engines, their running tasks, and the rule that assigns new ones."""
-
-    def __contains__(self, engine: EngineId) -> bool: ...
-
-    def __len__(self) -> int: ...
-
-    def loads(self) -> dict[EngineId, int]:
-        """Number of running tasks of each engine."""
-        ...
-
-    def add(self, engine: EngineId) -> None:
-        """Add an engine, which has no tasks yet."""
-        ...
-
-    def remove(self, engine: EngineId) -> None:
-        """Remove an engine; the caller routes its tasks again."""
-        ...
-
-    def acquire(self, key: Hashable) -> EngineId:
-        """Assign a task with this key; returns its engine."""
-        ...
-
-    def release(self, engine: EngineId) -> None:
-        """Record that a task of `engine` ended."""
-        ...
-
-    def forget(self, key: Hashable) -> None:
-        """Forget a key that gets no more tasks."""
-        ...
-
-
-class LeastLoaded:
-    """Running tasks per engine, and the least loaded engine in O(log engines), amortized.
-
-    The heap is lazy: a change of load adds an entry, and an entry is valid only while it equals the
-    engine's current load.
-    """
 
     def __init__(self) -> None:
         self._loads: dict[EngineId, int] = {}
-        self._heap: list[tuple[int, EngineId]] = []
 
     def __contains__(self, engine: EngineId) -> bool:
         return engine in self._loads
@@ -83,16 +47,43 @@ class LeastLoaded:
         return dict(self._loads)
 
     def add(self, engine: EngineId) -> None:
-        """O(log engines)."""
+        """Add an engine, which has no tasks yet."""
         assert engine not in self._loads
         self._loads[engine] = 0
-        heappush(self._heap, (0, engine))
 
     def remove(self, engine: EngineId) -> None:
-        """Remove the engine, which makes its heap entries outdated."""
+        """Remove an engine; the caller routes its tasks again."""
         del self._loads[engine]
 
-    def acquire(self, _key: Hashable = None) -> EngineId:
+    @abstractmethod
+    def acquire(self, key: Hashable = None) -> EngineId:
+        """Assign a task with this key; returns its engine."""
+
+    def release(self, engine: EngineId) -> None:
+        """Record that a task of `engine` ended."""
+        self._loads[engine] -= 1
+
+    def forget(self, key: Hashable) -> None:  # noqa: B027 - most policies have no keys
+        """Forget a key that gets no more tasks."""
+
+
+class LeastLoaded(Router):
+    """The least loaded engine in O(log engines), amortized.
+
+    The heap is lazy: a change of load adds an entry, and an entry is valid only while it equals the
+    engine's current load. A removed engine's entries are outdated.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[int, EngineId]] = []
+
+    def add(self, engine: EngineId) -> None:
+        """O(log engines)."""
+        super().add(engine)
+        heappush(self._heap, (0, engine))
+
+    def acquire(self, key: Hashable = None) -> EngineId:  # noqa: ARG002 - of all policies
         """The least loaded engine, whatever the key."""
         heap, loads = self._heap, self._loads
         load, engine = heap[0]
@@ -113,9 +104,6 @@ class LeastLoaded:
         self._loads[engine] = load = self._loads[engine] - 1
         self._note(load, engine)
 
-    def forget(self, _key: Hashable) -> None:
-        """Keys mean nothing here."""
-
     def _note(self, load: int, engine: EngineId) -> None:
         heappush(self._heap, (load, engine))
         if len(self._heap) > 2 * len(self._loads) + SPARE_ENTRIES:
@@ -123,48 +111,30 @@ class LeastLoaded:
             heapify(self._heap)
 
 
-class RoundRobin:
+class RoundRobin(Router):
     """The engines in the order of their ids, one task each, in turn."""
 
     def __init__(self) -> None:
-        self._loads: dict[EngineId, int] = {}
+        super().__init__()
         self._ring: list[EngineId] = []
         self._last: EngineId = -1
 
-    def __contains__(self, engine: EngineId) -> bool:
-        return engine in self._loads
-
-    def __len__(self) -> int:
-        return len(self._loads)
-
-    def loads(self) -> dict[EngineId, int]:
-        """Number of running tasks of each engine."""
-        return dict(self._loads)
-
     def add(self, engine: EngineId) -> None:
         """Add the engine to the rotation."""
-        assert engine not in self._loads
-        self._loads[engine] = 0
+        super().add(engine)
         insort(self._ring, engine)
 
     def remove(self, engine: EngineId) -> None:
         """Remove the engine from the rotation."""
-        del self._loads[engine]
+        super().remove(engine)
         self._ring.remove(engine)
 
-    def acquire(self, _key: Hashable = None) -> EngineId:
+    def acquire(self, key: Hashable = None) -> EngineId:  # noqa: ARG002 - of all policies
         """The first id above the last one taken, or the lowest."""
         place = bisect_right(self._ring, self._last)
         self._last = engine = self._ring[place % len(self._ring)]
         self._loads[engine] += 1
         return engine
-
-    def release(self, engine: EngineId) -> None:
-        """O(1)."""
-        self._loads[engine] -= 1
-
-    def forget(self, _key: Hashable) -> None:
-        """Keys mean nothing here."""
 
 
 class Sticky(LeastLoaded):

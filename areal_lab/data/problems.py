@@ -74,11 +74,6 @@ class PromptSource:
         self._seed = seed
         self._orders: OrderedDict[int, list[int]] = OrderedDict()
 
-    @property
-    def epoch_length(self) -> int:
-        """Number of prompts in one epoch."""
-        return len(self._problems)
-
     def __getitem__(self, n: int) -> Problem:
         """Prompt number `n`.
 

@@ -2,6 +2,27 @@
 
 A policy loss is a composition: anchor ratio -> surrogate -> weight chain -> aggregate.
 docs/functional/README.md is the map: one page per family.
+
+Arguments of these names mean the same everywhere; a docstring has them where they mean more:
+
+    logprobs                log pi_theta of the sampled tokens; the only input with a gradient
+    behavior_logprobs       log pi_behav, as the sampler reported them
+    anchor_logprobs         log pi_anchor, the policy that a ratio is to
+    reference_logprobs      log pi_ref of the same tokens
+    advantages              A; without a gradient
+    policy                  `AnchoredPolicy`: ratio to the anchor, log-probs, mask
+    rewards                 R of each sample (and component), r of each token; with a gradient
+    values                  one per token
+    mask                    True where the policy chose the token; others, NaN too, do not count,
+                            and an empty mask gives a loss of 0
+    aggregate               `token_mean` or another; for micro-batches bind the counts of the whole
+                            batch, as of the policy loss: `partial(token_mean, token_count=n)`
+    sequences               `Segments`: the sequence of each token; None takes rows
+    groups                  integer id of each sample's prompt; any numbers, any order
+    holes                   `carry_over_holes` or `restart_at_holes`
+    unbiased                divide squares by n - 1 rather than by n
+
+Shapes that differ are refused with a ValueError.
 """
 
 # The order is that of the topics.

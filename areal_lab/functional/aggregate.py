@@ -51,8 +51,6 @@ def token_mean(
     $$ \frac{1}{N} \sum_t m_t x_t $$
 
     Args:
-        values: one value per token.
-        mask: True where a token counts.
         sequences: ignored; tokens may be split over micro-batches in any way.
         token_count: N, the tokens of the *whole* batch over all micro-batches and ranks, so that
             the sum over the parts is the mean over the whole. None counts this mask; an empty
@@ -76,15 +74,7 @@ def token_sum(
     For advantages that were divided beforehand, as SkyRL and tinker-cookbook do. Tokens may be
     split over micro-batches in any way.
 
-    Args:
-        values: one value per token.
-        mask: True where a token counts.
-        sequences: ignored.
-
     Source: episodic REINFORCE, Williams (1992).
-
-    Raises:
-        ValueError: shapes differ.
     """
     return masked_sum(wide(values), mask)
 
@@ -101,8 +91,6 @@ def sequence_mean(
     $$ \frac{1}{B} \sum_i \frac{1}{|y_i|} \sum_{t \in i} m_t x_t $$
 
     Args:
-        values: one value per token.
-        mask: True where a token counts.
         sequences: sequence of each token (`packed_sequences`); None takes rows. A sequence stays
             in one micro-batch, where its tokens are counted.
         sequence_count: B of the whole batch. None counts the sequences here that have a token;
@@ -130,8 +118,6 @@ def sequence_sum_mean(
     $$ \frac{1}{B} \sum_i \sum_{t \in i} m_t x_t $$
 
     Args:
-        values: one value per token.
-        mask: True where a token counts.
         sequences: sequence of each token (`packed_sequences`); None takes rows. With a count, a
             sequence may be split over micro-batches.
         sequence_count: B of the whole batch. None counts the sequences here that have a token.
@@ -159,8 +145,6 @@ def fixed_length_mean(
     $$ \frac{1}{B\,L} \sum_i \sum_{t \in i} m_t x_t $$
 
     Args:
-        values: one value per token.
-        mask: True where a token counts.
         sequences: sequence of each token (`packed_sequences`); None takes rows. With a count, a
             sequence may be split over micro-batches.
         max_tokens: L, the generation budget of a sequence in tokens: a constant of the run, not
@@ -190,9 +174,6 @@ def prompt_mean(
     $$ \frac{1}{P} \sum_p \frac{1}{N_p} \sum_{t \in p} m_t x_t, \quad N_p = \sum_{t \in p} m_t $$
 
     Args:
-        values: one value per token.
-        mask: True where a token counts.
-        sequences: ignored.
         groups: the prompt that each token belongs to; bind it with `functools.partial`.
         group_count: P of the whole batch. None counts the prompts that have a token.
         group_tokens: $N_p$ of each prompt over the *whole* batch. None counts this mask, which is

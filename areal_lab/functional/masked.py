@@ -76,14 +76,10 @@ def masked_quantiles(
     is unmasked: there is no quantile of nothing. An unmasked NaN counts as the largest value.
 
     Args:
-        values: one value per token.
         mask: True where a value counts.
         quantiles: q of each wanted quantile, in [0, 1].
 
     Source: Hyndman and Fan, Sample quantiles in statistical packages (1996), definition 7.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, values=values)
     if values.numel() == 0:

@@ -69,16 +69,7 @@ def token_ratio(
 
     Where both log-probs are -infinity the ratio is 1 and has no gradient.
 
-    Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        anchor_logprobs: log pi_anchor of the same tokens.
-        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
-        sequences: handed on; None takes rows.
-
     Source: PPO (arXiv:1707.06347), section 3.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs, anchor_logprobs=anchor_logprobs)
     logprobs = wide(select(logprobs, mask))
@@ -105,16 +96,10 @@ def sequence_ratio(
     The gradient goes through the mean, so each token gets 1/|y_i| of what the sequence gets.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        anchor_logprobs: log pi_anchor of the same tokens.
         mask: True where the policy chose the token; |y_i| counts these. Elsewhere everything
             is 0, ratio 1.
-        sequences: sequence of each token; None takes rows.
 
     Source: GSPO (arXiv:2507.18071), section 4.1.
-
-    Raises:
-        ValueError: shapes differ.
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
     return policy._replace(log_ratio=_spread(policy, policy.sequences, "mean"))
@@ -135,16 +120,7 @@ def sequence_token_ratio(
 
     The derivative of the value is not the gradient, by construction: finite differences differ.
 
-    Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        anchor_logprobs: log pi_anchor of the same tokens.
-        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
-        sequences: sequence of each token; None takes rows.
-
     Source: GSPO (arXiv:2507.18071), section 4.3.
-
-    Raises:
-        ValueError: shapes differ.
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
     value = _spread(policy, policy.sequences, "mean").detach()
@@ -170,17 +146,10 @@ def segment_ratio(
     `ratio=partial(segment_ratio, turns=turns)`.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        anchor_logprobs: log pi_anchor of the same tokens.
-        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
-        sequences: sequence of each token; None takes rows.
         turns: turn of each token, no turn being of two sequences; None takes the runs of
             unmasked tokens.
 
     Source: ROLL's `ratio_type=segment`; no paper defines it.
-
-    Raises:
-        ValueError: shapes differ.
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
     if turns is None:
@@ -201,16 +170,7 @@ def sequence_product_ratio(
     The importance ratio proper, of a variance that grows with the length. For surrogates that bound
     it, such as `topr_surrogate`.
 
-    Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        anchor_logprobs: log pi_anchor of the same tokens.
-        mask: True where the policy chose the token; elsewhere everything is 0, ratio 1.
-        sequences: sequence of each token; None takes rows.
-
     Source: importance sampling of trajectories, as in TOPR (arXiv:2503.14286).
-
-    Raises:
-        ValueError: shapes differ.
     """
     policy = token_ratio(logprobs, anchor_logprobs, mask, sequences)
     return policy._replace(log_ratio=_spread(policy, policy.sequences, "sum"))

@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId, Version
@@ -326,18 +327,38 @@ def _float(value: float | str) -> float:
     return float(value)
 
 
-def _scalar(value: Scalar) -> Scalar:
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+def _scalars(values: dict[str, Scalar]) -> dict[str, Scalar]:
+    return {k: _NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in values.items()}
 
 
-def _read_header(value: dict[str, Any]) -> RunHeader:
-    limits = {name: _scalar(limit) for name, limit in value.pop("limits").items()}
-    return RunHeader(
-        started_at=_float(value.pop("started_at")),
-        limits=limits,
-        processes=tuple(value.pop("processes")),
-        **value,
-    )
+def _floats(values: dict[str, float | str]) -> dict[str, float]:
+    return {name: _float(value) for name, value in values.items()}
+
+
+def _rewards(values: list[float | str]) -> tuple[float, ...]:
+    return tuple(_float(value) for value in values)
+
+
+def _segments(samples: list[list[tuple[int, int]]]) -> tuple[Segments, ...]:
+    return tuple(tuple((version, tokens) for version, tokens in one) for one in samples)
+
+
+_CONVERTED: Final[dict[type[Any], dict[str, Callable[[Any], Any]]]] = {
+    RunHeader: {"started_at": _float, "limits": _scalars, "processes": tuple},
+    SpanRecord: {"t_s": _float, "end_s": _float, "args": _floats},
+    GroupRecord: {
+        **dict.fromkeys(("t_s", "generated_s", "end_s"), _float),
+        **{"rewards": _rewards, "segments": _segments, "finish_reasons": tuple},
+    },
+    MetricRecord: {"t_s": _float, "value": _float},
+}
+"""The fields that JSON has in another form."""
+
+
+def _read(cls: type[Any], value: dict[str, Any]) -> Any:
+    for name, convert in _CONVERTED[cls].items():
+        value[name] = convert(value[name])
+    return cls(**value)
 
 
 def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
@@ -356,47 +377,8 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
     return cls(**value)
 
 
-def _read_event(value: dict[str, Any]) -> EventRecord:
-    return EventRecord(_float(value.pop("t_s")), _read_typed(value, event=True))
-
-
-def _read_action(value: dict[str, Any]) -> ActionRecord:
-    return ActionRecord(_float(value.pop("t_s")), _read_typed(value, event=False))
-
-
-def _read_span(value: dict[str, Any]) -> SpanRecord:
-    return SpanRecord(
-        t_s=_float(value.pop("t_s")),
-        end_s=_float(value.pop("end_s")),
-        args={name: _float(arg) for name, arg in value.pop("args").items()},
-        **value,
-    )
-
-
-def _read_group(value: dict[str, Any]) -> GroupRecord:
-    return GroupRecord(
-        t_s=_float(value.pop("t_s")),
-        generated_s=_float(value.pop("generated_s")),
-        end_s=_float(value.pop("end_s")),
-        rewards=tuple(_float(reward) for reward in value.pop("rewards")),
-        segments=tuple(
-            tuple((version, tokens) for version, tokens in sample)
-            for sample in value.pop("segments")
-        ),
-        finish_reasons=tuple(value.pop("finish_reasons")),
-        **value,
-    )
-
-
-def _read_metric(value: dict[str, Any]) -> MetricRecord:
-    return MetricRecord(t_s=_float(value.pop("t_s")), value=_float(value.pop("value")), **value)
-
-
 _READERS: Final[dict[str | None, Callable[[dict[str, Any]], Record]]] = {
-    "run": _read_header,
-    "event": _read_event,
-    "action": _read_action,
-    "span": _read_span,
-    "group": _read_group,
-    "metric": _read_metric,
+    "event": lambda value: EventRecord(_float(value.pop("t_s")), _read_typed(value, event=True)),
+    "action": lambda value: ActionRecord(_float(value.pop("t_s")), _read_typed(value, event=False)),
+    **{kind: partial(_read, cls) for cls, kind in _KIND_OF.items()},
 }

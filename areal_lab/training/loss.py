@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from areal_lab.config.functions import load_function, unpickle_function
+from areal_lab.config.functions import load_function, main, unpickle_function
 from areal_lab.control.events import Version
 from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
 from areal_lab.functional.corrections.weights import truncate
@@ -172,16 +171,5 @@ def _imported(field: str, path: str) -> Callable[..., Any]:
         raise ValueError(f"{field} {path!r} cannot be imported: {error}") from error
 
 
-def main(arguments: list[str]) -> int:
-    """Print why the named function is not a policy loss, if so; returns 0 or 1."""
-    try:
-        check_loss(load_function(arguments[0]), f"{arguments[0]!r}")
-    except BaseException as error:  # a module may raise anything, SystemExit too
-        message = str(error) if isinstance(error, ValueError) else ""
-        print(message or traceback.format_exception_only(error)[-1].strip())
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], lambda name: check_loss(load_function(name), f"{name!r}")))

@@ -63,51 +63,36 @@ _OPTIMIZER_TRAFFIC_BYTES = 30
 class TrainingCost:
     """Training cost of a model on GPUs, with their parallel layout."""
 
+    config: TrainerConfig = field(default_factory=TrainerConfig)
+    """Layout, batching and passes. A given utilization (`mfu`) is that inside a micro-batch;
+    bubbles, waiting and other parts are added."""
     model: ModelShape
     gpu: GPU
     gpus: int
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    micro_batch_tokens: int = 32768
-    dynamic_batching: bool = True
-    micro_batches: int = 32
-    """Per minibatch and rank, without dynamic batching."""
     padded: bool = False
     """Pad sequences to the longest of their micro-batch; only without dynamic batching."""
     fully_sharded: bool = False
     """Parameters are sharded over data parallelism and gathered for every pass (FSDP), during the
     previous pass; a pass waits for them if that takes longer."""
-    activation_recompute: bool = True
-    proximal_logprobs: bool = True
-    reference_logprobs: bool = False
-    critic: bool = False
-    mfu: float | None = None
-    """Utilization inside a micro-batch; bubbles, waiting and other parts are added."""
     speed: TrainerSpeed = field(default=AREAL)
 
     def __post_init__(self) -> None:
-        for name in (
-            *("gpus", "tensor_parallel", "pipeline_parallel", "micro_batch_tokens"),
-            "micro_batches",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
-        _check_layout(self.model, self.gpus, self.tensor_parallel, self.pipeline_parallel)
-        if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise ValueError(f"trainer.mfu is {self.mfu}, but must be in (0, 1], such as 0.3")
-        if self.dynamic_batching:
+        if self.gpus < 1:
+            raise ValueError(f"gpus is {self.gpus}, but must be >= 1")
+        _check_layout(self.model, self.gpus, self.config)
+        if self.config.dynamic_batching:
             # The sizes of fixed micro-batches are not known yet.
-            self.check_memory(self.micro_batch_tokens)
+            self.check_memory(self.config.micro_batch_tokens)
 
     @property
     def data_parallel(self) -> int:
         """Ranks that train on different sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+        return self.gpus // (self.config.tensor_parallel * self.config.pipeline_parallel)
 
     @property
     def passes(self) -> int:
         """Duration of a training pass (forward and backward), in forward passes."""
-        return 4 if self.activation_recompute else 3
+        return 4 if self.config.activation_recompute else 3
 
     def check_memory(self, micro_batch_tokens: float) -> None:
         """Refuse micro-batches that do not fit.
@@ -117,17 +102,13 @@ class TrainingCost:
         """
         memory = training_memory(
             self.model,
+            self.config,
             gpus=self.gpus,
-            tensor_parallel=self.tensor_parallel,
-            pipeline_parallel=self.pipeline_parallel,
             micro_batch_tokens=micro_batch_tokens,
-            activation_recompute=self.activation_recompute,
             fully_sharded=self.fully_sharded,
-            critic=self.critic,
-            reference=self.reference_logprobs,
         )
         check_training_memory(
-            memory, self.model, self.gpu, activation_recompute=self.activation_recompute
+            memory, self.model, self.gpu, activation_recompute=self.config.activation_recompute
         )
 
     def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
@@ -141,6 +122,7 @@ class TrainingCost:
             ValueError: a sequence exceeds the budget of a micro-batch, or a minibatch has fewer
                 sequences than there are data-parallel ranks.
         """
+        config = self.config
         sizes = np.asarray(lengths, np.int64)
         cut = self._cut(sizes, minibatches)
         forward_s = self._stage_forward_s(cut.tokens, cut.pairs, cut.present)
@@ -150,7 +132,7 @@ class TrainingCost:
             forward_s,
             (self.passes - 1) * forward_s,
             cut.present,
-            stages=self.pipeline_parallel,
+            stages=config.pipeline_parallel,
             hop_s=hop_s,
         ).reshape(minibatches, ranks)
         busy_s = self.passes * forward_s.sum(axis=1).reshape(minibatches, ranks)
@@ -170,15 +152,16 @@ class TrainingCost:
             OPTIMIZER: minibatches * self._optimizer_s(),
         }
         scoring_s = self._scoring_s(forward_s, hop_s, cut.present, minibatches)
-        if self.critic:
+        if config.critic:
             # A second model of this size: trained like the first, after a pass for its values.
             parts[CRITIC] = sum(parts.values()) + scoring_s
-        if self.proximal_logprobs:
+        if config.proximal_logprobs:
             parts[PROXIMAL] = scoring_s
-        if self.reference_logprobs:
+        if config.reference_logprobs:
             parts[REFERENCE] = scoring_s
         parts = {name: seconds for name, seconds in parts.items() if seconds > 0}
-        forward_passes = 3 + self.proximal_logprobs + self.reference_logprobs + 4 * self.critic
+        scored = config.proximal_logprobs + config.reference_logprobs
+        forward_passes = 3 + scored + 4 * config.critic
         tokens = int(sizes.sum())
         own_pairs = float(cut.own_pairs.sum())
         return TrainTiming(
@@ -190,14 +173,14 @@ class TrainingCost:
         )
 
     def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
-        if self.dynamic_batching:
+        if self.config.dynamic_batching:
             # AReaL's trainer keeps a pipeline of p stages busy with 2 p micro-batches.
-            least = 2 * self.pipeline_parallel if self.pipeline_parallel > 1 else 1
+            least = 2 * self.config.pipeline_parallel if self.config.pipeline_parallel > 1 else 1
             lanes = cut_within_budget(
                 sizes,
                 ranks=self.data_parallel,
                 minibatches=minibatches,
-                max_tokens=self.micro_batch_tokens,
+                max_tokens=self.config.micro_batch_tokens,
                 least=least,
             )
             return measure(lanes, sizes, padded=False)
@@ -205,23 +188,23 @@ class TrainingCost:
             sizes,
             ranks=self.data_parallel,
             minibatches=minibatches,
-            micro_batches=self.micro_batches,
+            micro_batches=self.config.micro_batches,
         )
         return measure(lanes, sizes, padded=self.padded)
 
     def _stage_forward_s(self, tokens: Values, pairs: Values, present: NDArray[np.bool_]) -> Values:
         """Forward seconds of each micro-batch on one stage of the pipeline."""
-        model_parallel = self.tensor_parallel * self.pipeline_parallel
-        if self.mfu is not None:
+        model_parallel = self.config.tensor_parallel * self.config.pipeline_parallel
+        if self.config.mfu is not None:
             flops = np.asarray(forward_flops(tokens, pairs, self.model))
             # Published utilizations do not count recomputed FLOPs, so a pass is that much faster.
-            reached = self.mfu * self.passes / 3 * self.gpu.flops_per_s
+            reached = self.config.mfu * self.passes / 3 * self.gpu.flops_per_s
             return np.asarray(flops / (reached * model_parallel))
         shared_s, launches_s = pass_s(tokens, pairs, self.model, self.gpu, self.speed)
         stage_s = np.asarray(
             shared_s / model_parallel
-            + present * (launches_s / self.pipeline_parallel)
-            + self._tensor_parallel_s(tokens, present) / self.pipeline_parallel
+            + present * (launches_s / self.config.pipeline_parallel)
+            + self._tensor_parallel_s(tokens, present) / self.config.pipeline_parallel
         )
         if not self.fully_sharded:
             return stage_s
@@ -230,22 +213,22 @@ class TrainingCost:
 
     def _tensor_parallel_s(self, tokens: Values, present: NDArray[np.bool_]) -> Values:
         """Two all-reduces per layer and pass, of the hidden vectors of a micro-batch."""
-        if self.tensor_parallel == 1:
+        if self.config.tensor_parallel == 1:
             return np.zeros_like(tokens)
         # Nearly linear in the bytes: a line through an empty and a full micro-batch.
-        full_bytes = self.micro_batch_tokens * self.model.hidden * BYTES_PER_NUMBER
-        start_s = all_reduce_s(0, self.tensor_parallel, self.gpu)
-        full_s = all_reduce_s(full_bytes, self.tensor_parallel, self.gpu)
-        per_token_s = (full_s - start_s) / self.micro_batch_tokens
+        full_bytes = self.config.micro_batch_tokens * self.model.hidden * BYTES_PER_NUMBER
+        start_s = all_reduce_s(0, self.config.tensor_parallel, self.gpu)
+        full_s = all_reduce_s(full_bytes, self.config.tensor_parallel, self.gpu)
+        per_token_s = (full_s - start_s) / self.config.micro_batch_tokens
         return np.asarray(2 * self.model.layers * (present * start_s + tokens * per_token_s))
 
     def _hop_s(self, tokens: Values) -> Values:
         """Seconds to send a micro-batch's hidden vectors to the next stage."""
-        if self.pipeline_parallel == 1:
+        if self.config.pipeline_parallel == 1:
             return np.zeros_like(tokens)
         across = self.gpus > self.gpu.node_gpus
         start_s = point_to_point_s(0, self.gpu, across_nodes=across)
-        token_bytes = self.model.hidden * BYTES_PER_NUMBER / self.tensor_parallel
+        token_bytes = self.model.hidden * BYTES_PER_NUMBER / self.config.tensor_parallel
         full_s = point_to_point_s(token_bytes * 1e6, self.gpu, across_nodes=across)
         return np.asarray(start_s + tokens * (full_s - start_s) / 1e6)
 
@@ -253,7 +236,8 @@ class TrainingCost:
         self, forward_s: Values, hop_s: Values, present: NDArray[np.bool_], minibatches: int
     ) -> float:
         """Seconds of one forward pass over the batch; ranks wait for each other at its end."""
-        lanes = forward_only_s(forward_s, present, stages=self.pipeline_parallel, hop_s=hop_s)
+        stages = self.config.pipeline_parallel
+        lanes = forward_only_s(forward_s, present, stages=stages, hop_s=hop_s)
         return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
 
     def _gradients_s(self) -> float:
@@ -271,14 +255,14 @@ class TrainingCost:
         ranks = self.data_parallel
         if ranks == 1:
             return 0.0
-        held = self.model.parameters / (self.tensor_parallel * self.pipeline_parallel)
-        per_node = min(ranks, max(1, self.gpu.node_gpus // self.tensor_parallel))
+        held = self.model.parameters / (self.config.tensor_parallel * self.config.pipeline_parallel)
+        per_node = min(ranks, max(1, self.gpu.node_gpus // self.config.tensor_parallel))
         return collective(parameter_bytes * held, ranks, self.gpu, gpus_per_node=per_node)
 
     def _optimizer_s(self) -> float:
         """Memory traffic of the optimizer states, plus the trainer's constant time per step."""
         traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / self.gpus
-        own_s = 0.0 if self.mfu is not None else self.speed.step_s
+        own_s = 0.0 if self.config.mfu is not None else self.speed.step_s
         return traffic / self.gpu.memory_bytes_per_s + own_s
 
 
@@ -308,23 +292,9 @@ def training_cost(
             there are data-parallel ranks.
     """
     if config.step_s is not None:
-        _check_layout(model, gpus, config.tensor_parallel, config.pipeline_parallel)
+        _check_layout(model, gpus, config)
         return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
-    cost = TrainingCost(
-        model=model,
-        gpu=gpu,
-        gpus=gpus,
-        tensor_parallel=config.tensor_parallel,
-        pipeline_parallel=config.pipeline_parallel,
-        micro_batch_tokens=config.micro_batch_tokens,
-        dynamic_batching=config.dynamic_batching,
-        micro_batches=config.micro_batches,
-        activation_recompute=config.activation_recompute,
-        proximal_logprobs=config.proximal_logprobs,
-        reference_logprobs=config.reference_logprobs,
-        critic=config.critic,
-        mfu=config.mfu,
-    )
+    cost = TrainingCost(config=config, model=model, gpu=gpu, gpus=gpus)
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(
             "trainer.micro_batch_tokens",
@@ -339,10 +309,9 @@ def training_cost(
     return cost
 
 
-def _check_layout(
-    model: ModelShape, gpus: int, tensor_parallel: int, pipeline_parallel: int
-) -> None:
+def _check_layout(model: ModelShape, gpus: int, config: TrainerConfig) -> None:
     """Refuse a layout that does not divide the GPUs, the heads or the layers."""
+    tensor_parallel, pipeline_parallel = config.tensor_parallel, config.pipeline_parallel
     model_parallel = tensor_parallel * pipeline_parallel
     if gpus % model_parallel:
         raise refusal(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.config.schema import TrainerConfig
 
 GIB = 2**30
 RESERVED_BYTES = 3 * GIB
@@ -50,40 +51,35 @@ class TrainingMemory:
 
 def training_memory(
     model: ModelShape,
+    config: TrainerConfig,
     *,
     gpus: int,
-    tensor_parallel: int,
-    pipeline_parallel: int,
     micro_batch_tokens: float,
-    activation_recompute: bool,
     fully_sharded: bool = False,
-    critic: bool = False,
-    reference: bool = False,
 ) -> TrainingMemory:
     """Memory of the fullest GPU, which is in the first stage.
 
+    Tensor parallelism shares activations as well (sequence parallelism). The first of p stages has
+    p micro-batches in flight. A critic and a reference are models of the same size on the same
+    GPUs; the reference is only read.
+
     Args:
-        model: model to train.
+        config: layout, recomputation, and whether there are a critic and a reference.
         gpus: number of training GPUs.
-        tensor_parallel: GPUs that share each layer; activations as well (sequence parallelism).
-        pipeline_parallel: stages; the first has this many micro-batches in flight.
         micro_batch_tokens: tokens of the largest micro-batch.
-        activation_recompute: keep only the input of each layer.
         fully_sharded: data-parallel ranks also shard parameters and gradients.
-        critic: a second model of the same size is trained on the same GPUs.
-        reference: another model of the same size is only read.
     """
-    model_parallel = tensor_parallel * pipeline_parallel
+    model_parallel = config.tensor_parallel * config.pipeline_parallel
     held = model.parameters / (gpus if fully_sharded else model_parallel)
-    trained = 2 if critic else 1
+    trained = 2 if config.critic else 1
     layer_bytes = _HIDDEN_BYTES * model.hidden + _MLP_BYTES * _mlp_width(model)
     entering_bytes = WEIGHT_BYTES * model.hidden
-    kept = entering_bytes if activation_recompute else layer_bytes
-    in_flight = pipeline_parallel * model.layers / pipeline_parallel
+    kept = entering_bytes if config.activation_recompute else layer_bytes
+    in_flight = model.layers  # of p micro-batches, each with the layers of one of p stages
     working = _WORKING_FACTOR * layer_bytes
-    per_token = (in_flight * kept + working) / tensor_parallel
+    per_token = (in_flight * kept + working) / config.tensor_parallel
     return TrainingMemory(
-        parameters=(trained + reference) * WEIGHT_BYTES * held,
+        parameters=(trained + config.reference_logprobs) * WEIGHT_BYTES * held,
         gradients=trained * GRADIENT_BYTES * held,
         optimizer=trained * OPTIMIZER_BYTES * model.parameters / gpus,
         activations=per_token * micro_batch_tokens,
@@ -128,13 +124,7 @@ def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
     For training with a given step time, whose layout is not checked otherwise.
     """
     shares = training_memory(
-        model,
-        gpus=gpus,
-        tensor_parallel=1,
-        pipeline_parallel=1,
-        micro_batch_tokens=0,
-        activation_recompute=True,
-        fully_sharded=True,
+        model, TrainerConfig(), gpus=gpus, micro_batch_tokens=0, fully_sharded=True
     )
     if shares.total <= gpu.memory_bytes:
         return ""

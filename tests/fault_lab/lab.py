@@ -167,7 +167,7 @@ class FaultLab:
         async def start() -> EngineProcess:
             return there.pop() if there else await self.launch(VICTIM, self.backend, port)
 
-        return EngineSource(open=start), port
+        return start, port
 
     def signal_victim(self, number: signal.Signals) -> None:
         """Send a signal to the victim's processes, borrowed or not."""
@@ -238,7 +238,7 @@ class FaultLab:
                 address, self.model_path, request_timeout_s=BOUND_S, ready_timeout_s=BOUND_S
             )
 
-        return EngineSource(open=wait)
+        return wait
 
     # --- a run ---
 

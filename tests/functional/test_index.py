@@ -71,11 +71,25 @@ OWN = [n for n in public_functions() if "functional" in getattr(functional, n)._
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_docstring_tells_source_and_errors(name):
-    """A paper, a framework, or "definition"; and what is refused, where something is."""
+    """A paper, a framework, or "definition"; and what is refused in addition to wrong shapes."""
     function = getattr(functional, name)
     assert re.search(r"^ *Source: \S", function.__doc__, re.MULTILINE)
-    if re.search(r"raise ValueError|\bcheck_\w+\(", inspect.getsource(function)):
+    refusal = r"raise ValueError|\bcheck_(?!token_inputs|same_shape)\w+\("
+    if re.search(refusal, inspect.getsource(function)):
         assert "\n    Raises:\n        ValueError: " in function.__doc__
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_argument_is_described_where_any_is(name):
+    """By the docstring, the one that it refers to, or the index."""
+    function = getattr(functional, name)
+    others = re.findall(r"arguments are those of `(\w+)`", function.__doc__)
+    if not others and "\n    Args:" not in function.__doc__:
+        return
+    told = [functional.__doc__, function.__doc__]
+    told += [getattr(functional, other).__doc__ for other in others]
+    described = re.findall(r"^ {4,}(\w+)(?::|  )", "\n".join(told), re.MULTILINE)
+    assert set(inspect.signature(function).parameters) <= set(described)
 
 
 def test_every_function_has_a_row_of_the_table_or_a_reason():

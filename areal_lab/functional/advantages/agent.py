@@ -49,7 +49,6 @@ def gigpo_advantages(
         step_episodes: the episode of each step, `0 .. N - 1`.
         step_weight: omega, how much the step counts beside the episode.
         scale: `std_of_group` (default), or `no_scale` as in the paper's variant with F = 1.
-        unbiased: divide squares by n - 1 rather than by n.
         eps: added to the scale.
 
     Raises:
@@ -92,7 +91,6 @@ def rae_advantages(
     Source: role-conditioned advantages of SPIRAL (arXiv:2506.24119).
 
     Args:
-        rewards: R of each sample; the only input that gets a gradient.
         agents: agent (role, player) of each sample, `0 .. A - 1`.
         baselines: b of each agent before this batch; zeros at the start.
         decay: beta, the weight of the past at each sample.

@@ -30,7 +30,6 @@ def zero_variance_groups(
 
     Args:
         rewards: R of each sample; shape them before or after, which frameworks disagree about.
-        groups: integer id of each sample's prompt.
         tolerance: tau, the largest difference that still counts as equal.
 
     Raises:
@@ -62,8 +61,6 @@ def difficulty_band(
     Source: DAPO (arXiv:2503.14476), eq. 11, in shares instead of counts.
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
         low: lower bound of the mean, in the unit of R.
         high: upper bound of the mean.
 
@@ -125,9 +122,7 @@ def keep_samples(
     count from before as `token_count` (or `sequence_count`).
 
     Args:
-        mask: True where the policy chose the token.
         keep: True for the samples that count, one per sequence.
-        sequences: sequence of each token (`packed_sequences`); None takes rows.
 
     Source: definition.
 

@@ -70,8 +70,6 @@ def gae(
             earned after this one, rather than to this token's value.
         bootstrap_values: value beyond the last token of each sequence: `[N]` for `[N, T]` tokens, a
             scalar for one sequence `[T]`, one per sequence when packed. None is 0: terminated.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token when packed (`packed_sequences`); None takes rows.
 
     Raises:
         ValueError: shapes differ, rewards or values are not floating, an unmasked one or a
@@ -110,14 +108,10 @@ def lambda_returns(
     Source: Sutton and Barto, Reinforcement Learning (2nd ed.), section 12.8.
 
     Args:
-        rewards: r of each token.
         values: V before each token.
-        mask: True = the policy chose this token.
         gamma: discount of the step that leaves a token.
         lambda_: one number, or one per token: weight of R against V of that token.
         bootstrap_values: value beyond the last token of each sequence; None is 0.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token when packed; None takes rows.
 
     Raises:
         ValueError: as `gae`.
@@ -159,9 +153,7 @@ def length_adaptive_lambda(
     Source: VAPO (arXiv:2504.05118), length-adaptive GAE; alpha = 0.05.
 
     Args:
-        mask: True = the policy chose this token.
         alpha: weights of GAE sum up to alpha times the length.
-        sequences: sequence of each token when packed; None takes rows.
         dtype: of the result, which has no gradient.
 
     Raises:

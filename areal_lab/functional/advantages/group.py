@@ -70,8 +70,6 @@ def group_advantages(
     Dr. GRPO: arXiv:2503.20783, section 3.2.
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's group; any numbers, any order.
         baseline: `mean_of_group` (default), `mean_of_others`, `length_weighted_mean(lengths)`, or
             your own function of `GroupedRewards`.
         scale: `std_of_group` (default), `std_of_others`, `std_of_batch`, `std_of_rewards`,
@@ -114,7 +112,6 @@ def grouped_rewards(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> 
 
     Args:
         rewards: R of each sample; gets a gradient.
-        groups: integer id of each sample's group; any numbers, any order.
 
     Source: definition.
 

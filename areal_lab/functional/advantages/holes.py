@@ -58,7 +58,6 @@ def last_unmasked(
     """True at the last unmasked token of each segment; nowhere in one without such a token.
 
     Args:
-        mask: True = the policy chose this token.
         segments: sequences or turns; their tokens need not be neighbors. None takes rows.
 
     Source: definition.

@@ -53,8 +53,6 @@ def kl_shaped_rewards(
         terminal_rewards: R of each sequence: `[N]` for rows, `[count]` for `sequences`, a scalar
             for a single axis without `sequences`.
         logprobs: log-probs of the policy that is charged: pi_theta, or the one that sampled.
-        reference_logprobs: log pi_ref of the same tokens.
-        mask: True where the policy chose the token.
         coefficient: beta.
         estimator: here it is the value that matters; `k1` is unbiased.
         token_rewards: rewards of single tokens, added where unmasked.

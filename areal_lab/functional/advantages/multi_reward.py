@@ -33,15 +33,8 @@ def component_advantages(
 ) -> Float[Tensor, "N R"]:
     """`group_advantages` of each component by itself.
 
-    A component whose rewards are equal within a group gives exactly 0 there.
-
-    Args:
-        rewards: one number per sample and component; the only input that gets a gradient.
-        groups: integer id of each sample's prompt.
-        baseline: as in `group_advantages`, for every component.
-        scale: as in `group_advantages`, for every component.
-        unbiased: divide squares by n - 1 rather than by n.
-        eps: added to the scale.
+    A component whose rewards are equal within a group gives exactly 0 there. The arguments are
+    those of `group_advantages`, for every component.
 
     Source: GDPO (arXiv:2601.05242), its first step.
 
@@ -74,13 +67,9 @@ def normalize_then_sum(
     Source: GDPO (arXiv:2601.05242), before its normalization over the batch.
 
     Args:
-        rewards: one number per sample and component; the only input that gets a gradient.
-        groups: integer id of each sample's prompt.
         weights: w, one per component; None takes 1 for each.
-        baseline: as in `group_advantages`.
-        scale: as in `group_advantages`.
-        unbiased: divide squares by n - 1 rather than by n.
-        eps: added to the scale.
+
+    The other arguments are those of `group_advantages`.
 
     Raises:
         ValueError: as `component_advantages`, or another number of weights than of components.
@@ -108,13 +97,9 @@ def sum_then_normalize(
     Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2, of a summed reward.
 
     Args:
-        rewards: one number per sample and component; the only input that gets a gradient.
-        groups: integer id of each sample's prompt.
         weights: w, one per component; None takes 1 for each.
-        baseline: as in `group_advantages`.
-        scale: as in `group_advantages`.
-        unbiased: divide squares by n - 1 rather than by n.
-        eps: added to the scale.
+
+    The other arguments are those of `group_advantages`.
 
     Raises:
         ValueError: as `component_advantages`, or another number of weights than of components.
@@ -151,8 +136,6 @@ def gdpo_advantages(
     Source: GDPO (arXiv:2601.05242).
 
     Args:
-        rewards: one number per sample and component; the only input that gets a gradient.
-        groups: integer id of each sample's prompt.
         weights: w, one per component; None takes 1 for each.
         unbiased: divide squares by n - 1 rather than by n, in both normalizations.
         eps: added to both standard deviations.

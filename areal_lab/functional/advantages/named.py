@@ -46,8 +46,6 @@ def grpo_advantages(
     Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
         eps: added to the standard deviation. The paper has none; frameworks 1e-9 to 1e-4.
 
     Raises:
@@ -65,10 +63,6 @@ def dr_grpo_advantages(
 
     Source: Dr. GRPO (arXiv:2503.20783), section 3.2.
 
-    Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
-
     Raises:
         ValueError: as `group_advantages`.
     """
@@ -81,10 +75,6 @@ def rloo_advantages(rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> 
     $$ A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j = \frac{G}{G - 1} (R_i - \bar R_g) $$
 
     Source: RLOO (arXiv:2402.14740), eq. 7.
-
-    Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
 
     Raises:
         ValueError: as `group_advantages`.
@@ -105,8 +95,6 @@ def lite_ppo_advantages(
     Source: LitePPO (arXiv:2508.08221).
 
     Args:
-        rewards: R of each sample of the batch.
-        groups: integer id of each sample's prompt.
         eps: added to the standard deviation.
 
     Raises:
@@ -125,8 +113,6 @@ def opo_advantages(
     Source: OPO (arXiv:2505.23585).
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
         length_tokens: |y|, tokens the policy chose in each sample. Samples of length 0 have no say.
 
     Raises:
@@ -156,8 +142,6 @@ def gpg_advantages(
     (AMAP-ML/GPG), where B / (B - M) did better than 1.
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
         alpha: the factor; None counts this batch. Give it where a batch is split over ranks.
         scale: F; `std_of_group` for that of GRPO.
         eps: added to F, unless that is 1.
@@ -190,7 +174,6 @@ def max_rl_advantages(
 
     Args:
         rewards: R >= 0 of each sample, such as 0 or 1.
-        groups: integer id of each sample's prompt.
         eps: added to the mean. The paper has none.
 
     Raises:
@@ -218,8 +201,6 @@ def pass_at_k_advantages(
     Source: optimizing for inference-time objectives (arXiv:2503.19595); the scale is that of GRPO.
 
     Args:
-        rewards: R of each sample.
-        groups: integer id of each sample's prompt.
         scale: `std_of_group` as verl has it, or `no_scale`.
         eps: added to the standard deviation.
 
@@ -251,7 +232,6 @@ def remax_advantages(
     Source: ReMax (arXiv:2310.10505).
 
     Args:
-        rewards: R of each sample; the only input that gets a gradient.
         greedy_rewards: R of the greedy response to each sample's prompt.
 
     Raises:

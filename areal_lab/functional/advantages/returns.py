@@ -48,8 +48,6 @@ def terminal_rewards(
 
     Args:
         rewards: one per sequence: `[N]` for `[N, T]` tokens, a scalar for one sequence `[T]`.
-        mask: True = the policy chose this token.
-        sequences: sequence of each token when packed; None takes rows.
 
     Source: definition; a reward of the whole response, as in InstructGPT (arXiv:2203.02155).
 
@@ -83,8 +81,6 @@ def discounted_returns(
         gamma: discount of the step that leaves a token; one number, or one per token.
         bootstrap_values: estimated return beyond the last token of each sequence, for responses
             that were cut off; None is 0, the sequence has ended. Gets a gradient.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token when packed; None takes rows.
 
     Raises:
         ValueError: shapes differ, rewards are not floating, an unmasked reward or a bootstrap
@@ -116,12 +112,9 @@ def reinforce_plus_plus_returns(
 
     Args:
         rewards: R of each sequence; gets a gradient.
-        mask: True = the policy chose this token.
         token_rewards: r of each token, such as -beta times a KL estimate; None is 0. Gets a
             gradient.
         gamma: discount of a token; one number, or one per token.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token when packed; None takes rows.
 
     Raises:
         ValueError: as `terminal_rewards` and `discounted_returns`.
@@ -150,11 +143,9 @@ def turn_returns(
 
     Args:
         rewards: r of each token; where in a turn it stands does not matter. Gets a gradient.
-        mask: True = the policy chose this token.
         gamma: discount of a turn.
         turns: turn of each token, the tokens of a turn being neighbors; numbers may start over in
             each sequence. None takes the runs of unmasked tokens, so that every hole ends a turn.
-        sequences: sequence of each token when packed; None takes rows.
 
     Raises:
         ValueError: shapes differ, rewards are not floating, an unmasked reward is NaN or infinite,

@@ -128,7 +128,6 @@ def normalize_rewards(
         moments: of the rewards before this batch.
         decay: beta, what the past counts for at each batch; 1 never forgets.
         center: take off the mean; False only scales.
-        unbiased: divide squares by n - 1 rather than by n.
         eps: added to the deviation.
 
     Raises:

@@ -44,7 +44,6 @@ def optimal_token_baseline(
         rewards: r of each token; the only input that gets a gradient.
         logprobs: log pi of the sampled tokens.
         squared_probs: sum over the vocabulary of pi squared, at each token.
-        mask: True = the policy chose this token.
         groups: prompt of each token; samples of a prompt may stand anywhere.
         gamma: discount of the step that leaves a token.
         behavior_weight: rho of each token, for samples of an older policy; None is 1.

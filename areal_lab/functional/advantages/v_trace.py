@@ -54,10 +54,8 @@ def vtrace(
     Source: IMPALA (arXiv:1802.01561), section 4.1 and remark 2; lambda and the caps as in rlax.
 
     Args:
-        rewards: r of each token.
         values: V before each token.
         log_ratio: log pi_theta - log pi_behav of each token; a cap is put on it before exp.
-        mask: True = the policy chose this token.
         gamma: discount of the step that leaves a token; one number, or one per token.
         lambda_: one number, or one per token: the weight that the token before gives to the error
             from this one on, as in `gae`.
@@ -65,8 +63,6 @@ def vtrace(
         trace_cap: bound of the weight of later errors: how far they travel back. 1 in rlax.
         advantage_cap: bound of the weight of the advantage.
         bootstrap_values: value beyond the last token of each sequence; None is 0.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token when packed; None takes rows.
 
     Returns:
         Advantages for the policy; returns R, the targets of the values. 0 where masked.
@@ -118,8 +114,9 @@ def leaky_vtrace(
     Source: Zahavy et al., A self-tuning actor-critic algorithm (arXiv:2002.12928); rlax.
 
     Args:
-        alpha: share of the capped weight; a tensor gets a gradient. The other arguments are those
-            of `vtrace`.
+        alpha: share of the capped weight; a tensor gets a gradient.
+
+    The other arguments are those of `vtrace`.
 
     Returns:
         Advantages for the policy; returns, the targets of the values. 0 where masked.

@@ -91,7 +91,6 @@ def whiten(
         mask: True where a value counts; elsewhere the result is 0.
         moments: of the whole batch, where it is split over micro-batches or ranks; None takes
             those of these values.
-        unbiased: divide squares by N - 1 rather than by N.
         keep_mean: add the mean again, so that only the scale changes.
         eps: added to the variance, inside the root.
 
@@ -121,8 +120,6 @@ def spread_to_tokens(
 
     Args:
         values: one number per sequence; gets the gradient of its tokens.
-        mask: True where the policy chose the token.
-        sequences: sequence of each token (`packed_sequences`); None takes rows.
 
     Source: definition.
 
@@ -163,11 +160,8 @@ def reinforce_plus_plus_advantages(
         token_rewards: r of each token, such as -beta times a KL estimate; None is 0. These two get
             a gradient.
         gamma: discount of a token; one number, or one per token.
-        holes: `carry_over_holes` or `restart_at_holes`.
-        sequences: sequence of each token; None takes rows.
         moments: `token_moments` of `reinforce_plus_plus_returns` over a whole batch that is split;
             None takes those of this part.
-        unbiased: divide squares by N - 1 rather than by N.
         eps: added to the variance, inside the root.
 
     Raises:
@@ -203,10 +197,8 @@ def reinforce_plus_plus_baseline_advantages(
         rewards: R of each sequence; the only input that gets a gradient.
         groups: integer id of each sequence's prompt.
         mask: True where the policy chose the token; elsewhere the result is 0.
-        sequences: sequence of each token; None takes rows.
         moments: `token_moments` of the centered rewards, spread to tokens, over a whole batch
             that is split; None takes those of this part.
-        unbiased: divide squares by N - 1 rather than by N.
         eps: added to the variance, inside the root.
 
     Raises:

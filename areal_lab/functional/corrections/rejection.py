@@ -89,13 +89,10 @@ def divergence_mask(
 
     Args:
         policy_logprobs: log pi of any policy, as theta or proximal; gets no gradient.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
-        mask: True where the policy chose the token.
         divergence: k, a function of x, elementwise.
         high: largest divergence that is kept.
         low: smallest divergence that is kept.
         statistic: None for tokens, or what is made of a sequence's divergences.
-        sequences: sequence of each token; None takes rows.
 
     Returns:
         True where a token stays; False where masked.
@@ -132,8 +129,6 @@ def probability_difference_mask(
 
     Args:
         policy_logprobs: log pi of any policy, as theta or proximal; gets no gradient.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
-        mask: True where the policy chose the token.
         low: smallest difference that is kept, in -1 .. 0.
         high: largest difference that is kept, in 0 .. 1.
         statistic: None for tokens, or what is made of a sequence's log-probs.
@@ -178,11 +173,8 @@ def off_policy_sequence_mask(
 
     Args:
         logprobs: log pi_theta; gets no gradient.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
         advantages: A of each token, usually the same for all of a sequence.
-        mask: True where the policy chose the token.
         threshold: delta, the largest mean log ratio that is kept, in nats per token.
-        sequences: sequence of each token; None takes rows.
 
     Returns:
         True where a token stays; False where masked.

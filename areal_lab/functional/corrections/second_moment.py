@@ -31,7 +31,6 @@ def second_moment_mask(
 
     Args:
         log_ratio: log r; of theta to behavior in the paper, of proximal to behavior in AReaL.
-        mask: True where the policy chose the token.
         threshold: tau.
 
     Returns:

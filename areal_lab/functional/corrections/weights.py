@@ -66,12 +66,8 @@ def behavior_weight(
         behavior_logprobs: log pi_behav, as the sampler reported them. Where both are equal the
             weight is 1, also where both are infinite.
         mask: True where the policy chose the token; elsewhere the weight is 1.
-        sequences: sequence of each token; None takes rows.
 
     Source: AReaL (arXiv:2505.24298), eq. 5.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(
         mask, proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs

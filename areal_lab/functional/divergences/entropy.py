@@ -37,12 +37,8 @@ def entropy_bonus(
         sequences: sequence of each token, for the aggregate; None takes rows.
         coefficient: c; 0 switches the term off, a negative one punishes entropy. A tensor, as
             `adaptive_entropy_coefficient` gives, gets no gradient.
-        aggregate: that of the policy loss, with the same counts.
 
     Source: Williams and Peng (1991); A3C (arXiv:1602.01783), section 4.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, entropy=entropy)
     weight = coefficient.detach() if isinstance(coefficient, Tensor) else coefficient

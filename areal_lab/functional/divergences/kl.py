@@ -139,9 +139,6 @@ def kl_penalty(
     computed in float64; as $\pi_\theta$ goes to 0, that of `k3` goes to $\pi_{ref} / \pi_s$.
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        reference_logprobs: log pi_ref of the same tokens.
-        mask: True where the policy chose the token.
         estimator: `k1`, `k2`, `k3`, `absolute`, or one made by `straight_through` or `clamped`.
         sampling_logprobs: log pi_s, the policy that the tokens came from. None gives no weight.
             `logprobs` itself gives a weight of 1 that has a gradient.
@@ -149,7 +146,6 @@ def kl_penalty(
     Source: weighted: DeepSeek-V3.2 (arXiv:2512.02556), unbiased KL estimate.
 
     Raises:
-        ValueError: shapes differ.
         TypeError: the estimator is not a function of the log ratio.
     """
     check_token_inputs(mask, logprobs=logprobs, reference_logprobs=reference_logprobs)
@@ -182,9 +178,6 @@ def kl_loss(
     moves what comes after it; a penalty in the reward does (`kl_shaped_rewards`).
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
-        reference_logprobs: log pi_ref of the same tokens.
-        mask: True where the policy chose the token; an empty mask gives 0.
         coefficient: beta.
         estimator: see the table at the top: here it is the gradient that matters. `k3` is GRPO's;
             `straight_through()` has the gradient of the divergence that is estimated.
@@ -192,7 +185,6 @@ def kl_loss(
         aggregate: `(values, mask, sequences) -> scalar`: that of the policy loss, with the counts
             of the policy loss bound by `partial`. Without them each micro-batch adds a mean of its
             own, and the sum is the penalty times the number of micro-batches.
-        sequences: sequence of each token; None takes rows.
 
     Source: DeepSeekMath (arXiv:2402.03300), eq. 3.
 
@@ -251,7 +243,6 @@ def full_kl(
     Args:
         logits: of pi_theta; the only input that gets a gradient.
         reference_logits: of pi_ref.
-        mask: True where the policy chose the token.
         temperature: divides both logits.
 
     Source: definition; Kullback and Leibler, On information and sufficiency (1951).

@@ -46,12 +46,8 @@ def kl_from_sampler(
 
     Args:
         log_ratio: log rho; gets no gradient.
-        mask: True where a token counts.
 
     Source: Schulman, Approximating KL Divergence (2020).
-
-    Raises:
-        ValueError: shapes differ.
     """
     logs = _logs(log_ratio, mask)
     return KLEstimates(
@@ -75,12 +71,8 @@ def kl_to_sampler(log_ratio: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape
 
     Args:
         log_ratio: log rho; gets no gradient.
-        mask: True where a token counts.
 
     Source: Schulman, Approximating KL Divergence (2020), with an importance weight.
-
-    Raises:
-        ValueError: shapes differ.
     """
     logs = _bounded(_logs(log_ratio, mask))
     weight = _weight(logs)
@@ -100,9 +92,6 @@ def chi_square(
     The variance of the weights, when their mean is 1; infinite when a square overflows.
 
     Source: Polyanskiy and Wu, Information Theory: From Coding to Learning (2025), chapter 7.
-
-    Raises:
-        ValueError: shapes differ.
     """
     return masked_mean(torch.expm1(2 * _logs(log_ratio, mask)), mask)
 
@@ -113,9 +102,6 @@ def total_variation(
     r"""Total variation distance, $\tfrac12 E|\rho - 1|$; 0 to 1 in expectation.
 
     Source: Polyanskiy and Wu, Information Theory: From Coding to Learning (2025), chapter 7.
-
-    Raises:
-        ValueError: shapes differ.
     """
     return masked_mean(_minus_one(_logs(log_ratio, mask)).abs() / 2, mask)
 
@@ -128,9 +114,6 @@ def jensen_shannon(
     $$ \tfrac12 E\Big[\log\frac{2}{1 + \rho} + \rho \log\frac{2 \rho}{1 + \rho}\Big] $$
 
     Source: Lin, Divergence measures based on the Shannon entropy (1991).
-
-    Raises:
-        ValueError: shapes differ.
     """
     logs = _bounded(_logs(log_ratio, mask))
     of_sampler = math.log(2) - torch.nn.functional.softplus(logs)
@@ -153,7 +136,6 @@ def log_ratio_histogram(
 
     Args:
         log_ratio: log of a ratio of each token, in nats; gets no gradient.
-        mask: True where a token counts.
         low: lower edge of the first bin.
         high: upper edge of the last bin.
         bins: how many.

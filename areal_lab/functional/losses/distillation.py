@@ -77,11 +77,9 @@ def distillation_advantages(
         advantages: A of each token; zeros for distillation alone.
         logprobs: log-probs of the policy that sampled the tokens (the student before this batch).
         teacher_logprobs: log pi_T of the same tokens.
-        mask: True where the student chose the token.
         coefficient: kappa.
         baseline: `(d, mask, sequences) -> b`, such as `token_mean`, which keeps the mean advantage
             as it was; None is 0.
-        sequences: sequence of each token, for the baseline; None takes rows.
 
     Source: MiniLLM (arXiv:2306.08543), section 2; Thinking Machines, On-policy distillation (2025).
 
@@ -124,14 +122,9 @@ def on_policy_distillation_loss(
     has that of the old one; the first step of a batch is the same.
 
     Args:
-        logprobs: log pi_theta of the tokens; the only input that gets a gradient.
         old_logprobs: log-probs of the policy that sampled them.
         teacher_logprobs: log pi_T of the same tokens.
-        mask: True where the student chose the token; an empty mask gives 0.
         coefficient: kappa.
-        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
-            by `partial`, where a batch is in micro-batches.
-        sequences: sequence of each token; None takes rows.
 
     Source: MiniLLM (arXiv:2306.08543), section 2, with single tokens in place of returns.
 
@@ -169,12 +162,8 @@ def distillation_loss(
     Args:
         student_logits: z_S; the only input that gets a gradient.
         teacher_logits: z_T, of the same vocabulary.
-        mask: True where a position counts; an empty mask gives 0.
         divergence: `forward_kl`, `reverse_kl`, `partial(generalized_jsd, beta=0.1)` or your own.
         temperature: tau of both; the loss is not multiplied by its square.
-        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
-            by `partial`, where a batch is in micro-batches.
-        sequences: sequence of each token; None takes rows.
 
     Source: GKD (arXiv:2306.13649).
 
@@ -260,13 +249,9 @@ def topk_distillation_loss(
         student_logits: of the whole vocabulary; the only input that gets a gradient.
         teacher_tokens: the teacher's k tokens at each position, all different.
         teacher_logprobs: their log-probs over the whole vocabulary, as the teacher reported them.
-        mask: True where a position counts; an empty mask gives 0.
         divergence: see `distillation_loss`.
         tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
         temperature: tau of the student; the teacher's log-probs must be at the same.
-        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
-            by `partial`, where a batch is in micro-batches.
-        sequences: sequence of each token; None takes rows.
 
     Source: the k largest of a teacher: Tan et al. (arXiv:1902.10461) for translation; what becomes
     of the others differs by framework, see docs/functional/supervised.md.

@@ -227,7 +227,6 @@ def policy_loss(
     Source: definition; with the clipped surrogate it is AReaL (arXiv:2505.24298), eq. 5.
 
     Raises:
-        ValueError: shapes differ.
         TypeError: a part is not a function of its kind, or `sequences` is not `Segments`.
     """
     check_token_inputs(

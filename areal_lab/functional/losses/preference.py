@@ -64,10 +64,6 @@ def sequence_logprob_sums(
     Args:
         logprobs: log-prob of each token; gets a gradient.
         mask: True on the tokens of the response.
-        sequences: sequence of each token; None takes rows.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
@@ -86,10 +82,6 @@ def sequence_logprob_means(
     Args:
         logprobs: log-prob of each token; gets a gradient.
         mask: True on the tokens of the response.
-        sequences: sequence of each token; None takes rows.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs)
     ids, count = sequences_or_rows(mask, sequences)
@@ -112,14 +104,11 @@ def dpo_loss(
     $$ -(1 - s) \log \sigma(\beta h) - s \log \sigma(-\beta h) $$
 
     Args:
-        chosen_logprobs: log pi_theta of the chosen response, summed over its tokens.
-        rejected_logprobs: of the rejected response. These two get a gradient, the others none.
         reference_chosen_logprobs: log pi_ref of the chosen response; zeros for no reference.
-        reference_rejected_logprobs: log pi_ref of the rejected response.
         beta: strength of the reference: the larger, the closer to it.
         label_smoothing: s, the share of labels that are believed to be the wrong way round.
-        mask: True where a pair counts; None counts all. An empty mask gives 0.
-        pair_count: pairs of the whole batch; None counts the mask.
+
+    The other arguments are those of `preference_loss`, from `sequence_logprob_sums`.
 
     Source: DPO (arXiv:2305.18290), eq. 7; smoothing: Mitchell, A note on DPO with noisy
     preferences and relationship to IPO (2023).
@@ -152,18 +141,13 @@ def ipo_loss(
 
     $$ \left(h - \frac{1}{2 \beta}\right)^2 $$
 
-    Give it sums, as in the paper, or means over tokens: the distance is the same number of nats
-    either way, per response or per token. All four must be of one kind.
+    Give it sums, as in the paper, or means over tokens (`sequence_logprob_means`): the distance is
+    the same number of nats either way, per response or per token. All four must be of one kind.
 
     Args:
-        chosen_logprobs: log pi_theta of the chosen response, from `sequence_logprob_sums` or
-            `sequence_logprob_means`.
-        rejected_logprobs: of the rejected response. These two get a gradient, the others none.
-        reference_chosen_logprobs: log pi_ref of the chosen response.
-        reference_rejected_logprobs: log pi_ref of the rejected response.
         beta: 1 / (2 beta) is the distance; the paper's tau.
-        mask: True where a pair counts; None counts all. An empty mask gives 0.
-        pair_count: pairs of the whole batch; None counts the mask.
+
+    The other arguments are those of `preference_loss`.
 
     Source: IPO (arXiv:2310.12036), eq. 17.
 
@@ -288,8 +272,8 @@ def bradley_terry_loss(
         chosen_scores: s_c, the model's score of the chosen response.
         rejected_scores: s_r. Both get a gradient.
         margin: m, by how much it is to score higher; gets no gradient. None is 0.
-        mask: True where a pair counts; None counts all. An empty mask gives 0.
-        pair_count: pairs of the whole batch; None counts the mask.
+
+    The other arguments are those of `preference_loss`.
 
     Source: InstructGPT (arXiv:2203.02155), eq. 1; margin: Llama 2 (arXiv:2307.09288), eq. 2.
 

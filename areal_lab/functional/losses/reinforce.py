@@ -260,9 +260,7 @@ def positive_nll(
     \quad P = \{i: R_i > 0\} $$
 
     Args:
-        logprobs: log pi_theta of the sampled tokens; the only input that gets a gradient.
         rewards: R of the response at each of its tokens, before any baseline.
-        mask: True = the policy chose this token.
         coefficient: mu.
         token_count: tokens of the positive responses of the whole batch; None counts these. Without
             a positive response the term is 0.

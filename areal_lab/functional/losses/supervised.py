@@ -60,12 +60,8 @@ def sft_loss(
         aggregate: `(values, mask, sequences) -> scalar`: `token_mean`, or `sequence_mean` to count
             each demonstration the same. In micro-batches bind the count of the whole batch by
             `partial`, as for a policy loss: each would else be a mean of its own.
-        sequences: sequence of each token; None takes rows.
 
     Source: InstructGPT (arXiv:2203.02155), section 3.5.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, logprobs=logprobs)
     nll = -select(logprobs, mask)
@@ -98,14 +94,10 @@ def value_loss(
     Args:
         values: v of each token; the only input that gets a gradient.
         returns: R, what v is to predict.
-        mask: True where a token counts; an empty mask gives 0.
         old_values: v of the critic that made the advantages, the center of the range. None only
             without a clip.
         clip_epsilon: half-width of the range, in the unit of the returns; infinity never clips.
         error: `half_squared_error` (default), `squared_error`, or one from `huber_error`.
-        aggregate: `(values, mask, sequences) -> scalar`, with the counts of the policy loss, bound
-            by `partial`, where a batch is in micro-batches.
-        sequences: sequence of each token; None takes rows.
 
     Source: the code of PPO's authors, as described in arXiv:2005.12729, section 3.
 

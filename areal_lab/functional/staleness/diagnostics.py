@@ -116,9 +116,6 @@ def off_policy_diagnostics(
 
     Args:
         proximal_logprobs: log pi_prox, or of any policy that shall be compared; no gradient.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
-        mask: True where the policy chose the token.
-        sequences: sequence of each token; None takes rows.
         bounds: (low, high) on rho for `share_below` and `share_above`; on a bound is within.
         quantiles: which quantiles of rho.
 
@@ -177,8 +174,6 @@ def divergence_by_lag(
 
     Args:
         proximal_logprobs: log pi_prox of the sampled tokens; gets no gradient.
-        behavior_logprobs: log pi_behav, as the sampler reported them.
-        mask: True where the policy chose the token.
         lag: lag of each token, from `token_lag`.
         bins: lags 0, 1, ...; the last bin holds everything from `bins - 1` on.
 

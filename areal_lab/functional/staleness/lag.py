@@ -63,13 +63,9 @@ def trajectory_lag(
 
     Args:
         lag: lag of each token, from `token_lag`.
-        mask: True where the policy chose the token.
         sequences: trajectory of each token (`packed_sequences`); None takes rows.
 
     Source: definition.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, lag=lag)
     ids, trajectories = sequences_or_rows(mask, sequences)
@@ -109,7 +105,6 @@ def mean_by_lag(
     Args:
         values: one value per token; pass `x.double()` for a boolean.
         lag: lag of each token, from `token_lag`.
-        mask: True where a token counts.
         bins: the bins are those of `lag_histogram`; one without a token gives 0.
 
     Source: definition.
@@ -137,9 +132,6 @@ def effective_sample_size(
     Summed in float64: float32 stops counting at 16,777,216 equal weights.
 
     Source: Kong, Liu, Wong (1994), as in Owen, Monte Carlo theory, methods and examples, eq. 9.13.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, weights=weights)
     everything = torch.zeros(mask.shape, dtype=torch.long, device=mask.device)
@@ -159,9 +151,6 @@ def effective_sample_share(
             share. 0 when none counts, or when all weights are 0.
 
     Source: Owen, Monte Carlo theory, methods and examples, eq. 9.13, divided by n.
-
-    Raises:
-        ValueError: shapes differ.
     """
     return effective_sample_size(weights, mask) / mask.sum().clamp(min=1)
 
@@ -182,9 +171,6 @@ def effective_sample_size_of_logs(
         mask: True where it counts. 0 when none does, or when all weights are 0.
 
     Source: see `effective_sample_size`.
-
-    Raises:
-        ValueError: shapes differ.
     """
     check_token_inputs(mask, log_weights=log_weights)
     limits = torch.finfo(log_weights.dtype)

@@ -64,8 +64,6 @@ def clip_surrogate(
     bounded before exp: same value and gradient, but no `0 * inf` when a ratio overflows.
 
     Args:
-        policy: ratio to the anchor.
-        advantages: A; gets no gradient.
         clip_epsilon: one number, or (low, high). A low bound of 1 or more never clips.
 
     Source: PPO (arXiv:1707.06347), eq. 7; different bounds: DAPO (arXiv:2503.14476), eq. 10.
@@ -92,8 +90,6 @@ def dual_clip_surrogate(
     `delta` is this c: they bound r by it before the minimum, the same in value and gradient.
 
     Args:
-        policy: ratio to the anchor.
-        advantages: A; gets no gradient.
         clip_epsilon: one number, or (low, high). A low bound of 1 or more never clips.
         dual_clip: c, the largest ratio (not a distance from 1) that a negative advantage is
             multiplied with; infinity gives `clip_surrogate`.

@@ -41,8 +41,6 @@ def clip_cov_surrogate(
     I \sim \mathrm{Uniform}\{t: c_{low} \le c_t \le c_{high}\},\quad |I| = \lfloor f N \rfloor $$
 
     Args:
-        policy: log-probs and ratio to the anchor.
-        advantages: A; gets no gradient.
         noise: uniform numbers of the shape of the tokens, `torch.rand_like(advantages)`; the
             smallest are chosen. An argument, so that the function is one and maps under `vmap`.
         fraction: f of the unmasked tokens; at least one is chosen if there is one in the band, as
@@ -84,8 +82,6 @@ def kl_cov_surrogate(
     |log r| does not vanish where A = 0, and has no gradient at r = 1: on policy nothing is pulled.
 
     Args:
-        policy: log-probs and ratio to the anchor.
-        advantages: A; gets no gradient.
         fraction: f of the unmasked tokens, at least one; 0 chooses none. The authors' run scripts
             have 2e-3 for a model of 7B parameters and 2e-4 for one of 32B; verl's default is 2e-4,
             SkyRL's 0.2.
@@ -118,9 +114,6 @@ def advantage_covariance(
     Their mean is the covariance; 0 where masked, and everywhere when all advantages are equal.
 
     Source: arXiv:2505.22617, section 4.
-
-    Raises:
-        ValueError: shapes differ.
     """
     advantages = surrogate_advantages(policy, advantages)
     logprobs = policy.logprobs.detach()

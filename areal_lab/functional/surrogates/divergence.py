@@ -42,7 +42,6 @@ def dppo_tv_surrogate(
 
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
-        advantages: A; gets no gradient.
         divergence: delta, one number or (low, high), a difference of probabilities. The default is
             that of the run script of the method's authors in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient, which continues beyond it as in
@@ -74,7 +73,6 @@ def dppo_kl_surrogate(
 
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
-        advantages: A; gets no gradient.
         divergence: delta in nats, one number or (low, high): high where p > q. The default is that
             of the authors' run script in verl, and of TRL.
         cap: bound of the ratio as a factor of the gradient, which continues beyond it. Infinity, as
@@ -110,7 +108,6 @@ def prime_rl_surrogate(
 
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
-        advantages: A; gets no gradient.
         divergence: delta, one number or (low, high), a difference of probabilities.
         penalty: kappa.
 
@@ -139,7 +136,6 @@ def prime_rl_ipo_surrogate(
 
     Args:
         policy: ratio and log-probs; the anchor is the behavior policy.
-        advantages: A; gets no gradient.
         divergence: delta, one number or (low, high), a difference of probabilities.
         penalty: kappa.
 

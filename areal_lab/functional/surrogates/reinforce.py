@@ -34,13 +34,9 @@ def reinforce_surrogate(policy: AnchoredPolicy, advantages: Float[Tensor, "*shap
 
     Args:
         policy: log-probs; wherever it is anchored.
-        advantages: A; gets no gradient.
 
     Source: Williams (1992), "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning"; GPG (arXiv:2504.02546).
-
-    Raises:
-        ValueError: shapes differ.
     """
     return weighted_logprobs(policy, advantages, torch.ones_like(policy.log_ratio))
 
@@ -53,14 +49,7 @@ def importance_surrogate(policy: AnchoredPolicy, advantages: Float[Tensor, "*sha
     Unbiased, token by token, when anchored at the policy that sampled; nothing bounds its variance.
     A ratio beyond the range of the floating type makes it infinite.
 
-    Args:
-        policy: ratio to the anchor; carries the gradient.
-        advantages: A; gets no gradient.
-
     Source: the conservative policy iteration objective, as in PPO (arXiv:1707.06347), eq. 6.
-
-    Raises:
-        ValueError: shapes differ.
     """
     advantages = surrogate_advantages(policy, advantages)
     # An infinite ratio times an advantage of 0 would be NaN.
@@ -80,7 +69,6 @@ def cispo_surrogate(
 
     Args:
         policy: ratio to the anchor, in the paper the proximal policy.
-        advantages: A; gets no gradient.
         clip_epsilon: (low, high); a low bound of 1 or more is none. The paper has none, and does
             not tell its high bound; the default is a largest weight of 5, as in SkyRL and TRL
             (whose `epsilon_high` is that weight itself: pass `epsilon_high - 1`).
@@ -107,7 +95,6 @@ def aipo_surrogate(
 
     Args:
         policy: ratio to the anchor, here the behavior policy.
-        advantages: A; gets no gradient.
         cap: c, the largest weight; 2 to 10 in the paper.
 
     Source: LlamaRL (arXiv:2505.24034).
@@ -129,8 +116,6 @@ def truncated_reinforce_surrogate(
     were on policy, one that became less likely counts less. ROLL's `tis`.
 
     Args:
-        policy: ratio to the anchor.
-        advantages: A; gets no gradient.
         cap: c, the largest weight.
 
     Source: ROLL's `tis`. TOPR (arXiv:2503.14286) compares with truncated importance sampling too,
@@ -157,7 +142,6 @@ def icepop_surrogate(
 
     Args:
         policy: ratio to the anchor, here the behavior policy.
-        advantages: A; gets no gradient.
         clip_epsilon: (low, high); the bounds themselves are inside. The default is the band of
             ratios from 0.5 to 5.
 
@@ -186,7 +170,6 @@ def topr_surrogate(
 
     Args:
         policy: ratio to the anchor, in the paper the behavior policy.
-        advantages: A; gets no gradient.
         cap: c, the largest weight where A < 0.
 
     Source: TOPR (arXiv:2503.14286).
@@ -209,13 +192,9 @@ def weighted_logprobs(
 
     Args:
         policy: log-probs, which carry the gradient.
-        advantages: A; gets no gradient.
         weight: w of each token, finite where unmasked; gets no gradient.
 
     Source: definition; the weight is what the papers of the family differ in.
-
-    Raises:
-        ValueError: shapes differ.
     """
     advantages = surrogate_advantages(policy, advantages)
     check_token_inputs(policy.mask, weight=weight)

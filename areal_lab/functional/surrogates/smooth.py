@@ -47,8 +47,6 @@ def sapo_surrogate(
     tau (r - 1) = 40 on.
 
     Args:
-        policy: ratio to the anchor; carries the gradient.
-        advantages: A; gets no gradient.
         tau_positive: sharpness where A > 0; larger is a narrower trust region.
         tau_negative: sharpness where A < 0; slightly larger for stability.
 
@@ -98,7 +96,6 @@ def gmpo_surrogate(
 
     Args:
         policy: ratio of each token (`token_ratio`) to the anchor; carries the gradient.
-        advantages: A; gets no gradient.
         log_clip_epsilon: one number, or (low, high), in log r: 0.4 allows ratios from exp(-0.4) to
             exp(0.4). Not a distance from ratio 1 as `clip_epsilon` is.
 

@@ -30,7 +30,6 @@ def kimi_surrogate(
     Args:
         policy: log-probs and ratio to the anchor, the policy at the start of the iteration; both
             carry a gradient.
-        advantages: A; gets no gradient.
         tau: strength of the pull; 0 is REINFORCE.
 
     Source: Kimi k1.5 (arXiv:2501.12599), section 2.3.2.
@@ -55,7 +54,6 @@ def kimi_sequence_surrogate(
     Args:
         policy: log-probs and ratio of each token (`token_ratio`) to the anchor; both carry a
             gradient.
-        advantages: A; gets no gradient.
         tau: strength of the pull; 0 is REINFORCE.
 
     Source: Kimi k1.5 (arXiv:2501.12599), section 2.3.2.
@@ -86,7 +84,6 @@ def dro_surrogate(
 
     Args:
         policy: log-probs and ratio to the anchor; both carry a gradient.
-        advantages: A; gets no gradient.
         beta: strength of the pull; 0 is REINFORCE.
 
     Source: DRO (arXiv:2405.19107), whose square is of the whole response as in

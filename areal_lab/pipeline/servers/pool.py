@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Event, Version
 from areal_lab.engines.client.engine_client import (
@@ -38,12 +38,8 @@ RESTART_PAUSE_S = 1.0
 """Wait before another attempt to restart a server: what prevented the last one may be gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSource:
-    """How to get an engine, at the start and after a loss."""
-
-    open: Callable[[], Awaitable[EngineProcess | EngineClient]]
-    """Start the server, or wait for one that the run did not start; returns when it is ready."""
+EngineSource: TypeAlias = Callable[[], Awaitable[EngineProcess | EngineClient]]
+"""Starts a server, or waits for one that the run did not start; returns when it is ready."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,11 +83,6 @@ class ServerPool:
     """Every server of the run, including lost ones."""
 
     @property
-    def restarting(self) -> frozenset[EngineId]:
-        """Engines that are lost and may come back."""
-        return frozenset(self._restarting)
-
-    @property
     def restarts_possible(self) -> bool:
         """Whether the weights that engines hold may be needed again."""
         return self.max_restarts > 0
@@ -105,7 +96,7 @@ class ServerPool:
         self._newest = self.weights.version
 
         async def first(number: EngineId) -> None:
-            server = self._server(number, await self.sources[number].open())
+            server = self._server(number, await self.sources[number]())
             async with self._closed_on_error(server):
                 await while_responsive(
                     server,
@@ -295,7 +286,7 @@ class ServerPool:
         while self._restarts[number] < self.max_restarts:
             self._restarts[number] += 1
             try:
-                await self._join(number, await self.sources[number].open())
+                await self._join(number, await self.sources[number]())
                 return
             except Exception as error:  # any failure of a restart leads to the next attempt
                 self.last_error = error

@@ -6,7 +6,6 @@ attached   a server that the run did not start; waits until it is ready
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -44,17 +43,14 @@ def engine_sources(
     """
     if addresses := config.rollout.addresses:
         return {
-            index: EngineSource(open=_attached(address, config, model_path))
-            for index, address in enumerate(addresses)
+            index: _attached(address, config, model_path) for index, address in enumerate(addresses)
         }
-
-    def launched(index: EngineId) -> EngineSource:
-        start = _launched(
+    return {
+        index: _launched(
             index, config, folder, weights=weights, model_path=model_path, threads=threads
         )
-        return EngineSource(open=start)
-
-    return {index: launched(index) for index in range(count_engines(config))}
+        for index in range(count_engines(config))
+    }
 
 
 async def attach_to(address: str, config: TrainConfig, model_path: Path) -> EngineClient:
@@ -84,9 +80,7 @@ def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) 
     return choose_weights_root(folder.path, size_bytes, sets=sets)
 
 
-def _attached(
-    address: str, config: TrainConfig, model_path: Path
-) -> Callable[[], Awaitable[EngineClient]]:
+def _attached(address: str, config: TrainConfig, model_path: Path) -> EngineSource:
     async def open_() -> EngineClient:
         client = await attach_to(address, config, model_path)
         if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
@@ -104,7 +98,7 @@ def _launched(
     weights: WeightsFolder,
     model_path: Path,
     threads: int,
-) -> Callable[[], Awaitable[EngineProcess]]:
+) -> EngineSource:
     """Make the function that starts engine `index`.
 
     The folder of the first weights is removed once there are newer ones; a restarted server gets

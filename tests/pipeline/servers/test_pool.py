@@ -22,7 +22,7 @@ from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.host.processes import ChildDied, start_command
 from areal_lab.pipeline.servers import attach
 from areal_lab.pipeline.servers.health import HealthLimits
-from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
+from areal_lab.pipeline.servers.pool import ServerPool
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
@@ -49,7 +49,7 @@ def servers(
         return await push_to()
 
     return ServerPool(
-        sources={0: EngineSource(open=attached)},
+        sources={0: attached},
         health=HealthLimits(interval_s=0.01, timeout_s=silent_s, stall_s=0.05),
         max_restarts=0,
         pause_mode=PauseMode.RETRACT,
@@ -169,7 +169,7 @@ def test_a_server_that_dies_over_its_first_weights_is_lost_with_its_exit(
     async def scenario() -> None:
         nonlocal dies
         one = servers(never, never, silent_s=20.0)
-        one.sources, one.max_restarts = {0: EngineSource(open=start)}, 1
+        one.sources, one.max_restarts = {0: start}, 1
         one.prepare_push = lambda *_: EngineClient.version
         await one.start()
         dies = True

@@ -52,9 +52,13 @@ def paper_lengths(seed: int = 1, groups: int = 512) -> np.ndarray:
     return responses.ravel() + 256
 
 
+OWN = {field.name for field in dataclasses.fields(TrainingCost)}
+
+
 def cost_of(gpus: int = 32, **changes: object) -> TrainingCost:
-    defaults = {"model": SMALL, "gpu": H800, "gpus": gpus, "pipeline_parallel": 2}
-    return TrainingCost(**(defaults | changes))  # type: ignore[arg-type]
+    own = {name: changes.pop(name) for name in OWN & changes.keys()}
+    config = TrainerConfig(**({"pipeline_parallel": 2} | changes))
+    return TrainingCost(**({"model": SMALL, "gpu": H800, "gpus": gpus} | own), config=config)
 
 
 # --- FLOPs ---------------------------------------------------------------------------------------
@@ -113,9 +117,8 @@ def test_a_step_takes_as_long_as_measured(point) -> None:
         model=find_model(point.model),
         gpu=find_gpu(point.gpu),
         gpus=gpus,
-        micro_batch_tokens=point.sequence_tokens,
+        config=TrainerConfig(micro_batch_tokens=point.sequence_tokens, proximal_logprobs=False),
         fully_sharded=True,
-        proximal_logprobs=False,
         speed=dataclasses.replace(PRIME_RL, step_s=PRIME_RL.step_s * point.statistics),
     )
     lengths = [point.sequence_tokens] * (gpus * point.micro_batches)
@@ -299,7 +302,7 @@ def test_parts_sum_exactly_to_the_seconds() -> None:
 
 
 def test_without_pipeline_ranks_and_extra_passes_a_step_is_forward_and_backward() -> None:
-    cost = TrainingCost(model=SMALL, gpu=H800, gpus=1, proximal_logprobs=False)
+    cost = cost_of(1, pipeline_parallel=1, proximal_logprobs=False)
     lengths = [4000, 9000, 16000, 30000]
     timing = cost.step(lengths, minibatches=2)
     assert set(timing.parts) == {FORWARD_BACKWARD, OPTIMIZER}
@@ -312,7 +315,7 @@ def test_without_pipeline_ranks_and_extra_passes_a_step_is_forward_and_backward(
 
 
 def test_ranks_wait_for_the_slowest_in_every_minibatch_and_once_per_log_prob_pass() -> None:
-    cost = TrainingCost(model=SMALL, gpu=H800, gpus=2)
+    cost = cost_of(2, pipeline_parallel=1)
     timing = cost.step([30000, 10000, 20000, 5000], minibatches=2)
 
     def pass_of(length: int) -> float:
@@ -332,7 +335,7 @@ def test_recompute_adds_a_third_and_the_proximal_pass_a_quarter() -> None:
     one_gpu = {"gpus": 1, "pipeline_parallel": 1}
     recomputed = cost_of(**one_gpu).step(lengths, minibatches=1)
     kept = cost_of(**one_gpu, activation_recompute=False, gpu=find_gpu("B200"))
-    again = dataclasses.replace(kept, activation_recompute=True).step(lengths, minibatches=1)
+    again = cost_of(**one_gpu, gpu=find_gpu("B200")).step(lengths, minibatches=1)
     kept_timing = kept.step(lengths, minibatches=1)
     assert again.parts[FORWARD_BACKWARD] == pytest.approx(
         4 / 3 * kept_timing.parts[FORWARD_BACKWARD]
@@ -351,7 +354,7 @@ def test_a_reference_is_one_more_pass_and_a_critic_doubles_the_training() -> Non
 
 def test_a_given_utilization_replaces_the_curve() -> None:
     lengths = [8000] * 64
-    cost = TrainingCost(model=SMALL, gpu=H100, gpus=8, mfu=0.3, proximal_logprobs=False)
+    cost = cost_of(8, gpu=H100, pipeline_parallel=1, mfu=0.3, proximal_logprobs=False)
     timing = cost.step(lengths, minibatches=1)
     work = timing.flops / (8 * 0.3 * H100.flops_per_s)
     assert timing.parts[FORWARD_BACKWARD] == pytest.approx(work)
@@ -448,7 +451,7 @@ def test_the_papers_trainer_is_as_fast_as_its_unbounded_run() -> None:
         ({"gpus": 0}, "gpus is 0"),
         ({"tensor_parallel": 5, "pipeline_parallel": 1, "gpus": 5}, "divide the 12 heads"),
         ({"pipeline_parallel": 32}, "only 28 layers"),
-        ({"mfu": 35.0}, r"in \(0, 1\]"),
+        ({"mfu": 35.0}, "mfu is 35.0"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
         ({"model": find_model("Llama-3.1-70B")}, "raise trainer.tensor_parallel"),
         ({"micro_batch_tokens": 2**20}, "lower trainer.micro_batch_tokens"),
@@ -490,14 +493,7 @@ def test_the_papers_layouts_fit(name: str, gpus: int, pipeline: int, tensor: int
 def test_activations_grow_as_measured(name: str, gpus: int, per_token_bytes: float) -> None:
     """Peak memory of prime-rl's benchmark, from 16,384 to 65,536 tokens (2026-01-15)."""
     short, long = (
-        training_memory(
-            find_model(name),
-            gpus=gpus,
-            tensor_parallel=1,
-            pipeline_parallel=1,
-            micro_batch_tokens=tokens,
-            activation_recompute=True,
-        )
+        training_memory(find_model(name), TrainerConfig(), gpus=gpus, micro_batch_tokens=tokens)
         for tokens in (16384, 65536)
     )
     assert (long.total - short.total) / 49152 == pytest.approx(per_token_bytes, rel=0.1)
@@ -505,14 +501,10 @@ def test_activations_grow_as_measured(name: str, gpus: int, per_token_bytes: flo
 
 def test_the_layout_divides_memory() -> None:
     def memory(gpus: int, tensor: int, pipeline: int, **more: bool):
+        sharded = more.pop("fully_sharded", False)
+        config = TrainerConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, **more)
         return training_memory(
-            SMALL,
-            gpus=gpus,
-            tensor_parallel=tensor,
-            pipeline_parallel=pipeline,
-            micro_batch_tokens=32768,
-            activation_recompute=True,
-            **more,
+            SMALL, config, gpus=gpus, micro_batch_tokens=32768, fully_sharded=sharded
         )
 
     whole, half, cut = memory(8, 1, 1), memory(8, 1, 2), memory(8, 2, 1)
@@ -521,5 +513,5 @@ def test_the_layout_divides_memory() -> None:
     assert cut.activations == whole.activations / 2
     assert memory(8, 1, 1, fully_sharded=True).parameters == whole.parameters / 8
     assert memory(8, 1, 1, critic=True).gradients == 2 * whole.gradients
-    assert memory(8, 1, 1, reference=True).parameters == 2 * whole.parameters
+    assert memory(8, 1, 1, reference_logprobs=True).parameters == 2 * whole.parameters
     assert whole.total < 80 * GIB
