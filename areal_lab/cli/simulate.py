@@ -144,7 +144,7 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
         yield lambda: bar.advance(task)
 
 
-def _with_outputs(options: Options) -> Wanted:
+def _with_outputs(options: Options) -> Options:
     """The options with checked output paths; a gantt without a suffix becomes a PNG."""
     count = len(options.sources)
     checked = dataclasses.replace(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from areal_lab.cli.outputs import WIDTH
-from areal_lab.cli.simulate import Wanted, run_command
+from areal_lab.cli.simulate import Options, run_command
 from areal_lab.config.reference import markdown_tables
 from simulator.assembly.simulate import replicate
 from simulator.config.load import ALIASES, load_simulation, presets
@@ -71,7 +71,7 @@ def rewritten(page: str) -> str:
 
 def draw_picture() -> None:
     """Draw the timeline of the first example."""
-    run_command(Wanted(sources=("small",), gantt=PICTURE, as_json=True))
+    run_command(Options(sources=("small",), gantt=PICTURE, as_json=True))
 
 
 def _around(page: str, section: str) -> tuple[str, str, str]:

@@ -33,8 +33,8 @@ def check_addresses(addresses: Sequence[str]) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CannotAttach(
-                f"rollout.addresses: nothing responds at {address} ({reason}); start a server there "
-                "(areal-lab engine serve), or remove the address"
+                f"rollout.addresses: nothing responds at {address} ({reason}); start a server "
+                "there (areal-lab engine serve), or remove the address"
             ) from error
 
 
