@@ -27,7 +27,7 @@ _TELL_S: Final = 10.0
 """How often a wait for a server says that it goes on."""
 
 app = typer.Typer(
-    help="Install, list and serve inference engines: sglang, vllm, embedded.",
+    help="Install, list and serve inference engines.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -38,7 +38,7 @@ app = typer.Typer(
 @app.command()
 @reported
 def install(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="As `areal-lab engine list` names it.")],
     *,
     build: Annotated[
         str | None, typer.Option(help="cpu or gpu; gpu where one is visible, if not given.")
@@ -117,7 +117,7 @@ def list_engines() -> None:
 @app.command()
 @reported
 def serve(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="As `areal-lab engine list` names it.")],
     *,
     model_path: Annotated[
         str, typer.Option(help="A Hugging Face folder, or the name of a packaged model.")

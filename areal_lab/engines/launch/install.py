@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.suggest import nearest
-from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
+from areal_lab.engines.launch.backends import (
+    BACKENDS,
+    INSTALLABLE,
+    Build,
+    InstallCost,
+    ServerOptions,
+)
 from areal_lab.engines.launch.environments import (
     STAMP,
     Condition,
@@ -49,33 +55,10 @@ _GIB: Final = 1 << 30
 _LOCK: Final = ".lock"
 _LOG: Final = "install.log"
 _POLL_S: Final = 0.2  # between two looks at how far pip is
-_LOOK: Final[Mapping[str, str]] = {
-    "sglang": "sglang.srt.entrypoints.http_server",
-    "vllm": "vllm.entrypoints.openai.api_server",
-}
-"""Imported in the new environment at the end: what is missing shows here, and not in a run."""
 
 
 class InstallError(RuntimeError):
     """An environment could not be made; one line, and the end of pip's log if it has more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What making an environment takes."""
-
-    download_bytes: int
-    disk_bytes: int
-    time: str
-    measured: bool
-
-
-COSTS: Final[Mapping[tuple[str, Build], Cost]] = {
-    ("sglang", "cpu"): Cost(int(0.75 * _GIB), int(2.5 * _GIB), "one to three minutes", True),
-    ("vllm", "cpu"): Cost(int(0.95 * _GIB), int(3.4 * _GIB), "two to four minutes", True),
-    ("sglang", "gpu"): Cost(6 * _GIB, 14 * _GIB, "ten minutes or more", False),
-    ("vllm", "gpu"): Cost(5 * _GIB, 12 * _GIB, "ten minutes or more", False),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +79,7 @@ class Recipe:
     """Arguments for the new Python; what it says when it fails is the error."""
     variables: Mapping[str, str]
     """Environment variables of this look."""
-    cost: Cost
+    cost: InstallCost
 
 
 def choose(backend: str, build: Build | None = None) -> Recipe:
@@ -118,6 +101,7 @@ def choose(backend: str, build: Build | None = None) -> Recipe:
         why = f"{len(gpus)} GPU(s) are visible" if gpus else "no GPU is visible"
     else:
         why = "it was asked for"
+    facts = BACKENDS[backend]
     options = ServerOptions(model=Path(), port=0, build=build)
     return Recipe(
         name=backend,
@@ -127,9 +111,9 @@ def choose(backend: str, build: Build | None = None) -> Recipe:
         requirements=requirements_file(backend, build),
         stamp=requirements_hash(backend, build),
         with_dependencies=build == "gpu",
-        look=("-c", f"import {_LOOK[backend]}"),
-        variables=BACKENDS[backend].environment(options),
-        cost=COSTS[backend, build],
+        look=("-c", f"import {facts.first_import or facts.module}"),
+        variables=facts.environment(options),
+        cost=facts.install_costs[build],
     )
 
 

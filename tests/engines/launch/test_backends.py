@@ -148,7 +148,7 @@ def test_servers_of_a_run_have_no_tokenizer_and_others_may() -> None:
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="there are embedded, sglang, vllm; did you mean 'vllm'"):
+    with pytest.raises(ValueError, match=f"there are {', '.join(BACKENDS)}; did you mean 'vllm'"):
         backend_of("vlm")
 
 
