@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _TELL_S: Final = 10.0
 """How often a wait for a server says that it goes on."""
 
+_ENGINE: Final = "A name that `areal-lab engine list` shows."
 app = typer.Typer(
     help="Install, list and serve inference engines.",
     no_args_is_help=True,
@@ -38,7 +39,7 @@ app = typer.Typer(
 @app.command()
 @reported
 def install(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="As `areal-lab engine list` names it.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help=_ENGINE)],
     *,
     build: Annotated[
         str | None, typer.Option(help="cpu or gpu; gpu where one is visible, if not given.")
@@ -117,7 +118,7 @@ def list_engines() -> None:
 @app.command()
 @reported
 def serve(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="As `areal-lab engine list` names it.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help=_ENGINE)],
     *,
     model_path: Annotated[
         str, typer.Option(help="A Hugging Face folder, or the name of a packaged model.")

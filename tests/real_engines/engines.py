@@ -94,7 +94,8 @@ def as_table() -> str:
         ("in place, old keys and values live on", [_yes(f.backend.biased_in_place) for f in _ALL]),
         ("its digest is of all weights", [_yes(f.whole_digest) for f in _ALL]),
     ]
-    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "| --- " * (len(names) + 1) + "|"]
+    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append("| --- " * (len(names) + 1) + "|")
     return "\n".join([*lines, *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows)])
 
 
