@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _PROGRESS_S: Final = 10.0
 """Seconds between two progress lines while a server starts."""
 
+_ENGINE: Final = "A name that `areal-lab engine list` shows."
 app = typer.Typer(
-    help="Install, list and serve inference engines. Engines: sglang, vllm, embedded.",
+    help="Install, list and serve inference engines.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -38,7 +39,7 @@ app = typer.Typer(
 @app.command()
 @exit_on_error
 def install(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang or vllm.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help=_ENGINE)],
     *,
     build: Annotated[
         str | None, typer.Option(help="cpu or gpu; the default is gpu if a GPU is visible.")
@@ -125,7 +126,7 @@ def list_engines() -> None:
 @app.command()
 @exit_on_error
 def serve(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="sglang, vllm or embedded.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help=_ENGINE)],
     *,
     model_path: Annotated[
         str, typer.Option(help="Hugging Face model folder, or name of a packaged model.")

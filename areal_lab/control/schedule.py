@@ -84,8 +84,6 @@ def partial_rollout(eta: float = math.inf) -> Schedule:
     )
 
 
-FIXED_ETA: Final = {made.name: made.eta for made in (synchronous(), one_step_overlap())}
-"""Schedules with a fixed eta, by name."""
 ScheduleName = Literal["synchronous", "one_step_overlap", "asynchronous", "partial_rollout"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 """Names of the schedules above."""
@@ -112,3 +110,11 @@ def schedule_named(name: str, *, eta: float, interruptible: bool = True) -> Sche
         case "partial_rollout":
             return partial_rollout(eta)
     raise ValueError(f"schedule is {name!r}, but must be one of {', '.join(SCHEDULES)}")
+
+
+FIXED_ETA: Final = {
+    name: made.eta
+    for name in SCHEDULES
+    if (made := schedule_named(name, eta=1)).eta == schedule_named(name, eta=2).eta
+}
+"""Schedules that ignore the eta they are given, and the eta they have."""

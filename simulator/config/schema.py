@@ -231,8 +231,8 @@ class ScheduleConfig(Record):
     name: ScheduleName = "asynchronous"
     """Schedule."""
     eta: Versions = 4.0
-    """Staleness bound: versions that generation may run ahead. Fixed at 0 for `synchronous` and 1
-    for `one_step_overlap`."""
+    """Staleness bound: versions that generation may run ahead. Some
+    schedules fix it: `synchronous` at 0, `one_step_overlap` at 1."""
     interruptible: bool = True
     """Interrupt running responses for new weights; false waits until they end (`asynchronous`
     only)."""

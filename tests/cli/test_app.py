@@ -208,4 +208,4 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 
 def test_the_reference_of_settings_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages.settings"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages"

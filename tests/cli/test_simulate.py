@@ -16,7 +16,7 @@ from areal_lab.cli import app as cli
 from areal_lab.config.load import settings
 from areal_lab.runlog.records import Log
 from simulator.config.schema import SimulationConfig
-from tools.pages.simulator import PAGE, own_file, rewritten
+from tools.pages.simulator import PAGE, own_file, page
 
 
 def call(*arguments: str) -> Result:
@@ -265,5 +265,4 @@ def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
 
 
 def test_the_page_shows_the_current_output() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page) == page, "run: python -m tools.pages.simulator"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages"

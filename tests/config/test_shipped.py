@@ -68,4 +68,4 @@ def test_a_checkout_has_them_at_its_root_too() -> None:
     ("command", "names"), [("train", training_configs()), ("plan", plan_questions())]
 )
 def test_the_help_of_a_command_lists_them(command: str, names: dict[str, Path]) -> None:
-    assert f"name: {', '.join(names)}." in CliRunner().invoke(app, [command, "--help"]).stdout
+    assert f": {', '.join(names)}." in CliRunner().invoke(app, [command, "--help"]).stdout

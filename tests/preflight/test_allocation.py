@@ -98,7 +98,7 @@ def test_devices_are_the_product_without_experts() -> None:
         ("sglang:d2d3", "has d twice in 'd2d3'"),
         ("sglang:x2", "has x2; sizes are d (data), t (tensor)"),
         ("sglang:d-2", "has a part 'sglang:d-2' that is not backend:sizes"),
-        ("sglng:d2+fsdp:d1", "names 'sglng'; there are embedded, sglang, vllm"),
+        ("sglng:d2+fsdp:d1", f"names 'sglng'; there are {', '.join(ENGINES)}"),
         ("fsdp:d2+sglang:d1", "must name an engine first and a trainer second"),
         ("sglang:d2+vllm:d1", "must name an engine first and a trainer second"),
         ("sglang:d1+fsdp:d1+fsdp:d1", "has more than two parts"),

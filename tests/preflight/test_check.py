@@ -19,6 +19,7 @@ from areal_lab.control.order import ORDERS
 from areal_lab.control.routing import ROUTINGS
 from areal_lab.control.schedule import SCHEDULES
 from areal_lab.data.arithmetic import OPERATIONS, arithmetic_problems
+from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR
@@ -85,8 +86,8 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ),
         ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
         ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
-        ("rollout.backend=embedd", "'embedd' names no engine; there are embedded, sglang, vllm"),
-        ("rollout.schedule=async", "must be one of synchronous, one_step_overlap, asynchronous"),
+        ("rollout.backend=embedd", f"'embedd' names no engine; there are {', '.join(BACKENDS)}"),
+        ("rollout.schedule=async", f"must be one of {', '.join(SCHEDULES)}"),
         ("rollout.schedule=synchron", "did you mean 'synchronous'?"),
         ("rollout.batch_order=fifo", "rollout.batch_order is 'fifo', but must be one of"),
         ("rollout.pause_mode=retrackt", "did you mean 'retract'?"),

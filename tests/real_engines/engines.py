@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from areal_lab.engines.launch import backends
+from areal_lab.engines.launch.backends import Backend
 from areal_lab.engines.protocol import PauseMode
 
 
@@ -12,15 +14,8 @@ from areal_lab.engines.protocol import PauseMode
 class Facts:
     """What may be expected of one engine."""
 
-    name: str
-    seeded: bool
-    """Whether a seed determines the sampled tokens of a request."""
-    whole_logprobs: bool
-    """Whether log-probs are of the whole vocabulary where top-k or top-p cut it, and not of the
-    tokens left."""
-    tempered_top_1: bool
-    """Whether log-probs of `top_k=1` are at the requested temperature; otherwise at 1, as those
-    of greedy decoding."""
+    backend: Backend
+    """What the code expects of it, which is tested too."""
     error: float
     """Largest difference of a log-prob from a plain forward pass, both in float32, tiny model."""
     smollm2_ratio: float
@@ -29,51 +24,38 @@ class Facts:
     """Whether it tells how many prompt tokens were found in its cache."""
     whole_digest: bool
     """Whether its digest covers all weights."""
-    biased_in_place: bool
-    """Whether a response continues with old keys and values after an update in place."""
     same_draws_after: tuple[PauseMode, ...]
     """Interruptions after which a seeded sample continues as it would have without them."""
 
+    @property
+    def name(self) -> str:
+        """The name in `BACKENDS`."""
+        return self.backend.name
+
 
 EMBEDDED: Final = Facts(
-    name="embedded",
-    seeded=True,
-    whole_logprobs=True,
-    tempered_top_1=True,
+    backend=backends.EMBEDDED,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
     whole_digest=True,
-    biased_in_place=True,
     same_draws_after=tuple(PauseMode),
 )
 SGLANG: Final = Facts(
-    name="sglang",
-    # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
-    # than a CPU has.
-    seeded=False,
-    whole_logprobs=True,
-    tempered_top_1=False,
+    backend=backends.SGLANG,
     error=1e-5,
     smollm2_ratio=2,
     counts_shared_tokens=True,
     whole_digest=True,
-    biased_in_place=True,
     same_draws_after=(),
 )
 VLLM: Final = Facts(
-    name="vllm",
-    seeded=True,
-    # Its log-probs are either before the temperature or after all changes of the distribution.
-    whole_logprobs=False,
-    tempered_top_1=True,
+    backend=backends.VLLM,
     error=1e-5,
     smollm2_ratio=3,
     counts_shared_tokens=False,
     # On a CPU it repacks the weights of linear layers and takes the digest of an empty tensor.
     whole_digest=False,
-    # Measured: its responses continue as if the new weights had computed the whole prefix.
-    biased_in_place=False,
     # Its random generator belongs to the request, so a resubmitted request starts over.
     same_draws_after=(PauseMode.RETRACT, PauseMode.IN_PLACE),
 )
@@ -84,18 +66,18 @@ def as_table() -> str:
     """The table of differences in `docs/engines.md`."""
     names = list(ENGINES)
     rows = [
-        ("a seed alone decides the draws of a request", [_yes(f.seeded) for f in _ALL]),
+        ("a seed alone decides the draws of a request", [_yes(f.backend.own_seeds) for f in _ALL]),
         (
             "interruptions after which a seeded answer goes on with the same draws",
             [", ".join(f"`{mode}`" for mode in f.same_draws_after) or "none" for f in _ALL],
         ),
         (
             "log-probs after top-k or top-p are of",
-            ["all tokens" if f.whole_logprobs else "the tokens left" for f in _ALL],
+            ["all tokens" if f.backend.whole_logprobs else "the tokens left" for f in _ALL],
         ),
         (
             "log-probs of top-k 1 are at",
-            ["the temperature" if f.tempered_top_1 else "temperature 1" for f in _ALL],
+            ["the temperature" if f.backend.tempered_top_1 else "temperature 1" for f in _ALL],
         ),
         (
             "largest difference of a log-prob from transformers, float32, two layers",
@@ -109,10 +91,11 @@ def as_table() -> str:
             "tells how many prompt tokens were in its cache",
             [_yes(f.counts_shared_tokens) for f in _ALL],
         ),
-        ("in place, old keys and values live on", [_yes(f.biased_in_place) for f in _ALL]),
+        ("in place, old keys and values live on", [_yes(f.backend.biased_in_place) for f in _ALL]),
         ("its digest is of all weights", [_yes(f.whole_digest) for f in _ALL]),
     ]
-    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "| --- " * 4 + "|"]
+    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append("| --- " * (len(names) + 1) + "|")
     return "\n".join([*lines, *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows)])
 
 

@@ -108,7 +108,7 @@ def test_a_seed_determines_the_tokens_where_an_engine_has_seeds(lab: Lab) -> Non
 
     alone, *among = lab.run(scenario())
     assert len({tuple(tokens) for tokens in among}) == len(among)
-    assert (alone == among[2]) is lab.facts.seeded
+    assert (alone == among[2]) is lab.facts.backend.own_seeds
 
 
 def test_top_k_1_is_greedy_and_top_p_samples_from_the_head(lab: Lab) -> None:
@@ -146,13 +146,13 @@ def test_log_probs_after_top_k_or_top_p_are_of_the_documented_distribution(
 
     (result,) = lab.run(scenario())
     reported = torch.tensor(result.segments[0].logprobs)
-    temperature = 0.7 if lab.facts.tempered_top_1 or cut != {"top_k": 1} else 1.0
+    temperature = 0.7 if lab.facts.backend.tempered_top_1 or cut != {"top_k": 1} else 1.0
     of_all, of_those_left = (
         plain_logprobs(lab.models[0], PROMPTS[1], tokens_of(result), temperature, rule)
         for rule in (None, keep)
     )
     assert (of_those_left - of_all).max() > CLEARLY  # else it could not be told from which
-    expected = of_all if lab.facts.whole_logprobs else of_those_left
+    expected = of_all if lab.facts.backend.whole_logprobs else of_those_left
     assert (expected - reported).abs().max() < lab.facts.error
 
 
@@ -284,7 +284,7 @@ def test_in_place_continues_with_the_old_cache_and_is_biased(lab: Lab, announce:
         f"mean {bias[:50].mean():.3f}, largest {bias[:50].max():.3f} nat over the next 50; "
         f"mean {bias[-50:].mean():.3f} over the last 50\n"
     )
-    assert (bias[:50].max().item() > CLEARLY) is lab.facts.biased_in_place
+    assert (bias[:50].max().item() > CLEARLY) is lab.facts.backend.biased_in_place
     # Who asks later shares nothing with the old cache, though the prompt is the same.
     assert versions_of(later) == [1]
     assert lab.errors(1, INTERRUPTED_PROMPT, later).max() < 10 * lab.facts.error
@@ -305,7 +305,7 @@ def test_an_interruption_without_new_weights_changes_no_distribution(lab: Lab) -
         undisturbed, result = lab.run(scenario(mode))
         assert versions_of(result) == [0]
         assert lab.errors(0, INTERRUPTED_PROMPT, result).max() < 10 * lab.facts.error
-        if lab.facts.seeded and mode in lab.facts.same_draws_after:
+        if lab.facts.backend.own_seeds and mode in lab.facts.same_draws_after:
             assert tokens_of(result) == tokens_of(undisturbed)
 
 

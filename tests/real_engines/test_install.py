@@ -15,16 +15,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, environment
 from areal_lab.host.processes import members
 from areal_lab.host.shared_memory import shared_segments
 
 pytestmark = pytest.mark.sglang
-ENGINES = ["sglang", "vllm"]
 COMMAND = [sys.executable, "-m", "areal_lab.cli.app", "engine"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", INSTALLABLE)
 def test_installing_again_does_nothing(engine: str) -> None:
     found = environment(engine)
     assert found.condition.usable, f"run: areal-lab engine install {engine}"
@@ -40,7 +40,7 @@ def test_installing_again_does_nothing(engine: str) -> None:
     assert found.version in run.stdout
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", INSTALLABLE)
 def test_served_by_hand_until_ctrl_c(engine: str, tmp_path: Path) -> None:
     """With text, since the packaged model has a tokenizer; nothing is left when it ends."""
     log = tmp_path / "engine.log"

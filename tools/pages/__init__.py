@@ -1,1 +1,4 @@
-"""Generate the reference pages of `docs/`; a test compares them with what is committed."""
+"""Generate the reference pages of `docs/`: `python -m tools.pages`.
+
+Tests compare the pages with what is committed.
+"""

@@ -1,16 +1,19 @@
-"""The documentation page about GPUs and models: `python -m tools.pages.hardware > docs/...`."""
+"""`docs/simulator_hardware.md`: GPUs and models of the simulator."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
 
 from simulator.catalogue.find_gpu import IDLE_SHARE, hardware_table
 from simulator.catalogue.models import model_table
 
-PAGE = "docs/simulator_hardware.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator_hardware.md"
 
 _TEXT = """\
 # GPUs and models of the simulator
 
-<!-- Written by `python -m tools.pages.hardware > {page}`; a test compares. -->
+<!-- Written by `python -m tools.pages`; a test compares. -->
 
 ## GPUs
 
@@ -72,10 +75,6 @@ other kinds of layers (Mamba, linear attention) are refused.
 """
 
 
-def catalogue_page() -> str:
+def page() -> str:
     """The page as Markdown."""
-    return _TEXT.format(page=PAGE, gpus=hardware_table(), models=model_table(), idle=IDLE_SHARE)
-
-
-if __name__ == "__main__":
-    print(catalogue_page(), end="")
+    return _TEXT.format(gpus=hardware_table(), models=model_table(), idle=IDLE_SHARE)

@@ -1,8 +1,10 @@
-"""The documentation page about the engines' cost model: `python -m tools.pages.kernels`."""
+"""`docs/simulator_kernels.md`: the cost model of inference engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.costs.decode import ENGINE_S
@@ -11,9 +13,10 @@ from tools.kernels.fit import held_out_errors
 from tools.kernels.points import DecodePoint, PrefillPoint, read_points
 from tools.kernels.tables import SYSTEMS
 
+PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator_kernels.md"
 _INTRODUCTION = """# Cost model of inference engines
 
-<!-- Written by `python -m tools.pages.kernels > docs/simulator_kernels.md`; a test compares. -->
+<!-- Written by `python -m tools.pages`; a test compares. -->
 
 One decode step of B sequences with C tokens of context in total, on tp GPUs with a bandwidth W and
 a peak of F FLOP/s, for a model of P parameters and L layers:
@@ -56,7 +59,7 @@ points. For your own engine, `areal-lab calibrate` fits a recorded run.
 """
 
 
-def kernel_page() -> str:
+def page() -> str:
     """The page as Markdown."""
     rows: list[Sequence[str]] = [
         ("GPU", "e_w", "e_kv", "e_L us", "e_B us", "e_c", "p", "e_a", "e_x", "decode", "prefill"),
@@ -105,7 +108,3 @@ def _errors() -> list[Sequence[str]]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    print(kernel_page(), end="")

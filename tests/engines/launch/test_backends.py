@@ -160,7 +160,7 @@ def test_the_tokenizer_is_skipped_unless_requested() -> None:
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="known are embedded, sglang, vllm; did you mean 'vllm'"):
+    with pytest.raises(ValueError, match=f"known are {', '.join(BACKENDS)}; did you mean 'vllm'"):
         backend_of("vlm")
 
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
 from areal_lab.engines.launch import environments, install, install_progress
+from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, InstallCost
 from areal_lab.engines.launch.environments import Condition, Environment, environment
 from areal_lab.engines.launch.install import InstallError, Recipe, check, describe, needed
 from areal_lab.engines.launch.install_progress import Progress
@@ -51,7 +52,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return replace(
         install.choose("sglang", "cpu"),
         test=("-c", "import sglang; print(sglang.version)"),
-        cost=install.Cost(1 << 20, 1 << 20, "a moment", True),
+        cost=InstallCost(1 << 20, 1 << 20, "a moment", True),
     )
 
 
@@ -199,7 +200,7 @@ def test_two_installations_do_not_run_at_the_same_time(recipe: Recipe) -> None:
 
 
 def test_missing_disk_space_is_refused_before_anything_is_written(recipe: Recipe) -> None:
-    greedy = replace(recipe, cost=install.Cost(0, 1 << 60, "", True))
+    greedy = replace(recipe, cost=InstallCost(0, 1 << 60, "", True))
     with pytest.raises(InstallError, match="GiB free, but sglang needs 1073741824"):
         check(greedy)
     assert not recipe.folder.exists()
@@ -222,11 +223,20 @@ def test_the_shipped_requirements_are_all_pinned(backend: str) -> None:
     assert not any("://" in line or "@" in line for line in lines)
 
 
+@pytest.mark.parametrize("backend", INSTALLABLE)
+@pytest.mark.parametrize("build", ["cpu", "gpu"])
+def test_each_engine_can_be_installed_in_each_build(backend: str, build: Build) -> None:
+    recipe = install.choose(backend, build)
+    assert recipe.cost.disk_bytes >= recipe.cost.download_bytes > 0
+    package = BACKENDS[backend].distribution[build]
+    assert any(line.startswith(f"{package}==") for line in environments.pinned(recipe.requirements))
+
+
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
         ("embedded", "is part of this package"),
-        ("vlm", "known are sglang, vllm; did you mean 'vllm'?"),
+        ("vlm", f"known are {', '.join(INSTALLABLE)}; did you mean 'vllm'?"),
     ],
 )
 def test_an_engine_that_cannot_be_installed_is_refused(backend: str, said: str) -> None:

@@ -214,7 +214,15 @@ NAMED = {
 }
 # Each public name once, with its defaults (the required numbers bound).
 LOSSES = {name: named for name, named in NAMED.items() if "," not in name}
+FAMILIES = ("clipped", "corrected", "divergence", "reinforce", "sequence")
 OF_BATCH = {name for name, named in LOSSES.items() if named.of_batch}
+
+
+def test_every_named_loss_has_a_reference() -> None:
+    functions = {name: getattr(functional, name) for name in functional.__all__}
+    modules = [f"areal_lab.functional.losses.{family}" for family in FAMILIES]
+    named = {name for name, one in functions.items() if one.__module__ in modules}
+    assert named - {"positive_nll"} == set(LOSSES), "add it to NAMED; positive_nll is tested apart"
 
 
 def gradient_of(loss, batch, **keywords):

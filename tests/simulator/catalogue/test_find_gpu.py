@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from simulator.catalogue.find_gpu import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
-from tools.pages.hardware import PAGE, catalogue_page
+from tools.pages.hardware import PAGE, page
 
 NUMBERS = [
     field.name
@@ -117,11 +117,9 @@ def test_a_price_can_be_replaced() -> None:
 
 
 def test_the_page_shows_the_catalogue() -> None:
-    page = Path(__file__).parents[3] / PAGE
-    command = f"python -m tools.pages.hardware > {PAGE}"
-    assert page.read_text(encoding="utf-8") == catalogue_page(), f"write it anew: {command}"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages"
     for gpu in GPUS.values():
-        assert catalogue_page().count(f"| {gpu.name} |") == 2
+        assert page().count(f"| {gpu.name} |") == 2
 
 
 def test_the_catalogue_loads_nothing_heavy() -> None:
@@ -248,7 +246,7 @@ def test_a_gpu_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
-    examples = re.findall(r"```yaml\n(.*?)```", catalogue_page(), flags=re.DOTALL)
+    examples = re.findall(r"```yaml\n(.*?)```", page(), flags=re.DOTALL)
     names = []
     for number, example in enumerate(examples):
         path = tmp_path / f"example{number}.yaml"

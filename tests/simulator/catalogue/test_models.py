@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.models import MODELS, ModelShape, find_model, from_config
 from simulator.catalogue.transformer import LatentAttention
-from tools.pages.hardware import catalogue_page
+from tools.pages.hardware import page
 
 # --- published sizes -----------------------------------------------------------------------------
 
@@ -565,9 +565,9 @@ def test_a_path_without_a_config_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_models() -> None:
-    assert "| GFLOPs per token | and per 1,000 of context |" in catalogue_page()
+    assert "| GFLOPs per token | and per 1,000 of context |" in page()
     for shape in MODELS.values():
-        assert f"| {shape.name} | {shape.parameters / 1e9:.3f} B |" in catalogue_page()
-        assert f" | {shape.linear_flops_per_token() / 1e9:.3g} | " in catalogue_page()
+        assert f"| {shape.name} | {shape.parameters / 1e9:.3f} B |" in page()
+        assert f" | {shape.linear_flops_per_token() / 1e9:.3g} | " in page()
         assert shape.source
         assert math.isfinite(shape.weight_bytes())

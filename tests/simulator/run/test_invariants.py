@@ -24,10 +24,12 @@ from areal_lab.control.order import (
     strict_start_order,
 )
 from areal_lab.control.schedule import (
+    SCHEDULES,
     Schedule,
     asynchronous,
     one_step_overlap,
     partial_rollout,
+    schedule_named,
     synchronous,
 )
 from areal_lab.runlog.activity import idle_by_cause
@@ -61,20 +63,12 @@ from tests.simulator.run.toy_system import (
     toy_system,
 )
 
-SCHEDULES = st.sampled_from(
-    [
-        synchronous(),
-        one_step_overlap(),
-        asynchronous(0),
-        asynchronous(0.5),
-        asynchronous(1),
-        asynchronous(3),
-        asynchronous(3, interruptible=False),
-        asynchronous(math.inf),
-        partial_rollout(),
-        partial_rollout(1),
-    ]
-)
+BY_NAME = [
+    schedule_named(name, eta=eta, interruptible=pause)
+    for name in SCHEDULES
+    for eta in (0, 0.5, 1, 3, math.inf)
+    for pause in (True, False)
+]
 
 
 def orders(schedule: Schedule) -> st.SearchStrategy[BatchOrder]:
@@ -91,7 +85,7 @@ def orders(schedule: Schedule) -> st.SearchStrategy[BatchOrder]:
 
 @st.composite
 def systems(draw: st.DrawFn) -> System:
-    schedule = draw(SCHEDULES)
+    schedule = draw(st.sampled_from(list(dict.fromkeys(BY_NAME))))
     seconds = st.sampled_from([0.0, 0.5, 3.0, 40.0])
     slow = Latencies(lambda generator, size: generator.exponential(20.0, size))
     batch = draw(st.integers(1, 5))

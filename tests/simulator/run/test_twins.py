@@ -37,10 +37,11 @@ from areal_lab.control.order import (
     strict_start_order,
 )
 from areal_lab.control.schedule import (
+    SCHEDULES,
     Schedule,
     asynchronous,
-    one_step_overlap,
     partial_rollout,
+    schedule_named,
     synchronous,
 )
 from areal_lab.pipeline.drive import drive
@@ -225,12 +226,10 @@ def twin_system(
 @pytest.mark.parametrize(
     ("schedule", "order"),
     [
-        (synchronous(), oldest_finished_first()),
-        (one_step_overlap(), oldest_finished_first()),
+        *[(schedule_named(name, eta=4), oldest_finished_first()) for name in SCHEDULES],
         (asynchronous(0), oldest_finished_first()),
         (asynchronous(1), strict_start_order()),
         (asynchronous(2), bounded_lag(2)),
-        (asynchronous(4), oldest_finished_first()),
         (asynchronous(4), bounded_lag(1, drop=True)),
         (asynchronous(4, interruptible=False), oldest_finished_first()),
         (asynchronous(math.inf), oldest_finished_first()),
