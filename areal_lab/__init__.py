@@ -1,7 +1,7 @@
-"""Asynchronous reinforcement learning of language models, after AReaL (arXiv:2505.24298).
+"""Asynchronous reinforcement learning for language models, after AReaL (arXiv:2505.24298).
 
-Names are loaded when they are first used, so that `import areal_lab` costs nothing and parts that
-do without torch stay without it.
+Names are loaded at their first use, so that `import areal_lab` is free and parts that do not need
+torch do not import it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = [  # noqa: PLE0604 - the table above is the one list of names
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home (PEP 562)."""
+    """Load a public name from its module (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        home = import_module(_HOMES[name])
+        module = import_module(_HOMES[name])
     except ModuleNotFoundError:
         from areal_lab.extras import require
 
         require(f"areal_lab.{name}", "train")
         raise
-    return getattr(home, name)
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
-"""Capacity arithmetic of eq. 3: how much may be started, and how old it can get.
+"""Capacity arithmetic of eq. 3: how many groups may start, and the lag that follows from it.
 
 Standard library only, so that the decisions (`control`) and the formulas (`functional`) share it.
-The unit is the caller's: prompt groups in `control`, samples or groups in a notebook.
+The caller chooses the unit: prompt groups in `control`, samples or groups in a notebook.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from fractions import Fraction
 
 
 def admissible(version: int, *, batch_size: int, eta: float) -> float:
-    """How many may have been started while the engines hold `version`; may be infinite.
+    """Maximum number started while the engines hold `version`; may be infinite.
 
     The largest N with `floor((N - 1) / B) <= version + eta`, which for a fractional eta reads
     `N <= (version + 1 + eta) * B`: at most that fraction of a batch ahead.
 
     Args:
-        version: version of the weights that generate.
-        batch_size: B, what one training step consumes.
+        version: version of the engines' weights.
+        batch_size: B, the number that one training step consumes.
         eta: staleness bound in versions.
 
     Source: AReaL (arXiv:2505.24298), eq. 3.
@@ -31,7 +31,7 @@ def admissible(version: int, *, batch_size: int, eta: float) -> float:
         raise ValueError(f"batch_size is {batch_size}, but must be >= 1")
     if math.isinf(eta):
         return math.inf
-    # In floats 0.29 * 100 is 28.999999999999996: one would be lost to rounding.
+    # In floats 0.29 * 100 is 28.999999999999996, and floor would lose one.
     return (version + 1) * batch_size + math.floor(Fraction(str(eta)) * batch_size)
 
 
@@ -39,10 +39,10 @@ def open_slots(*, started: int, in_flight: int, limit: float, max_in_flight: int
     """How many may start now; never negative.
 
     Args:
-        started: that run, wait to be trained on, or were trained on.
-        in_flight: of these, those that run.
-        limit: largest `started` (`admissible`).
-        max_in_flight: what the engines may run at once.
+        started: all started so far: running, waiting for training, or trained on.
+        in_flight: those still running.
+        limit: maximum of `started` (`admissible`).
+        max_in_flight: maximum of `in_flight`.
     """
     return max(0, int(min(limit - started, max_in_flight - in_flight)))
 
@@ -59,7 +59,7 @@ def lag_bound(eta: float) -> float:
 
 
 def check_eta(eta: float) -> None:
-    """Refuse what is no staleness bound.
+    """Refuse an invalid staleness bound.
 
     Raises:
         ValueError: eta is negative or NaN.

@@ -1,6 +1,6 @@
-"""What `pip install 'areal_lab[train]'` adds, and one clear error where it is missing.
+"""Packages of `pip install 'areal_lab[train]'`, and one clear error if they are missing.
 
-The base install simulates, plans, calibrates and reads runs. Standard library only.
+The base installation can simulate, plan, calibrate and read runs. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     ),
     "notebooks": ("marimo", "pandas"),
 }
-"""The packages of each extra, as they are imported; pyproject.toml has their versions."""
+"""Import names of each extra's packages; pyproject.toml has their versions."""
 _MOST_NAMED: Final = 3
 
 
 class MissingExtra(ModuleNotFoundError):
-    """Something needs packages that are not installed; the message has the command."""
+    """Packages are not installed; the message has the command that installs them."""
 
 
 def require(what: str, extra: Extra, *packages: str) -> None:
-    """Refuse to continue without packages of an extra; imports none of them.
+    """Check that packages of an extra are installed, without importing them.
 
     Args:
-        what: what needs them, at the beginning of the message.
-        packages: those that are needed; all of the extra if none is given.
+        what: what needs them, for the message.
+        extra: the extra to install.
+        packages: the packages needed; all of the extra if none is given.
 
     Raises:
         MissingExtra: in one line, with the command that installs them.

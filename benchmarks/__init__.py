@@ -1,1 +1,1 @@
-"""Measurements of this project: `python -m benchmarks.NAME [--json] [--quick] [--repeats N]`."""
+"""Benchmarks: `python -m benchmarks.NAME [--json] [--quick] [--repeats N]`."""

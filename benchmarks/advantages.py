@@ -1,17 +1,16 @@
-"""How long do advantages of a million tokens take? GAE, packed and padded, against loops over time.
+"""Time of advantages of a million tokens: GAE, packed and padded, against loops over time.
 
 975 sequences with log-normal lengths (sigma 1, cut at 8,192), 1,000,000 tokens or a little more, of
 which one in ten is masked, in float32. `seconds` is `gae` on the packed batch, forward only; other
-rows are the same on all cores, the same batch padded to its longest sequence, the gradient as well,
-and V-trace. What they are compared with:
+rows use all cores, pad the batch to its longest sequence, add the gradient, or compute V-trace.
+Baselines:
 
 - `loop over time, padded`: one vector operation per time step over all rows, as most frameworks do;
 - `loop over tokens, floats`: plain Python, the reference that `max_error` is measured against;
 - `loop over tokens, tensors`: the same with 0-d tensors, on the first sequences only.
 
-Rows are of one thread unless they say otherwise. These are some fifty short passes over memory: a
-second core saves a third of the time at best, and when something else runs there, each pass waits
-for it.
+Rows use one thread unless they say otherwise. GAE makes about fifty short passes over memory: a
+second core saves a third of the time at best, and if another process uses it, each pass waits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ TENSOR_LOOP_TOKENS = 10_000
 
 
 class Batch(NamedTuple):
-    """Rewards and values of all tokens, packed, and where each one stands when padded."""
+    """Rewards and values of all tokens, packed, with their positions in the padded batch."""
 
     rewards: Tensor
     values: Tensor
@@ -44,7 +43,7 @@ class Batch(NamedTuple):
     sequences: Segments
     lengths: Tensor
     exists: Tensor
-    """[N, T]: True where a padded row has a token."""
+    """[N, T]: True for tokens, False for padding."""
 
     def padded(self, tokens: Tensor) -> Tensor:
         """[tokens] to [N, T], zeros on the padding."""
@@ -54,7 +53,7 @@ class Batch(NamedTuple):
 
 
 def make_batch(sequences: int, tokens: int) -> Batch:
-    """The smallest mean length, in steps of one token, that gives the asked number of tokens."""
+    """The smallest mean length, in whole tokens, that gives the requested number of tokens."""
     generator = torch.Generator().manual_seed(0)
     # exp of a normal variable with mean -1/2 and deviation 1 has mean 1
     factors = torch.exp(torch.randn(sequences, generator=generator) - 0.5)
@@ -77,7 +76,7 @@ def make_batch(sequences: int, tokens: int) -> Batch:
 
 
 def loop_over_time(rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """[N, T] advantages, one vector operation per time step; holes are carried over."""
+    """[N, T] advantages, one vector operation per time step; masked tokens are skipped."""
     chosen = mask.to(values.dtype)
     next_values = torch.zeros_like(values[:, 0])
     advantage = torch.zeros_like(next_values)
@@ -94,7 +93,7 @@ def loop_over_time(rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 def loop_over_tokens(
     rewards: list[Any], values: list[Any], mask: list[bool], lengths: list[int]
 ) -> list[Any]:
-    """Advantages of packed tokens one after the other: of floats, or of 0-d tensors."""
+    """Advantages of packed tokens in a loop, with floats or 0-d tensors."""
     out: list[Any] = [0.0] * len(rewards)
     end = 0
     for length in lengths:
@@ -111,7 +110,7 @@ def loop_over_tokens(
 
 
 def ours(batch: Batch) -> dict[str, Callable[[], Tensor]]:
-    """What is measured of areal_lab, by name of its row."""
+    """The measured functions, by row name."""
     rewards, values, mask, sequences = batch[:4]
     padded = [batch.padded(x) for x in (rewards, values, mask)]
     leaf = values.clone().requires_grad_()
@@ -138,7 +137,7 @@ def ours(batch: Batch) -> dict[str, Callable[[], Tensor]]:
 
 
 def baselines(batch: Batch) -> dict[str, tuple[int, Callable[[], Any]]]:
-    """Tokens and function of each row that ours are compared with."""
+    """The baselines: tokens and function of each row."""
     padded = [batch.padded(x) for x in (batch.rewards, batch.values, batch.mask)]
     lengths = batch.lengths.tolist()
     rewards, values, mask = batch.rewards.tolist(), batch.values.tolist(), batch.mask.tolist()
@@ -160,7 +159,7 @@ def baselines(batch: Batch) -> dict[str, tuple[int, Callable[[], Any]]]:
 
 
 def measure(case: str, function: Callable[[], Any], *, tokens: int, repeats: int) -> dict[str, Any]:
-    """Seconds of one call: wall time, and processor time of all threads."""
+    """Seconds of one call: wall time, and CPU time of all threads."""
     processor: list[float] = []
 
     def seconds() -> float:
@@ -182,7 +181,7 @@ def measure(case: str, function: Callable[[], Any], *, tokens: int, repeats: int
 
 
 def largest_error(batch: Batch) -> float:
-    """Of float64 `gae` against the loop over floats."""
+    """Maximum error of float64 `gae` against the loop over floats."""
     rewards, values = batch.rewards.double(), batch.values.double()
     result = gae(
         rewards, values, batch.mask, gamma=GAMMA, lambda_=LAMBDA, sequences=batch.sequences

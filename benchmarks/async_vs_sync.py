@@ -1,14 +1,14 @@
-"""Asynchronous against synchronous training on the same cores, with long-tailed answers.
+"""Asynchronous against synchronous training on the same cores, with long-tailed responses.
 
     synchronous    both cores generate, then both cores train, ...
     asynchronous   one core generates while the other trains; new weights interrupt
 
-Same model, prompts, seeds, answer lengths and number of trained samples; fill and drain included.
-Answer lengths are the paper's, a hundred times shorter: log-normal with the spread measured on
+Same model, prompts, seeds, response lengths and number of trained samples; fill and drain included.
+Response lengths are the paper's, a hundred times shorter: log-normal with the spread measured on
 math-like reasoning traces (sigma 0.684), a mean of 93 and a cap of 276 tokens (arXiv:2505.24298:
-9,277 and 27,648). What bounds the gain: asynchrony saves the time in which a phase cannot use both
-cores (the tail of generation, where few answers are left) and pays for interruptions; a trainer
-that is always busy is the floor.
+9,277 and 27,648). The gain is bounded: asynchrony saves the time in which a phase cannot use both
+cores (the tail of generation, where few responses are left) and costs interruptions; it can never
+be faster than a trainer that is always busy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
 
 SIGMA = 0.684
-"""Of the log of answer lengths: DeepSeek-R1, short prompts and long answers (ServeGen traces)."""
+"""Standard deviation of ln(response length): DeepSeek-R1, short prompts (ServeGen traces)."""
 MEAN_TOKENS, CAP_TOKENS = 93, 276
 CORES = 2
 ETA = 4
@@ -43,32 +43,32 @@ ETA = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What both variants do."""
+    """Settings of both variants."""
 
     model: str
     steps: int
     groups: int
     samples: int
     shrink: int = 1
-    """Answers are this many times shorter."""
+    """Factor by which responses are shorter than the paper's."""
 
     def answer_tokens(self, group: int, sample: int) -> int:
-        """Length of one answer, the same in both variants and all repeats."""
+        """Length of one response, the same in both variants and all repeats."""
         draw = random.Random(f"{group}/{sample}")
-        # exp(mu + sigma^2 / 2) is the mean before the cap, which takes some 2 % off.
+        # exp(mu + sigma^2 / 2) is the mean before the cap, which lowers it by about 2 %.
         mu = math.log(1.02 * MEAN_TOKENS) - SIGMA**2 / 2
         tokens = min(draw.lognormvariate(mu, SIGMA), CAP_TOKENS)
         return max(1, round(tokens / self.shrink))
 
 
 def digits_share(completion: str, example: Mapping[str, Any]) -> float:
-    """A reward in which samples of a group differ, so that all of them are trained on."""
+    """A reward that differs within a group, so that all samples are trained on."""
     del example
     return sum(map(str.isdigit, completion)) / max(1, len(completion))
 
 
 def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> TrainConfig:
-    """One variant; they differ in schedule and threads only."""
+    """One variant; they differ only in schedule and threads."""
     threads = 1 if asynchronous else CORES
     return load_config(
         None,
@@ -91,7 +91,7 @@ def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> Tr
 
 
 def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str, Any]:
-    """Run one variant once; what it took, from the first group's start to the last step's end."""
+    """Run one variant once and measure it from the first group's start to the last step's end."""
     config = configuration(workload, folder, asynchronous=asynchronous)
     result = asyncio.run(
         run(
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over repeats, the ratio of each repeat's pair, and where the time went."""
+    """Medians over repeats, the ratio of each pair, and the time by state."""
     by_variant = {
         variant: [one for one in runs if one["variant"] == variant]
         for variant in ("synchronous", "asynchronous")

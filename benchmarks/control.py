@@ -1,8 +1,8 @@
-"""How fast are decisions? Coordinator events and packed sequences, per second and core.
+"""Speed of decisions: coordinator events and packed sequences per second and core.
 
 `events_per_s` is the slowest batch order: B = 512 groups, eta = 4, up to 4,096 groups in flight on
-32 engines, log-normal generation times. The events of a run are recorded once; what is timed is a
-fresh coordinator that handles them all, making every action anew.
+32 engines, log-normal generation times. The events of a run are recorded once; the benchmark
+times a new coordinator that handles all of them and computes every action again.
 
 `sequences_per_s` is the slowest case of packing 100,000 sequences. `dynamic_batches`: Algorithm 1
 under a budget of 32,768 tokens; `lower_bound` is the number of micro-batches that the tokens alone
@@ -11,7 +11,7 @@ of an average part, in the least balanced case. Lengths are log-normal (sigma 1)
 27,648 tokens. Mean 1,000 is the workload on which other packers were measured (about 3,050 full
 bins); mean 9,277 is the paper's 1.5B model over its run, and opens 25,000 micro-batches.
 
-Seconds are CPU seconds of this one thread: what it would take on a core that does nothing else.
+Seconds are CPU seconds of this one thread: the time on an otherwise idle core.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ORDERS = {
 
 SEQUENCES = 100_000
 MEAN_TOKENS = (500, 1_000, 2_000, 9_277)
-"""9,277 from Table 1 and Figure 5c of the paper."""
+"""Mean response lengths; 9,277 is from Table 1 and Figure 5c of the paper."""
 MOST_TOKENS = 27_648
 BUDGET_TOKENS = 32_768
 PARTS = 64
@@ -68,7 +68,7 @@ PACKERS: dict[str, Packer] = {
 
 
 def run_limits(order: str) -> Limits:
-    """The constants of the measured run."""
+    """Limits of the measured run."""
     return Limits(
         batch_groups=BATCH_GROUPS,
         max_in_flight=8 * BATCH_GROUPS,
@@ -86,16 +86,16 @@ def record(limits: Limits, events: int, *, seed: int = 0) -> list[Event]:
     now_s, number = 0.0, 0
     while len(log) <= events:
         for action in coordinator.handle(log[-1]):
-            answer = _answer(action, random)
-            if answer is not None:
-                heappush(coming, (now_s + answer[0], number, answer[1]))
+            outcome = _outcome(action, random)
+            if outcome is not None:
+                heappush(coming, (now_s + outcome[0], number, outcome[1]))
                 number += 1
         now_s, _, event = heappop(coming)
         log.append(event)
     return log[:events]
 
 
-def _answer(action: Action, random: Random) -> tuple[float, Event] | None:
+def _outcome(action: Action, random: Random) -> tuple[float, Event] | None:
     match action:
         case StartGroup(group, _, version):
             return random.lognormvariate(0, 1), GroupFinished(group, version, version)
@@ -108,7 +108,7 @@ def _answer(action: Action, random: Random) -> tuple[float, Event] | None:
 
 
 def measure_events(order: str, *, events: int, repeats: int) -> dict[str, Any]:
-    """Events a second under one batch order, with the actions they gave."""
+    """Events per second under one batch order, with the number of actions."""
     limits = run_limits(order)
     log = record(limits, events)
     actions = 0
@@ -125,7 +125,7 @@ def measure_events(order: str, *, events: int, repeats: int) -> dict[str, Any]:
 
 
 def draw_lengths(mean: int, *, sequences: int = SEQUENCES, seed: int = 0) -> list[int]:
-    """Log-normal lengths of about that mean, before they are cut."""
+    """Log-normal lengths with about this mean before the cut."""
     random = Random(seed)
     # exp of a normal variable with mean -1/2 and deviation 1 has mean 1
     factors = [random.lognormvariate(-0.5, 1) for _ in range(sequences)]
@@ -133,7 +133,7 @@ def draw_lengths(mean: int, *, sequences: int = SEQUENCES, seed: int = 0) -> lis
 
 
 def measure_packer(name: str, mean_tokens: int, *, repeats: int) -> dict[str, Any]:
-    """Sequences a second through one packer on one mix of lengths, and how well it packs."""
+    """Sequences per second of one packer on one mix of lengths, and how well it packs."""
     pack, lengths = PACKERS[name], draw_lengths(mean_tokens)
     pieces: list[list[int]] = []
 

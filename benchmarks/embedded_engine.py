@@ -1,18 +1,18 @@
 """The embedded engine's continuous batching against `transformers.generate` on the same requests.
 
-Answer lengths are long-tailed (log-normal, fixed per request, end-of-sequence ignored); prompts
+Response lengths are long-tailed (log-normal, fixed per request, end-of-sequence ignored); prompts
 share no prefix, so that only the batching differs. Both use one model, one thread count, float32,
 temperature 1. `generate` gets static batches of the size the engine may run, left-padded, each as
-long as its longest answer; only the tokens asked for are counted. Variants take turns.
+long as its longest response; only requested tokens count. Variants take turns.
 
     ratio                      tokens/s of the engine over tokens/s of generate, by wall time
     cpu_ratio                  the same by CPU time, which a busy machine disturbs less
-    bound                      what perfect batching could gain: rows computed over rows wanted
+    bound                      gain of perfect batching: rows computed over rows needed
     max_logprob_error          engine against one plain forward per request, float32
     max_logprob_error_retract  the same after an interruption, under each token's weights
     max_float64_error          engine against a plain forward in float64
     max_float64_error_of_plain the plain float32 forward against the one in float64: the rounding
-                               that float32 itself has on this model, about 2e-5 on SmolLM2-135M;
+                               error of float32 on this model, about 2e-5 on SmolLM2-135M;
                                on random weights of the same shape all errors are below 1e-5
 
     python -m benchmarks.embedded_engine --json [--quick]
@@ -111,7 +111,7 @@ class Timing(NamedTuple):
 
 
 def timed(run: Callable[[], T]) -> tuple[Timing, T]:
-    """Run once; returns what it took and what it gave."""
+    """Run once; returns the times and the result."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result = run()
     return Timing(time.perf_counter() - wall_s, time.process_time() - cpu_s), result
@@ -142,7 +142,7 @@ def load_model(arguments: Arguments) -> tuple[PreTrainedModel, str]:
 
 
 def draw_requests(count: int, vocabulary: int) -> list[GenerateRequest]:
-    """Random prompts and log-normal answer lengths, always the same ones."""
+    """Random prompts and log-normal response lengths, always the same."""
     chance = random.Random(7)
     return [
         GenerateRequest(
@@ -166,7 +166,7 @@ def draw_requests(count: int, vocabulary: int) -> list[GenerateRequest]:
 def run_engine(
     model: PreTrainedModel, requests: Sequence[GenerateRequest], batch_size: int
 ) -> list[Sample]:
-    """All requests through a batcher."""
+    """Generate all requests with a batcher."""
     batcher = Batcher(model, version="0", max_running_requests=batch_size)
     for request in requests:
         batcher.add(request)
@@ -174,7 +174,7 @@ def run_engine(
 
 
 def finish(batcher: Batcher) -> list[Sample]:
-    """Step until nothing is left."""
+    """Step until all requests have finished."""
     ended = []
     while batcher.running or batcher.waiting:
         ended += batcher.step()
@@ -210,7 +210,7 @@ def run_generate(
 
 
 def length_bound(lengths: Sequence[int], batch_size: int) -> float:
-    """Rows that static batches compute for each row wanted: what perfect batching could gain."""
+    """Rows that static batches compute per row needed: the gain of perfect batching."""
     computed = sum(
         max(lengths[first : first + batch_size]) * len(lengths[first : first + batch_size])
         for first in range(0, len(lengths), batch_size)
@@ -246,7 +246,7 @@ def plain_logprobs(model: PreTrainedModel, sample: Sample) -> Float[Tensor, " T"
 
 
 def logprob_error(models: Mapping[str, PreTrainedModel], sample: Sample) -> float:
-    """Largest difference from a plain forward under the weights that each span names."""
+    """Largest difference from a plain forward under the weights of each span."""
     reported = torch.tensor(sample.logprobs)
     worst = 0.0
     for span in sample.spans:

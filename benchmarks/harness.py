@@ -1,11 +1,11 @@
-"""What every benchmark shares: arguments, where it ran, spread over repeats, and how it reports.
+"""Shared code of the benchmarks: arguments, machine, repeats and reports.
 
-    arguments = parse(__doc__)                    # first thing: notes the load average
+    arguments = parse(__doc__)                    # call it first: it records the load average
     ...measure arguments.repeats times, less if arguments.quick...
     report({"events_per_s": 3e5, "rows": rows, "spread": {...}}, arguments)
 
-Without `--json` a person reads a table. With it the last line is one JSON object: the figures under
-plain names and `machine`, `command`, `date`, `repeats`, `quick`, `spread`.
+Without `--json` it prints a table. With it the last line is one JSON object: the figures by name
+and `machine`, `command`, `date`, `repeats`, `quick`, `spread`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What the command line asked for."""
+    """Parsed command line of a benchmark."""
 
     json: bool
     quick: bool
-    """A form that ends within 30 seconds and says that it is one; shows that it runs, not more."""
+    """Whether to run a quick form of up to 30 seconds, which is a test and not a measurement."""
     repeats: int
     command: str
     started: datetime
     load_average: tuple[float, float, float]
-    """1, 5 and 15 minutes before the start: whether the machine was doing something else."""
+    """Load average over 1, 5 and 15 minutes before the start: whether the machine was idle."""
     own: argparse.Namespace = field(default_factory=argparse.Namespace)
-    """With the benchmark's own arguments, where it has some."""
+    """All parsed arguments, including the benchmark's own."""
 
 
 def parse(
@@ -61,7 +61,7 @@ def parse(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="a form that ends within 30 seconds")
+    parser.add_argument("--quick", action="store_true", help="a quick form of up to 30 seconds")
     parser.add_argument(
         "--repeats",
         type=_positive,
@@ -82,7 +82,7 @@ def parse(
 
 
 def machine(arguments: Arguments) -> dict[str, Any]:
-    """Where this runs; torch's version only if something loaded torch."""
+    """Facts about the machine; the torch version only if torch is loaded."""
     torch = sys.modules.get("torch")
     return {
         "cpu": processor_name(),
@@ -101,15 +101,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def repeat(measure: Callable[[], float], repeats: int) -> list[float]:
-    """`repeats` measurements, after one that warms up and is thrown away."""
+    """`repeats` measurements after a discarded warm-up."""
     measure()
     return [measure() for _ in range(repeats)]
 
 
 def report(figures: Figures, arguments: Arguments) -> None:
-    """Print the figures; `rows` (a list of flat records) becomes a table for a person."""
+    """Print the figures; `rows` (a list of flat records) becomes a table without `--json`."""
     if not arguments.json:
-        print(_for_a_person(figures, arguments))
+        print(_as_table(figures, arguments))
         return
     record = {
         **figures,
@@ -125,7 +125,7 @@ def report(figures: Figures, arguments: Arguments) -> None:
 
 
 def table(rows: Sequence[Figures]) -> str:
-    """Rows under the names of their columns, numbers to the right."""
+    """A table with column names; numbers are right-aligned."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_cell(row.get(name, "")) for name in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -140,7 +140,7 @@ def table(rows: Sequence[Figures]) -> str:
     return "\n".join(lines)
 
 
-def _for_a_person(figures: Figures, arguments: Arguments) -> str:
+def _as_table(figures: Figures, arguments: Arguments) -> str:
     parts = []
     if arguments.quick:
         parts.append("--quick: shows that the benchmark runs; do not quote its figures.")
@@ -173,7 +173,7 @@ def _is_number(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity: what is not finite becomes its name."""
+    """Replace infinity and NaN, which JSON lacks, by their names."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -189,7 +189,7 @@ def _positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer >= 1")
     return number
 
 

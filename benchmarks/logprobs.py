@@ -1,21 +1,21 @@
 """Log-probs and entropy from hidden states, forward and backward: time and memory.
 
-The floor is the three bare products of matrices: logits into memory that is there already, and the
-two gradients as new tensors, as every implementation has to make them. Implementations take turns,
-each between two floors:
+The floor is the three bare matrix products: logits into preallocated memory, and the two gradients
+as new tensors, which every implementation must create. Implementations take turns, each between two
+floors:
 
     floor_ratio      wall time over that of the floors before and after; median of the repeats
-    best_ratio       smallest wall time over the smallest of the floor: the least disturbed
+    best_ratio       smallest wall time over the smallest of the floor: least disturbed
     cpu_ratio        as floor_ratio by CPU time of all threads, which a busy machine disturbs less
     seconds          wall time, median
-    peak_mib         most memory above the inputs, of which `gradients_mib` are the two gradients
+    peak_mib         peak memory above the inputs, of which `gradients_mib` are the two gradients
 
-Memory: a fresh process per figure makes the inputs, runs the same on tiny inputs (so that the
+Memory: a new process per figure creates the inputs, runs the same on tiny inputs (so that the
 libraries are loaded), then resets the kernel's record of its largest resident size
 (/proc/self/clear_refs), runs once and reads the record (VmHWM), less what was resident before.
 Everything counts: gradients, buffers of the libraries, the process's own heap. Linux only.
 
-`rows` are `logprobs_and_entropy` as it comes; `baselines` the same with all logits kept, plain
+`rows` are `logprobs_and_entropy` by default; `baselines` the same with all logits kept, plain
 log_softmax of all logits, and the same eagerly in chunks of 512 tokens with checkpointing.
 """
 
@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 
 class Size(NamedTuple):
-    """What is computed, in float32."""
+    """Shapes of the inputs, in float32."""
 
     tokens: int
     vocab: int
@@ -57,7 +57,7 @@ TINY = Size(64, 512, 32)
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The function as it comes."""
+    """The function with its defaults."""
     return logprobs_and_entropy(hidden, weight, targets)
 
 
@@ -68,13 +68,13 @@ def ours_all_kept(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log_softmax of all logits, as one would write it."""
+    """Plain log_softmax of all logits."""
     log_p = (hidden @ weight.T).log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
 def plain_in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, some tokens at a time, each chunk made again in the backward pass."""
+    """The same in chunks of tokens, each recomputed in the backward pass."""
     parts = [
         checkpoint(plain, part, weight, wanted, use_reentrant=False)
         for part, wanted in zip(
@@ -94,7 +94,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tens
 
 
 class Inputs(NamedTuple):
-    """Hidden states and weights as of a model at its start; what the loss multiplies with."""
+    """Hidden states and weights as of a model at its start; the weights of the loss."""
 
     hidden: Tensor
     weight: Tensor
@@ -104,7 +104,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(size: Size) -> Inputs:
-    """Always the same ones; logits are about normal."""
+    """Random inputs, always the same; logits are about normal."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(size.tokens, size.hidden, generator=generator)
     weight = torch.randn(size.vocab, size.hidden, generator=generator).div_(size.hidden**0.5)
@@ -118,7 +118,7 @@ def make_inputs(size: Size) -> Inputs:
 
 
 def forward_backward(name: str, inputs: Inputs) -> None:
-    """Gradients of a weighted sum of log-probs and entropies, in place of those before."""
+    """Gradients of a weighted sum of log-probs and entropies, replacing older ones."""
     inputs.hidden.grad = inputs.weight.grad = None
     logprobs, entropy = IMPLEMENTATIONS[name](*inputs[:3])
     loss = (logprobs * inputs.to_logprobs).sum() + (entropy * inputs.to_entropy).sum()
@@ -126,7 +126,7 @@ def forward_backward(name: str, inputs: Inputs) -> None:
 
 
 def peak_mib(name: str, size: Size) -> float:
-    """Most memory above the inputs; meant for a fresh process."""
+    """Peak memory above the inputs; run it in a new process."""
     inputs = make_inputs(size)
     forward_backward(name, make_inputs(TINY))
     Path("/proc/self/clear_refs").write_text("5")
@@ -150,14 +150,14 @@ class Timing(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One run and the mean of the floors before and after it."""
+    """Time of one run, and the mean of the floors before and after it."""
 
     run: Timing
     floor: Timing
 
 
 def turns(size: Size, names: tuple[str, ...], repeats: int) -> dict[str, list[Turn]]:
-    """Each implementation between two floors, again and again."""
+    """Repeatedly time each implementation between two floors."""
     inputs = make_inputs(size)
     logits = torch.empty(size.tokens, size.vocab)
 
@@ -189,7 +189,7 @@ def timed(run: Callable[[], object]) -> Timing:
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """The result of a function, from an interpreter of its own."""
+    """The result of a function in a new interpreter."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()

@@ -1,11 +1,11 @@
-"""What an installation takes: megabytes on disk, seconds to import, seconds to a first line.
+"""Cost of an installation: megabytes on disk, seconds to import, seconds to a first line.
 
-    tree --copy, pip wheel--> wheel --pip install--> a fresh virtual environment for the base and
-                                                     for each extra, then the same questions in each
+    tree --copy, pip wheel--> wheel --pip install--> a new virtual environment for the base and
+                                                     each extra, with the same measurements in each
 
 `disk_mb` is what installing adds to an empty environment, compiled Python files included, and
-`largest` says which packages take most of it. `help_cpu_s` is processor time of `areal-lab --help`,
-`first_line_s` wall time until `areal-lab simulate --preset small` has printed something, both in
+`largest` lists the largest packages. `help_cpu_s` is CPU time of `areal-lab --help`,
+`first_line_s` wall time until `areal-lab simulate --preset small` has printed a line, both in
 the base install. Versions are those of constraints.txt. With `--quick` only the base is installed.
 """
 
@@ -35,15 +35,15 @@ IMPORTS: Final = {
     "notebooks": ("areal_lab", "simulator", "marimo"),
     "dev": ("areal_lab", "simulator", "areal_lab.functional"),
 }
-"""What is imported in each installation; all but `base` are extras."""
+"""Modules to import in each installation; all but `base` are extras."""
 _SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", "areal_lab", "simulator")
 _LARGEST: Final = 8
 _TELL_S: Final = 15.0
-"""How often a wait says that it continues."""
+"""Seconds between two progress lines of a long command."""
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of this tree, built from a copy of it, so that nothing is left behind in the tree.
+    """The wheel of this tree, built from a copy to keep the tree clean.
 
     Raises:
         RuntimeError: with the output of the build, if there is no wheel.
@@ -63,25 +63,25 @@ def build_wheel(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A Python environment that areal_lab is installed in."""
+    """A Python environment with areal_lab."""
 
     bin: Path
     packages: Path
-    """Its folder of packages."""
+    """The site-packages folder."""
 
     def largest(self) -> dict[str, float]:
-        """Megabytes of the largest entries of its folder of packages, by name."""
+        """Megabytes of the largest entries of site-packages, by name."""
         sizes = {one.name: disk_bytes(one) / 1e6 for one in self.packages.iterdir()}
         return dict(sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST])
 
     def import_s(self, module: str) -> float:
-        """Wall seconds to import a module in a new process, without the start of Python."""
+        """Wall seconds to import a module in a new process, without Python's startup."""
         script = f"import time; t = time.perf_counter(); import {module}; "
         output = self._output("python", "-c", f"{script}print(time.perf_counter() - t)")
         return float(output.splitlines()[-1])
 
     def help_cpu_s(self) -> float:
-        """Processor seconds of `areal-lab --help`."""
+        """CPU seconds of `areal-lab --help`."""
         before_s = _children_cpu_s()
         self._output("areal-lab", "--help")
         return _children_cpu_s() - before_s
@@ -106,7 +106,7 @@ class Installation:
     def _output(self, program: str, *arguments: str) -> str:
         return subprocess.run(
             [str(self.bin / program), *arguments],
-            cwd=self.bin,  # not the tree, which would be imported instead
+            cwd=self.bin,  # in the tree, its packages would be imported instead
             env=_environment(),
             check=True,
             stdout=subprocess.PIPE,
@@ -115,15 +115,15 @@ class Installation:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a file or folder takes on disk, in whole blocks; hard links count once."""
+    """Size of a file or folder on disk, in whole blocks; hard links count once."""
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     status = {(one.st_dev, one.st_ino): one for one in (file.lstat() for file in files)}
     return sum(one.st_blocks * 512 for one in status.values())
 
 
 def install(folder: Path, wheel: Path, extra: str) -> Installation:
-    """A fresh virtual environment with the wheel and one extra in it, or `base` for none."""
-    # Without pip of its own, which would take longer to install than some extras.
+    """A new virtual environment with the wheel and one extra, or `base` for none."""
+    # Without pip, which takes longer to install than some extras.
     venv.create(folder, symlinks=True)
     wanted = str(wheel) if extra == "base" else f"{wheel}[{extra}]"
     pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
@@ -134,7 +134,7 @@ def install(folder: Path, wheel: Path, extra: str) -> Installation:
 
 
 def measure(extras: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Install each, ask each."""
+    """Measure each installation."""
     figures: dict[str, Any] = {"rows": [], "largest": {}, "spread": {}}
     with TemporaryDirectory(prefix="areal_lab-packaging-") as name:
         folder = Path(name)
@@ -155,17 +155,19 @@ def measure(extras: Sequence[str], repeats: int) -> dict[str, Any]:
             figures["largest"][extra] = found.largest()
             figures["spread"] |= {f"{extra}: {one}": t for one, t in times.items()}
             if extra == "base":
-                asked = {"help_cpu_s": found.help_cpu_s, "first_line_s": found.first_line_s}
-                answers = {one: spread(repeat(ask, repeats)) for one, ask in asked.items()}
-                figures["spread"] |= answers
-                figures |= {one: answer["median"] for one, answer in answers.items()}
+                measured = {"help_cpu_s": found.help_cpu_s, "first_line_s": found.first_line_s}
+                spreads = {
+                    one: spread(repeat(measure, repeats)) for one, measure in measured.items()
+                }
+                figures["spread"] |= spreads
+                figures |= {one: found["median"] for one, found in spreads.items()}
                 figures["base_disk_mb"] = row["disk_mb"]
-            shutil.rmtree(folder / extra)  # several of them would fill the disk
+            shutil.rmtree(folder / extra)  # all of them together could fill the disk
     return figures
 
 
 def _run(command: Sequence[str], what: str) -> None:
-    """A command that may take minutes; its output is shown if it fails.
+    """Run a command that may take minutes; its output is shown if it fails.
 
     Raises:
         RuntimeError: with that output.
@@ -188,7 +190,7 @@ def _run(command: Sequence[str], what: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what would lead Python to other packages."""
+    """This process's environment without variables that change Python's module path."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
     return {name: value for name, value in os.environ.items() if name not in hidden}
 

@@ -1,8 +1,8 @@
-"""CPU seconds and memory of a command with all its descendants, sampled from outside while it runs.
+"""CPU seconds and memory of a command and its descendants, sampled while it runs.
 
-Memory is what the processes hold together: proportional set size (PSS), in which a page that n
-processes share counts 1/n in each. Pages in shared memory count once, and also while no process
-maps them (weights that wait in /dev/shm). Linux only.
+Memory is the sum of the proportional set sizes (PSS), in which a page shared by n processes counts
+1/n in each. Pages in shared memory count once, even while no process maps them (such as weights in
+/dev/shm). Linux only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Sample:
     at_s: float
     """Seconds since the epoch."""
     cpu_s: float
-    """User and system time of all processes so far, ended ones included as last seen."""
+    """User and system time of all processes so far, including exited ones as last seen."""
     memory_mib: float
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a command used from its start to its end."""
+    """Resources used by a command from start to end."""
 
     started_s: float
     ended_s: float
@@ -44,7 +44,7 @@ class Usage:
 
     @property
     def peak_mib(self) -> float:
-        """Largest memory of all processes together."""
+        """Peak memory of all processes together."""
         return max(sample.memory_mib for sample in self.samples)
 
     def cpu_at(self, at_s: float) -> float:
@@ -106,7 +106,7 @@ def _sample(root: psutil.Process, cpu_of: dict[int, float], shared_before_mib: f
             times = process.cpu_times()
             own, shared = _memory_mib(process.pid)
         except (psutil.Error, OSError):
-            continue  # it ended between being listed and being read
+            continue  # it exited after it was listed
         cpu_of[process.pid] = times.user + times.system
         own_mib += own
         shared_mib += shared
@@ -122,7 +122,7 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _memory_mib(pid: int) -> tuple[float, float]:
-    """Proportional set size without and of shared memory."""
+    """Proportional set size, private and in shared memory."""
     sizes_kib: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
@@ -139,4 +139,4 @@ def _kill(process: psutil.Process) -> None:
     try:
         process.kill()
     except psutil.NoSuchProcess:
-        pass  # it ended by itself
+        pass  # it has exited

@@ -1,14 +1,14 @@
-"""How fast is a simulation, on one core, and how much memory does it take?
+"""Speed of simulations on one core, and their memory.
 
 `sequences_per_s` is the whole of `run_system` on the paper's 1.5B asynchronous run (128 GPUs, 512 x
-16 answers a step, eta 4): drawing lengths, `control`'s decisions, 96 engines, the packing and
-timing of every training step, and the account of lags, shares, money. Sequences count when they are
-trained on; what is generated and not used at the end is work without a count. `paper_run_s` is that
-run of 250 steps, with reading the preset and checking it.
+16 responses per step, eta 4): drawing lengths, `control`'s decisions, 96 engines, packing and
+timing every training step, and the statistics of lags, time and cost. Sequences count when they are
+trained on; those generated but unused at the end do not. `paper_run_s` is that run of 250 steps,
+including loading and checking the preset.
 
-Rows take parts away. `given training times` replaces the cost of a training step by a constant, as
-`trainer.step_s` does. `engines alone` has no coordinator and no simpy: the same engines are given
-65,536 sequences at once, which wait for places, and run until all have ended.
+Rows leave parts out. `given training times` replaces the cost of a training step by a constant, as
+`trainer.step_s` does. `engines alone` has no coordinator and no simpy: the same engines get 65,536
+sequences at once, which wait for slots, and run until all have finished.
 
 `plan_s` is wall time of the search of `areal-lab plan plan_example` with one split
 more, on 2 processes: `possible` configurations, of which a closed form leaves `screened` to be
@@ -17,8 +17,8 @@ simulated, some of them with several seeds and changed inputs (`simulations`).
 `rss_growth_mib_per_100_steps` compares the resident memory of the 1.5B run at its end with that at
 its 50th step.
 
-Seconds but those of the plan are CPU seconds of this one thread: what it would take on a core that
-does nothing else.
+Seconds, except those of the plan, are CPU seconds of this one thread: the time on an otherwise idle
+core.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ QUICK_QUESTION: Final = (
 )
 ENGINE_GROUPS: Final = 4096
 SETTLED: Final = 50
-"""Steps after which memory is compared: the pipeline has filled."""
+"""Steps after which memory is measured, when the pipeline is full."""
 MIB: Final = 2**20
 
 
@@ -68,7 +68,7 @@ def whole_run(config: SimulationConfig) -> tuple[float, int]:
 
 
 def engines_alone(config: SimulationConfig, groups: int) -> tuple[float, int]:
-    """CPU seconds of the engines of `config`, each in turn, for so many groups at once."""
+    """CPU seconds of the engines of `config`, one after another, for `groups` groups at once."""
     system = build(config)
     draws = Draws(system, config.seed)
     engines = [system.make_engine(n, config.seed, None) for n in range(system.engines)]
@@ -76,8 +76,8 @@ def engines_alone(config: SimulationConfig, groups: int) -> tuple[float, int]:
     done = 0
     with no_search_for_cycles():
         begin_s = time.process_time()
-        for group, answers in enumerate(lengths):
-            engines[group % len(engines)].submit(0.0, group, system.prompt_tokens, answers, 0)
+        for group, responses in enumerate(lengths):
+            engines[group % len(engines)].submit(0.0, group, system.prompt_tokens, responses, 0)
         for engine in engines:
             while (next_s := engine.next_s()) < math.inf:
                 done += len(engine.advance(next_s))
@@ -87,7 +87,7 @@ def engines_alone(config: SimulationConfig, groups: int) -> tuple[float, int]:
 
 
 def measure(case: str, run: Callable[[], tuple[float, int]], repeats: int) -> dict[str, Any]:
-    """A row: the rate, with its extremes over the repeats."""
+    """A row with the rate and its extremes over the repeats."""
     measured = [run() for _ in range(repeats)]
     rates = spread([sequences / seconds for seconds, sequences in measured])
     return {
@@ -101,7 +101,7 @@ def measure(case: str, run: Callable[[], tuple[float, int]], repeats: int) -> di
 
 
 class WatchedTraining:
-    """Notes the resident memory at every training step."""
+    """Records the resident memory at every training step."""
 
     def __init__(self, training: Training) -> None:
         self.rss_mib: list[float] = []
@@ -109,13 +109,13 @@ class WatchedTraining:
         self._process = psutil.Process()
 
     def step(self, lengths: Sizes, *, minibatches: int) -> Timing:
-        """As it was."""
+        """The wrapped result."""
         self.rss_mib.append(self._process.memory_info().rss / MIB)
         return self._training.step(lengths, minibatches=minibatches)
 
 
 def rss_growth(system: System, seed: int, *, settled: int) -> float:
-    """MiB by which 100 steps of a run enlarge the process, after the first `settled`."""
+    """Growth of the process in MiB per 100 steps, after the first `settled` steps."""
     watched = WatchedTraining(system.training)
     run_system(dataclasses.replace(system, training=watched), seed)
     steps = watched.rss_mib
@@ -123,7 +123,7 @@ def rss_growth(system: System, seed: int, *, settled: int) -> float:
 
 
 def plan_seconds(overrides: Sequence[str], processes: int) -> dict[str, Any]:
-    """Wall seconds of a search, and how much there was to search."""
+    """Wall seconds of a search, and its size."""
     config = load_plan(PLAN, overrides)
     begin_s = time.perf_counter()
     with workers(processes) as run:

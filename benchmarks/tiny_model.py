@@ -1,4 +1,4 @@
-"""A language model with random weights that fits in a megabyte, for runs that test machinery."""
+"""A language model with random weights that fits in a megabyte, for tests."""
 
 from __future__ import annotations
 

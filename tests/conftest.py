@@ -1,4 +1,4 @@
-"""Before any test: shapes are checked, threads are few, nothing asks a model hub."""
+"""Global test setup: shape checks, few threads, no access to a model hub."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from tests.warm import children_from_a_warm_interpreter
 # Every call of these modules is checked against the shapes in its annotations, in tests only.
 install_import_hook(["areal_lab.functional", "areal_lab.data.batch"], "beartype.beartype")
 
-# No deadline: how long an example takes says more about the machine than about the code.
+# No deadline: the time of an example depends on the machine more than on the code.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "explore")
 
-# What is imported and collected stays: to look through it for garbage, many times, finds none.
+# Imported modules and collected tests are permanent: collecting garbage would find none.
 gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts processes first: at the end, one worker would start them while others wait."""
+    """Run tests that start processes first: at the end, one worker would run them alone."""
     items.sort(key=lambda item: item.path.parent.name not in ("pipeline", "training"))
 
 
 def pytest_collection_finish() -> None:
-    """From now on there is garbage, but none among the modules and the thousands of tests."""
+    """Enable the garbage collector, without the modules and tests loaded so far."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_interpreter() -> Iterator[None]:
-    """Trainers and embedded engines of the tests begin after their imports."""
+    """Fork trainers and embedded engines from an interpreter with their imports."""
     with children_from_a_warm_interpreter():
         yield

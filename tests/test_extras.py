@@ -1,4 +1,4 @@
-"""The base install: what its commands do with nothing but its own requirements on the path."""
+"""The base installation: its commands run with only its own requirements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def distribution(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", Requirement(requirement).name.lower())
 
 
-def with_what_they_require(names: list[str]) -> set[str]:
+def with_dependencies(names: list[str]) -> set[str]:
     found: set[str] = set()
     while names:
         name = names.pop()
@@ -46,8 +46,8 @@ def with_what_they_require(names: list[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def base_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which every package that the base install does not bring is missing."""
-    base = with_what_they_require([distribution(line) for line in PROJECT["dependencies"]])
+    """An environment without packages that the base installation does not have."""
+    base = with_dependencies([distribution(line) for line in PROJECT["dependencies"]])
     absent = [
         module
         for module, owners in packages_distributions().items()
@@ -75,7 +75,7 @@ def call(environment: dict[str, str], folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_the_table_of_extras_is_that_of_the_project() -> None:
+def test_the_table_of_extras_matches_pyproject() -> None:
     extras = PROJECT["optional-dependencies"]
     for extra, packages in PACKAGES.items():
         assert sorted(map(distribution, extras[extra])) == sorted(packages)
@@ -98,7 +98,7 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     ],
     ids=lambda arguments: " ".join(arguments[:2]).replace(str(ROOT), ""),
 )
-def test_the_base_install_does_without_the_extras(
+def test_the_base_install_works_without_the_extras(
     base_install: dict[str, str], tmp_path: Path, arguments: list[str]
 ) -> None:
     assert call(base_install, tmp_path, *arguments)
@@ -140,7 +140,7 @@ def test_the_base_install_reads_a_run(base_install: dict[str, str], tmp_path: Pa
     ],
     ids=" ".join,
 )
-def test_a_command_that_needs_an_extra_ends_with_2_and_says_how_to_get_it(
+def test_a_command_that_needs_an_extra_ends_with_2_and_the_command_to_install_it(
     base_install: dict[str, str], tmp_path: Path, arguments: list[str]
 ) -> None:
     ended = subprocess.run(
@@ -168,7 +168,7 @@ def test_a_command_that_needs_an_extra_ends_with_2_and_says_how_to_get_it(
         ),
     ],
 )
-def test_python_is_told_which_extra_is_missing(
+def test_an_import_names_the_missing_extra(
     base_install: dict[str, str], statement: str, said: str
 ) -> None:
     ended = subprocess.run(
@@ -183,7 +183,7 @@ def test_python_is_told_which_extra_is_missing(
     assert said in last
 
 
-def test_what_is_missing_is_named_and_what_is_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require("this", "train", "xxhash", "httpx")
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(MissingExtra) as caught:

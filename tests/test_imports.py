@@ -1,4 +1,4 @@
-"""What may import what, where import-linter cannot look: in a fresh interpreter."""
+"""Import rules that import-linter cannot check, in a new interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PURE = {
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Top-level names of everything the file imports, wherever in it."""
+    """Top-level names of all imports of a file."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""How the tree is laid out: rooms of a readable size, named once, each with its sentence."""
+"""The layout of the tree: small packages without repeated names, each with a docstring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("areal_lab", "simulator", "tools", "benchmarks", "reproductions")
 MOST_MODULES = 20
 INDEXES = {"areal_lab", "areal_lab/functional", "simulator"}
-"""The only rooms that offer the names of others."""
+"""The only packages that re-export names."""
 
 
 def modules() -> list[Path]:
@@ -51,12 +51,12 @@ def test_no_file_repeats_the_name_of_its_room(room: Path) -> None:
 
 
 @pytest.mark.parametrize("init", PACKAGE_INITS, ids=str)
-def test_a_room_says_in_its_docstring_what_it_is_for(init: Path) -> None:
+def test_a_room_has_a_docstring(init: Path) -> None:
     assert ast.get_docstring(ast.parse((ROOT / init).read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("init", PACKAGE_INITS, ids=str)
-def test_only_the_three_indexes_offer_names_of_other_files(init: Path) -> None:
+def test_only_the_three_indexes_re_export_names(init: Path) -> None:
     tree = ast.parse((ROOT / init).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert not imports or str(init.parent) in INDEXES or "sgl_kernel" in init.parts

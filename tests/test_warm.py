@@ -1,4 +1,4 @@
-"""A forked child is what a started one is, as far as the child itself can tell."""
+"""A forked child sees the same environment as a started one."""
 
 from __future__ import annotations
 
@@ -41,37 +41,37 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-async def told_by_a_child(log_path: Path, exit_code: int) -> tuple[dict[str, Any], int, str]:
-    """What a child says of itself, how it ended and what it logged."""
+async def facts_of_a_child(log_path: Path, exit_code: int) -> tuple[dict[str, Any], int, str]:
+    """Facts reported by a child, its exit and its log."""
     hears, tells = os.pipe()
     child = await start_child(
         "child", "facts", [str(tells), str(exit_code)], log_path=log_path, pass_fds=[tells]
     )
     os.close(tells)
-    with os.fdopen(hears) as answer:
-        facts = json.loads(await asyncio.to_thread(answer.read))
+    with os.fdopen(hears) as reply:
+        facts = json.loads(await asyncio.to_thread(reply.read))
     code = await child.process.wait()
     await child.stop()
     return facts, code, log_path.read_text()
 
 
-def test_a_forked_child_finds_what_a_started_one_finds(
+def test_a_forked_child_sees_the_same_as_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "facts.py").write_text(FACTS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path.cwd()))))
 
-    def told(exit_code: int) -> tuple[dict[str, Any], int, str]:
+    def facts(exit_code: int) -> tuple[dict[str, Any], int, str]:
         (tmp_path / "log").unlink(missing_ok=True)
         (tmp_path / str(exit_code)).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / str(exit_code))
         for other in (0, 7):
             monkeypatch.delenv(f"CODE_{other}", raising=False)
         monkeypatch.setenv(f"CODE_{exit_code}", "is asked for")
-        return asyncio.run(told_by_a_child(tmp_path / "log", exit_code))
+        return asyncio.run(facts_of_a_child(tmp_path / "log", exit_code))
 
-    started = [told(code) for code in (0, 7)]
+    started = [facts(code) for code in (0, 7)]
     with children_from_a_warm_interpreter(["facts"]):
-        forked = [told(code) for code in (0, 7)]
+        forked = [facts(code) for code in (0, 7)]
     assert forked == started
     assert [rest for _, *rest in forked] == [[0, "some words\n"], [7, "some words\n"]]

@@ -1,4 +1,4 @@
-"""The wheel: every file that the packages are made of is in it, and works from there."""
+"""The wheel: it has every file of the packages, and works without the tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("areal_lab", "simulator")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a wheel installs; a wheel is a zip file of it."""
+    """A folder with the unpacked wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(folder)
     with zipfile.ZipFile(wheel) as file:
@@ -34,13 +34,13 @@ def files(folder: Path) -> set[str]:
     }
 
 
-def test_every_file_of_the_packages_travels(installed: Path) -> None:
+def test_the_wheel_has_every_file_of_the_packages(installed: Path) -> None:
     assert files(installed) == files(ROOT)
     folders = {path.name for path in installed.iterdir() if path.is_dir()}
     assert folders.isdisjoint({"tests", "benchmarks", "reproductions", "tools", "configs"})
 
 
-def test_it_works_far_from_the_tree(installed: Path, tmp_path: Path) -> None:
+def test_it_works_without_the_tree(installed: Path, tmp_path: Path) -> None:
     script = (
         "import areal_lab, simulator\n"
         "from areal_lab.engines.launch import backends, environments\n"

@@ -1,17 +1,17 @@
-"""Children forked from an interpreter that has torch and transformers loaded already.
+"""Fork children from an interpreter that has already loaded torch and transformers.
 
-A trainer or an embedded engine imports for five CPU-seconds before it reads its first option, and
-the tests start thirty of them. Here they begin after the imports, and are otherwise what
-`python -m module` makes: processes of their own, in their own session, with this process as their
-parent, and they run the same `main`.
+A trainer or an embedded engine imports for five CPU seconds before it reads its first option, and
+the tests start thirty of them. Here they start after the imports, and are otherwise like
+`python -m module`: separate processes in their own session, with this process as their parent,
+running the same `main`.
 
-    tests ---- module, arguments, descriptors ----> warm interpreter (one to a test process)
+    tests ---- module, arguments, descriptors ----> warm interpreter (one per test process)
       |                                                  | fork
-      | adopts, as its subreaper                     in between, which ends
+      | adopts, as its subreaper                     intermediate, which exits
       |                                                  | fork
       +------------------------------------------------ child
 
-`areal-lab train`, which some tests run as a command, starts its children from cold ones.
+`areal-lab train`, which some tests run as a command, starts its children without this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import pytest
 from areal_lab.host.processes import heavy_imports
 
 WARM = ("areal_lab.training.process.worker", "areal_lab.engines.embedded.server")
-"""What is forked; every other command is started as it stands."""
+"""Modules to fork; every other command is started normally."""
 
 LOADED = (
     "uvicorn.lifespan.on",
@@ -51,18 +51,18 @@ LOADED = (
     "areal_lab.training.process.serve",
     "transformers.models.llama.modeling_llama",
 )
-"""Imported beforehand: what the two import when they run, on the tests' models."""
+"""Modules that the two import at run time on the tests' models."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOVED = 512
-"""Descriptors of a child wait from here on while the lower numbers are cleared."""
+"""Descriptors of a child are moved here while the lower numbers are cleared."""
 
 
 @contextmanager
 def children_from_a_warm_interpreter(modules: Sequence[str] = WARM) -> Iterator[None]:
-    """Meanwhile `asyncio.create_subprocess_exec` forks what would run one of these modules."""
+    """Let `asyncio.create_subprocess_exec` fork commands that run one of these modules."""
     start_cold = asyncio.create_subprocess_exec
-    search_path = os.environ.get("PYTHONPATH")  # the warm interpreter has this one
+    search_path = os.environ.get("PYTHONPATH")  # the warm interpreter uses this one
     warm = _Warm()
 
     async def start(*command: str, **options: Any) -> Any:
@@ -98,7 +98,7 @@ class _Forked:
         loop = asyncio.get_running_loop()
         while (code := self.returncode) is None:
             ended = loop.create_future()
-            # A descriptor of its own, since a loop has one reader for each.
+            # A duplicate, since a loop has one reader per descriptor.
             pidfd = os.dup(self._pidfd)
             loop.add_reader(pidfd, lambda end=ended: end.done() or end.set_result(None))
             try:
@@ -110,7 +110,7 @@ class _Forked:
 
 
 class _Warm:
-    """The warm interpreter as its test process sees it; started when it is needed first."""
+    """Handle of the warm interpreter, which is started at the first use."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -133,20 +133,20 @@ class _Warm:
         assert start_new_session
         if self._socket is None:
             self._socket = self._started()
-        wish = {"module": module, "arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
-        wish["numbers"] = [1, 2, *pass_fds]
+        request = {"module": module, "arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
+        request["numbers"] = [1, 2, *pass_fds]
         with _adopting():
             socket.send_fds(
                 self._socket,
-                [json.dumps(wish).encode()],
+                [json.dumps(request).encode()],
                 [stdout.fileno(), stderr.fileno(), *pass_fds],
             )
-            answer = self._socket.recv(20)
-        assert answer, "the warm interpreter ended; what it said is above"
-        return int(answer)
+            reply = self._socket.recv(20)
+        assert reply, "the warm interpreter exited; its output is above"
+        return int(reply)
 
     def _started(self) -> socket.socket:
-        # Messages keep their bounds, and the end of either side is told.
+        # A datagram socket that also reports the exit of either side.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -167,7 +167,7 @@ class _Warm:
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Meanwhile orphans among this process's descendants become its children."""
+    """Let orphans among this process's descendants become its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -176,46 +176,46 @@ def _adopting() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _serve(wishes: socket.socket) -> None:
-    """The warm interpreter: fork a child for every wish, until nobody is left to have one."""
+def _serve(requests: socket.socket) -> None:
+    """The warm interpreter: fork a child per request, until the socket is closed."""
     with heavy_imports():
         for name in LOADED:
             importlib.import_module(name)
     assert threading.active_count() == 1, "a fork would lose the other threads"
     while True:
-        wish, fds, _, _ = socket.recv_fds(wishes, 1 << 20, 32)
-        if not wish:
+        request, fds, _, _ = socket.recv_fds(requests, 1 << 20, 32)
+        if not request:
             return
-        hears, tells = os.pipe()
-        between = os.fork()
-        if between == 0:
+        read_end, write_end = os.pipe()
+        intermediate = os.fork()
+        if intermediate == 0:
             if os.fork() == 0:
-                os.close(tells)
-                os.read(hears, 1)  # the end of the one in between: whoever asked is our parent now
-                _become(json.loads(wish), fds, wishes)
+                os.close(write_end)
+                os.read(read_end, 1)  # the intermediate has exited: the requester is our parent now
+                _become(json.loads(request), fds, requests)
             os._exit(0)
-        os.waitpid(between, 0)
-        for fd in (hears, tells, *fds):
+        os.waitpid(intermediate, 0)
+        for fd in (read_end, write_end, *fds):
             os.close(fd)
 
 
-def _become(wish: dict[str, Any], fds: list[int], wishes: socket.socket) -> None:
-    """Be `python -m module arguments...`; does not return."""
+def _become(request: dict[str, Any], fds: list[int], requests: socket.socket) -> None:
+    """Become `python -m module arguments...`; does not return."""
     code: Any = 1
     try:
         os.setsid()
-        wishes.send(str(os.getpid()).encode())
+        requests.send(str(os.getpid()).encode())
         moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _MOVED) for fd in fds]
         os.closerange(3, _MOVED)
-        for number, fd in zip(wish["numbers"], moved, strict=True):
+        for number, fd in zip(request["numbers"], moved, strict=True):
             os.dup2(fd, number)
         os.closerange(_MOVED, max(moved) + 1)
         os.environ.clear()
-        os.environ.update(wish["env"])
-        os.chdir(wish["cwd"])
-        sys.path[0] = wish["cwd"]  # as `-m` has it
-        sys.argv[1:] = wish["arguments"]
-        runpy.run_module(wish["module"], run_name="__main__", alter_sys=True)
+        os.environ.update(request["env"])
+        os.chdir(request["cwd"])
+        sys.path[0] = request["cwd"]  # as with `-m`
+        sys.argv[1:] = request["arguments"]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code

@@ -131,7 +131,7 @@ def simulate(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds for the confidence intervals.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace (JSON) for ui.perfetto.dev.")
     ] = None,
@@ -201,7 +201,7 @@ def calibrate(
         Path | None,
         typer.Option(metavar="FILE.yaml", help="Output file; the default is RUN/simulation.yaml."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Plot measured against predicted times (PNG).")
     ] = None,
@@ -227,7 +227,7 @@ def plan(
         typer.Argument(metavar="a.b=c", help="Override settings of the file: objective=gpus"),
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the Pareto front and the sensitivity (PNG).")
     ] = None,
@@ -285,7 +285,7 @@ def doctor(
             metavar="FILE", help="Also show where a run with this config would start its processes."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Check the installation and suggest a fix for each problem."""
     from areal_lab.cli import doctor as checks

@@ -1,7 +1,7 @@
-"""Functions named in a configuration, `module:function`, or sent to another process.
+"""Functions named in a config (`module:function`) or sent to another process.
 
-As a program, `python -m areal_lab.config.functions module:function`, it says whether the name can
-be imported, in a process of its own: what the module imports may be heavy.
+`python -m areal_lab.config.functions module:function` checks that the name can be imported, in a
+separate process because the module's imports may be heavy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Import `module:function`; modules in the current folder are found too.
+    """Import `module:function`; modules in the current folder are found, too.
 
     Raises:
         ValueError: if the name is not of this form, or the module or function does not exist.
-            Other errors of the module's own code are raised as they are.
+            Errors of the module's own code are passed on.
     """
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
@@ -31,36 +31,36 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Only the named module itself: one that it imports in turn is another problem.
+        # Only the named module itself; a missing import inside it is a different problem.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"{name!r}: there is no module {error.name!r}") from error
+        raise ValueError(f"{name!r}: module {error.name!r} does not exist") from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise ValueError(f"{name!r}: {module_name!r} has no {attribute!r}")
         target = getattr(target, part)
     if not callable(target):
-        raise ValueError(f"{name!r} is {type(target).__name__}, which cannot be called")
+        raise ValueError(f"{name!r} is {type(target).__name__}, which is not callable")
     function: Callable[..., Any] = target
     return function
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """A function for another process, one that a notebook defines too."""
-    # Plain pickle cannot send what a notebook defines. Imported by name: it ships no types.
+    """Pickle a function for another process, even if a notebook defines it."""
+    # Plain pickle cannot send functions of a notebook. Imported by name: it has no types.
     cloudpickle: Any = importlib.import_module("cloudpickle")
     pickled: bytes = cloudpickle.dumps(function)
     return pickled
 
 
 def unpickle_function(pickled: bytes) -> Callable[..., Any]:
-    """What `pickle_function` was given."""
+    """The function that `pickle_function` pickled."""
     function: Callable[..., Any] = pickle.loads(pickled)
     return function
 
 
 def main(arguments: list[str], check: Callable[[str], object] = load_function) -> int:
-    """Print why the function cannot be imported or fails the check, if so; 0 or 1."""
+    """Check a function, by default by importing it; print the error and return 1 if that fails."""
     try:
         check(arguments[0])
     except BaseException as error:  # a module may raise anything, SystemExit too

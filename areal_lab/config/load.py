@@ -1,12 +1,12 @@
-"""From YAML and `a.b=c` overrides to a record of settings, with errors that name the mistake.
+"""Load settings from YAML and `a.b=c` overrides into a record, with precise errors.
 
     defaults (the record's) <- YAML file <- overrides, the last one wins
 
-`load_config` fills a `TrainConfig`; `load_record` any record of records, as the simulator's. Paths
-in a YAML file are relative to the current folder, not to the file.
+`load_config` fills a `TrainConfig`; `load_record` any record of records, such as the simulator's.
+Paths in a YAML file are relative to the current folder, not to the file.
 
-OmegaConf reads the YAML (its loader takes 1e-5 for a number and refuses a key that is there twice)
-and resolves `${other.setting}`; the record does the rest.
+OmegaConf reads the YAML (its loader reads 1e-5 as a number and refuses duplicate keys) and
+resolves `${other.setting}`; the record does the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIASES = {
     "train_dataset.batch_size": "dataset.batch_size",
     "valid_dataset.path": "dataset.eval_path",
 }
-"""Other spellings of a setting: short ones, AReaL's, and those of texts about it."""
+"""Other names of a setting: short forms, and names in AReaL and its documentation."""
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _Record = TypeVar("_Record", bound=Record)
 
@@ -65,15 +65,15 @@ def load_record(
     """Merge a YAML file and overrides onto a record of settings, usually its defaults.
 
     Args:
-        start: what the file and the overrides change; it stays as it is.
-        path: YAML file; None takes the record as it is.
+        start: the record to start from; it is not changed.
+        path: YAML file; None applies only the overrides.
         overrides: `a.b=c` each, the value in YAML.
-        aliases: other spellings of settings, by dotted path.
-        may_be_empty: a file without any setting changes nothing; False refuses it.
+        aliases: other names of settings, mapped to their dotted path.
+        may_be_empty: whether a file may have no settings.
 
     Raises:
-        ConfigError: a line for each unknown key (with the nearest name) and each value that its
-            setting does not allow.
+        ConfigError: one line for each unknown key (with the nearest name) and each value that is
+            not allowed.
         ValueError: in one line, if the file is missing or broken.
     """
     names = _Names(type(start), aliases)
@@ -81,7 +81,7 @@ def load_record(
     if path is not None:
         tree = read_yaml(Path(path))
         if not tree and not may_be_empty:
-            raise ValueError(f"{path} is empty, but must hold settings (`a: b`), one at least")
+            raise ValueError(f"{path} is empty, but must hold at least one setting (`a: b`)")
         values |= names.translated(_flat(tree), str(path))
     for override in overrides:
         values |= names.translated(dict(names.read_override(override)), "the overrides")
@@ -96,17 +96,18 @@ def load_record(
 
 
 def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
-    """The mapping in a YAML file, references in it not yet resolved.
+    """The mapping in a YAML file, with unresolved references.
 
     Args:
         path: the file.
-        what: the mapping should hold, for messages.
+        what: expected content, for messages.
 
     Raises:
-        ValueError: in one line: no such file, no YAML (with the line), or no mapping.
+        ValueError: in one line, if the file does not exist, is not YAML (with the line) or holds no
+            mapping.
     """
-    # Loaded here and not above: a command line that only prints its help need not wait for it.
-    yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
+    # Imported here, so that `--help` need not wait for it.
+    yaml: Any = importlib.import_module("yaml")  # by name: it has no types
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -130,7 +131,7 @@ def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
 
 
 class _Names:
-    """The settings of a record and their spellings; collects what is wrong with those given."""
+    """Names and aliases of a record's settings; collects problems of the given ones."""
 
     def __init__(self, record: type[Record], aliases: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
@@ -140,7 +141,7 @@ class _Names:
         self._sources: dict[str, str] = {}
 
     def translated(self, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """The values by the settings' own names."""
+        """The values, by the settings' own names."""
         spelled: dict[str, str] = {}
         for name in given:
             target = self._aliases.get(name, name)
@@ -155,8 +156,8 @@ class _Names:
         return {target: given[name] for target, name in spelled.items()}
 
     def read_override(self, override: str) -> Iterator[tuple[str, Any]]:
-        """`a.b=c` as name and value; a text is taken as it stands unless it is quoted."""
-        yaml: Any = importlib.import_module("yaml")  # by name: it ships no types
+        """`a.b=c` as name and value; text is taken literally unless it is quoted."""
+        yaml: Any = importlib.import_module("yaml")  # by name: it has no types
         from omegaconf import OmegaConf
 
         key, equals, text = override.partition("=")
@@ -177,7 +178,7 @@ class _Names:
         yield key, parsed["value"]
 
     def resolved(self, start: Record, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values with `${a.b}` replaced by the setting that it names."""
+        """The values, with `${a.b}` replaced by the value of that setting."""
         if not any("${" in text or text == "???" for text in _texts(values)):
             return dict(values)
         from omegaconf import OmegaConf
@@ -192,11 +193,11 @@ class _Names:
                 one = OmegaConf.select(tree, name, throw_on_missing=True)
                 found[name] = OmegaConf.to_object(one) if OmegaConf.is_config(one) else one
             except OmegaConfBaseException:
-                said = f"{name} in {self._sources[name]} is {value!r}, which"
-                why = "refers to no setting that there is; write the value itself"
+                reason = "refers to a setting that does not exist; write the value itself"
                 if value == "???":
-                    why = "stands for a value that is still missing; give one"
-                self._refuse(name, f"{said} {why}")
+                    reason = "marks a missing value; set one"
+                source = self._sources[name]
+                self._refuse(name, f"{name} in {source} is {value!r}, which {reason}")
         return found
 
     def _refuse(self, setting: str, message: str) -> None:
@@ -211,7 +212,7 @@ class _Names:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value."""
+    """All strings in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -220,7 +221,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; a key may also be written with dots."""
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; keys with dots are allowed, too."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

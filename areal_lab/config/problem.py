@@ -1,4 +1,4 @@
-"""What is wrong with settings, as records: code reads `kind` and `setting`, people the message."""
+"""Problems of settings as records: code reads `kind` and `setting`, users the message."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a problem is about."""
+    """Category of a problem."""
 
     SETTINGS = "settings"
-    """A value or a name, whatever the hardware."""
+    """A wrong value or name, on any hardware."""
     MEMORY = "memory"
-    """Something does not fit."""
+    """Something does not fit into memory."""
     DIVISIBILITY = "divisibility"
-    """Numbers that must be multiples of each other."""
+    """Numbers that must divide each other."""
     PLACEMENT = "placement and schedule"
-    """What runs on which GPUs, and when."""
+    """The assignment of GPUs and the schedule."""
     MACHINE = "machine"
-    """This machine lacks something: an engine, a port, a folder, room on the disk."""
+    """Something is missing on this machine: an engine, a port, a folder, disk space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem of a config."""
 
     kind: Kind
     setting: str
     """Dotted name of the setting to change."""
     message: str
-    """One line: the value, the bound and the fix. Nothing in it is for code."""
+    """One line with the value, the bound and the fix. Code must not parse it."""
     command: str = ""
     """Shell command that fixes it, if one does."""
 
@@ -40,35 +40,35 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Settings that cannot work: one line per problem."""
+    """Invalid settings; one line per problem."""
 
     def __init__(self, *problems: Problem) -> None:
-        super().__init__(*problems)  # as they are, so that the error can be pickled
+        super().__init__(*problems)  # passed on unchanged, so that the error can be pickled
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All of them."""
+        """All problems."""
         return self.args
 
     def __str__(self) -> str:
-        """A line for each."""
+        """One line per problem."""
         return "\n".join(map(str, self.args))
 
 
 def refusal(
     setting: str, message: str, kind: Kind = Kind.SETTINGS, *, command: str = ""
 ) -> ConfigError:
-    """The error of one problem."""
+    """A `ConfigError` with one problem."""
     return ConfigError(Problem(kind, setting, message, command))
 
 
 def problems_of(error: ValueError, setting: str, *, named: bool = False) -> tuple[Problem, ...]:
-    """The problems that an error carries; the text of any other error, as one about `setting`.
+    """The problems of a `ConfigError`; any other error becomes one problem of `setting`.
 
     Args:
-        error: any.
-        setting: what to change.
-        named: the text says of itself what it is about.
+        error: the error.
+        setting: the setting to change.
+        named: whether the error message already names the setting.
     """
     if isinstance(error, ConfigError):
         return error.problems
@@ -77,9 +77,9 @@ def problems_of(error: ValueError, setting: str, *, named: bool = False) -> tupl
 
 
 def below(group: str, problem: Problem) -> Problem:
-    """A problem of a record as one of the record that has it as `group`.
+    """A problem of a nested record, with the name of its `group` prepended.
 
-    What a record says of its own fields begins with their names.
+    Messages of a record begin with the names of its fields.
     """
     return dataclasses.replace(
         problem, setting=f"{group}.{problem.setting}", message=f"{group}.{problem.message}"

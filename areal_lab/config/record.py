@@ -7,8 +7,9 @@
     OvenConfig(degrees=400)    ConfigError: degrees is 400, but must be a number from 0 to 300 ...
     oven.degrees = 400         the same
 
-The annotation is the one place: pydantic checks by it, and `allowed` says it in words, for errors,
-`--help` and the reference pages (`areal_lab.config.reference`, which also reads the string below).
+The annotation is the single source: pydantic validates with it, and `allowed` turns it into words
+for errors, `--help` and the reference pages (`areal_lab.config.reference`, which also reads the
+string below the field).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from areal_lab.config.suggest import nearest
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an annotation says to people only."""
+    """Parts of an annotation that are only shown to users."""
 
     unit: str = ""
-    """Where the name does not end in it (`_s`, `_h`, `_tokens`)."""
+    """Unit, if the name does not end in it (`_s`, `_h`, `_tokens`)."""
     hint: str = ""
-    """Why there is a bound, or what special values mean; ends the error message."""
+    """Reason of a bound, or meaning of special values; the end of the error message."""
 
 
 Count = Annotated[int, Ge(1)]
@@ -51,7 +52,7 @@ NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 Share = Annotated[float, Ge(0), Le(1)]
 
 _UNITS = {"_s": "seconds", "_h": "hours", "_tokens": "tokens", "_dollars": "dollars"}
-"""Endings of names that are units."""
+"""Units by the suffix of a name."""
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}
 _FINITE = {"a number": "a finite number", "numbers": "finite numbers"}
@@ -62,10 +63,10 @@ _R = TypeVar("_R", bound="Record")
 
 
 class Record(BaseModel):
-    """Settings, checked when they are made and when they are assigned.
+    """Settings, validated at construction and at assignment.
 
     Raises:
-        ConfigError: one line for every value that its field does not allow.
+        ConfigError: one line per value that is not allowed.
     """
 
     model_config = ConfigDict(
@@ -73,7 +74,7 @@ class Record(BaseModel):
         extra="forbid",
         coerce_numbers_to_str=True,  # `name: 2024` in a YAML file
         protected_namespaces=(),  # a setting may be called model_something
-        defer_build=True,  # `--help` needs the fields and no validators
+        defer_build=True,  # `--help` needs the fields but no validators
     )
 
     def __init__(self, /, **values: Any) -> None:
@@ -84,7 +85,7 @@ class Record(BaseModel):
             raise ConfigError(*_problems(type(self), error, values)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign a value that the field allows."""
+        """Validate and assign a value."""
         if found := _assigned(self, name, value):
             raise ConfigError(*found)
 
@@ -93,14 +94,14 @@ class Record(BaseModel):
     def _no_truth_as_number(cls, value: _T, info: ValidationInfo) -> _T:
         takes_bool = cls.model_fields[str(info.field_name)].annotation is bool
         if isinstance(value, bool) and not takes_bool:
-            raise ValueError("true and false are no numbers")
+            raise ValueError("true and false are not numbers")
         return value
 
     def with_settings(self, values: Mapping[str, Any]) -> Self:
         """An independent copy with these settings: `{"workload.steps": 5, "seeds": 1}`.
 
         Raises:
-            ConfigError: one line for every unknown name and every value that is not allowed.
+            ConfigError: one line per unknown name and per value that is not allowed.
         """
         changed = _copied(self)
         found: list[Problem] = []
@@ -116,7 +117,9 @@ class Record(BaseModel):
                 found.append(Problem(Kind.SETTINGS, name, message))
                 continue
             known = record.__dict__[leaf]
-            if known != value or type(known) is not type(value):  # a plan changes few at a time
+            if known != value or type(known) is not type(
+                value
+            ):  # a plan changes only few values at a time
                 found += _assigned(record, leaf, value, f"{group}." if group else "")
         if found:
             raise ConfigError(*found)
@@ -125,30 +128,30 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a record, or of a record in it."""
+    """One field of a record or of a nested record."""
 
     name: str
-    """Dotted name, as in `actor.optimizer.lr`."""
+    """Dotted name, such as `actor.optimizer.lr`."""
     hint: Any
-    """Its type with everything that the annotation says."""
+    """Its type, with annotations."""
     default: Any
-    """`PydanticUndefined` if a value must be given."""
+    """`PydanticUndefined` if the field has no default."""
     record: type[Record]
-    """The record that it is a field of."""
+    """The record with this field."""
 
     @property
     def leaf(self) -> str:
-        """Its name in the record."""
+        """Name of the field in its record."""
         return self.name.rpartition(".")[2]
 
     @property
     def group(self) -> str:
-        """Its name without the leaf: `actor.optimizer.`; empty at the top."""
+        """Name without the leaf, such as `actor.optimizer.`; empty at the top level."""
         return self.name.removesuffix(self.leaf)
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds text, be it one of some names."""
+        """Whether it holds text, including a choice of names."""
         bare = _bare(self.hint)
         return bare is str or (
             get_origin(bare) is Literal and all(isinstance(one, str) for one in get_args(bare))
@@ -156,21 +159,21 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What it may be, with the unit: `a finite number > 0, in seconds, or null`."""
+        """Allowed values in words, with the unit: `a finite number > 0, in seconds, or null`."""
         value, unit = _without_none(self.hint), self.unit
         null = value is not self.hint
         return _allowed(value) + f", in {unit}" * bool(unit) + ", or null" * null
 
     @property
     def unit(self) -> str:
-        """As the annotation or the end of the name says; empty if neither does."""
+        """Unit from the annotation or the suffix of the name; empty if there is none."""
         for one in _annotations(self.hint):
             if isinstance(one, About) and one.unit:
                 return one.unit
         return next((unit for end, unit in _UNITS.items() if self.leaf.endswith(end)), "")
 
     def wrong(self, value: Any) -> Problem:
-        """What to say of a value that it may not have."""
+        """The problem of a value that is not allowed."""
         message = f"{self.name} is {value!r}, but must be {self.allowed}{self._fix(value)}"
         return Problem(Kind.SETTINGS, self.name, message)
 
@@ -184,7 +187,7 @@ class Setting:
         if get_origin(bare) is list:
             fits = isinstance(value, str) and get_args(bare)[0] is str
             if example := self.default or ([value] if fits else []):
-                return f"; as in {shlex.quote(f'{self.name}={json.dumps(example)}')}"
+                return f"; for example {shlex.quote(f'{self.name}={json.dumps(example)}')}"
         hints = [one.hint for one in _annotations(self.hint) if isinstance(one, About) and one.hint]
         if hints:
             return f"; {hints[0]}"
@@ -194,7 +197,7 @@ class Setting:
 
 
 def settings(record: type[Record], prefix: str = "") -> Iterator[Setting]:
-    """Every setting of a record in the order of definition, then those of the records in it."""
+    """All settings of a record in the order of definition, then those of nested records."""
     groups: list[tuple[str, type[Record]]] = []
     for name, field in record.model_fields.items():
         kind: Any = field.annotation
@@ -207,14 +210,14 @@ def settings(record: type[Record], prefix: str = "") -> Iterator[Setting]:
 
 
 def value_of(record: Any, name: str) -> Any:
-    """The value of a setting, or a group of them, by dotted name."""
+    """The value of a setting or a group of settings, by dotted name."""
     for part in name.split("."):
         record = getattr(record, part)
     return record
 
 
 def shown_default(default: Any) -> str:
-    """A default as one would write it in YAML."""
+    """A default as written in YAML."""
     if isinstance(default, bool):
         return str(default).lower()
     if default is None:
@@ -230,7 +233,7 @@ def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = ""
 
 
 def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[Problem]:
-    """Assign a value, or say what is wrong with it."""
+    """Assign a value; return the problems if it is not allowed."""
     try:
         BaseModel.__setattr__(record, name, value)
     except ValidationError as error:
@@ -239,7 +242,7 @@ def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[P
 
 
 def _copied(record: _R) -> _R:
-    """A copy that shares no record and no list; its values have been checked."""
+    """A copy that shares no records or lists, without validation."""
     copy = record.model_copy()
     for name in _shareable(type(record)):
         value = record.__dict__[name]
@@ -263,8 +266,8 @@ def _shareable(record: type[Record]) -> tuple[str, ...]:
 def _problems(
     record: type[Record], error: ValidationError, values: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[Problem]:
-    """One for each field, in plain words, whatever pydantic has found to say of it."""
-    told: set[object] = set()
+    """One problem per field, in our own words instead of pydantic's."""
+    reported: set[object] = set()
     errors = error.errors(include_url=False)
     misspelled = any(one["type"] == "extra_forbidden" for one in errors)
     for one in errors:
@@ -278,8 +281,8 @@ def _problems(
             entry = _allowed(get_args(kind)[0] if rest else kind)
             message = f"{place} is {one['input']!r}, but must be {entry}"
             yield Problem(Kind.SETTINGS, place, message)
-        elif name not in told and not (misspelled and one["type"] == "missing"):
-            told.add(name)
+        elif name not in reported and not (misspelled and one["type"] == "missing"):
+            reported.add(name)
             yield _problem(record, str(name), one["type"], values, prefix)
 
 
@@ -297,18 +300,18 @@ def _problem(
 
 
 def is_record(hint: Any) -> bool:
-    """Whether a field holds a record of settings."""
+    """Whether the type of a field is a record of settings."""
     return isinstance(hint, type) and issubclass(hint, Record)
 
 
 def _without_none(hint: Any) -> Any:
-    """A type without the null that it may also be."""
+    """An optional type without None."""
     rest = [one for one in get_args(hint) if one is not NoneType]
     return rest[0] if get_origin(hint) in (Union, UnionType) and len(rest) == 1 else hint
 
 
 def _bare(hint: Any) -> Any:
-    """A type without annotations and null."""
+    """A type without annotations and None."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     inner = _without_none(hint)
@@ -316,7 +319,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _annotations(hint: Any) -> tuple[Any, ...]:
-    """All of a type and of the types that it is made of."""
+    """All annotations of a type and its parts."""
     if get_origin(hint) is Annotated:
         inner, *own = get_args(hint)
         return (*own, *_annotations(inner))
@@ -326,7 +329,7 @@ def _annotations(hint: Any) -> tuple[Any, ...]:
 
 
 def _allowed(hint: Any, nouns: Mapping[type, str] = _NOUNS) -> str:
-    """What a type allows, in words: `an integer >= 1`, `one of a, b`, `-1 or an integer >= 1`."""
+    """Allowed values of a type in words: `an integer >= 1`, `one of a, b`."""
     bounds: tuple[Any, ...] = ()
     while get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
@@ -352,8 +355,8 @@ def _with_bounds(noun: str, bounds: tuple[Any, ...]) -> str:
         noun = _FINITE[noun]
     if limits.keys() == {Ge, Le}:
         return f"{noun} from {_shown(limits[Ge])} to {_shown(limits[Le])}"
-    said = " and ".join(f"{_SIGNS[kind]} {_shown(limit)}" for kind, limit in limits.items())
-    return f"{noun} {said}".rstrip()
+    text = " and ".join(f"{_SIGNS[kind]} {_shown(limit)}" for kind, limit in limits.items())
+    return f"{noun} {text}".rstrip()
 
 
 def _shown(number: Any) -> str:

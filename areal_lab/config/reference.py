@@ -1,4 +1,4 @@
-"""The reference of all settings, made from the records: name, default, what is allowed, meaning."""
+"""Reference of all settings, generated from the records: name, default, allowed values, meaning."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def description(setting: Setting) -> str:
 
 
 def headings(record: type[Record], prefix: str = "") -> dict[str, str]:
-    """What each group of settings is about, in one line: the field says so, or its record."""
+    """One-line description of each group of settings, from its field or its record."""
     found = {prefix: inspect.cleandoc(record.__doc__ or "").split("\n", 1)[0]}
     for name, field in record.model_fields.items():
         kind: Any = field.annotation
         if is_record(kind):
             group = f"{prefix}{name}."
             found |= headings(kind, group)
-            if told := _descriptions(record.__module__)[record.__name__, name]:
-                found[group] = told
+            if text := _descriptions(record.__module__)[record.__name__, name]:
+                found[group] = text
     return found
 
 
 def format_settings(
     record: type[Record] = TrainConfig, aliases: Mapping[str, str] = ALIASES, *, width: int = 100
 ) -> str:
-    """The reference as text, for a terminal."""
+    """The reference as text for a terminal."""
     lines: list[str] = []
     about = headings(record)
     for group, members in groupby(settings(record), key=lambda one: one.group):
@@ -58,7 +58,7 @@ def format_settings(
 def markdown_tables(
     record: type[Record], aliases: Mapping[str, str], *, without: Sequence[str] = ()
 ) -> str:
-    """The reference as Markdown: a table for each record, `without` some groups."""
+    """The reference in Markdown: one table per record, `without` some groups."""
     lines: list[str] = []
     about = headings(record)
     shown = [one for one in settings(record) if one.name.split(".")[0] not in without]
@@ -79,7 +79,7 @@ def markdown_tables(
 
 
 def other_names(aliases: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Each setting that has other names, with these."""
+    """Settings with aliases, and their aliases."""
     others: dict[str, list[str]] = {}
     for alias, name in aliases.items():
         others.setdefault(name, []).append(alias)
@@ -96,7 +96,7 @@ def _wrapped(text: str, width: int, *, indent: str) -> list[str]:
 def _descriptions(module: str) -> Mapping[tuple[str, str], str]:
     """The string below each field of a module, by record and field; Python does not keep it.
 
-    Pydantic would read them when the records are made (`use_attribute_docstrings`), at each import.
+    Pydantic (`use_attribute_docstrings`) would parse them at each import.
     """
     docs = {}
     for record in ast.parse(inspect.getsource(sys.modules[module])).body:

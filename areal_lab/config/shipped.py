@@ -1,7 +1,7 @@
-"""Files of settings that travel with the package, found by name: `areal-lab train arithmetic`.
+"""Config files shipped with the package, found by name: `areal-lab train arithmetic`.
 
 arithmetic                 the shipped file, wherever areal_lab is installed
-configs/arithmetic.yaml    a path; in a checkout it leads to the same file
+configs/arithmetic.yaml    a path; in a checkout it is the same file
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from areal_lab.config.suggest import did_you_mean, near_names, plain
 
 CONFIGS: Final = Path(__file__).parents[1] / "configs"
 _PLAN: Final = "plan_"
-"""How the names of questions for `areal-lab plan` begin; the other files are for `train`."""
+"""Prefix of the files for `areal-lab plan`; the others are for `train`."""
 _MOST_LISTED: Final = 8
-"""Where there are more names, an error lists only the nearest."""
+"""With more names, an error lists only the nearest ones."""
 
 
 def training_configs() -> dict[str, Path]:
-    """What `areal-lab train` knows by name."""
+    """Shipped files for `areal-lab train`, by name."""
     return {name: path for name, path in _shipped().items() if not name.startswith(_PLAN)}
 
 
 def plan_questions() -> dict[str, Path]:
-    """What `areal-lab plan` knows by name."""
+    """Shipped files for `areal-lab plan`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_PLAN)}
 
 
 def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) -> Path:
-    """A path as it is; a word that is neither file nor folder is the name of a shipped file.
+    """The file at a path; a word that is neither file nor folder is the name of a shipped file.
 
     Raises:
-        ValueError: in one line: no such file, or no such name, with the names there are.
+        ValueError: in one line, if the file or name does not exist, with the known names.
     """
     text, path = str(source), Path(source)
     is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
@@ -48,7 +48,7 @@ def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) ->
 
 
 def named_file(name: str, shipped: Mapping[str, Path], kind: str) -> Path:
-    """The shipped file of this name, whatever its case and punctuation.
+    """The shipped file of this name, ignoring case and punctuation.
 
     Raises:
         ValueError: in one line, with the nearest names.

@@ -1,1 +1,1 @@
-"""Can this config run on this machine? Every problem before a process starts."""
+"""Check that a config can run on this machine, before any process starts."""

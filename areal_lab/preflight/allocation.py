@@ -1,8 +1,8 @@
-"""Who runs on what, as users write it: `sglang:d2t1`, `sglang:d4+fsdp:d2`.
+"""Parse `allocation_mode` and `rollout.backend`: `sglang:d2t1`, `sglang:d4+fsdp:d2`.
 
     text --parse_allocation--> Allocation --engine_plan--> servers to start
                                    |
-                                   +--str--> the same text in its plainest form
+                                   +--str--> the same text in canonical form
 
 The grammar is AReaL's `allocation_mode`:
 
@@ -10,7 +10,7 @@ The grammar is AReaL's `allocation_mode`:
     part        [backend (: or .)] sizes | [backend (: or .)] ( attn:sizes | ffn:sizes )
     sizes       d4 data, t2 tensor, p2 pipeline, c2 context, e2 expert; in any order, each once
 
-A part without a name trains: with fsdp, or with megatron if it has pipeline or expert sizes.
+A part without a name is a trainer: fsdp, or megatron if it has pipeline or expert sizes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from areal_lab.engines.launch.backends import BACKENDS
 ENGINES: Final = tuple(BACKENDS)
 """Backends that generate."""
 TRAINERS: Final = ("fsdp", "megatron", "archon")
-"""Backends that train, as AReaL knows them."""
-_EXAMPLE: Final = "as in sglang:d2+fsdp:d1"
+"""Backends that train in AReaL."""
+_EXAMPLE: Final = "for example sglang:d2+fsdp:d1"
 _DIGITS: Final = 6
-"""Of a size: no cluster has a million devices, and Python refuses to read some thousand digits."""
+"""Maximum digits of a size: no cluster has a million devices."""
 _NAMES: Final[Mapping[str, str]] = {
     "d": "data",
     "t": "tensor",
@@ -43,18 +43,18 @@ _NAMES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Into how many parts each thing is divided; 1 is not at all."""
+    """Degrees of parallelism; 1 is none."""
 
     data: int = 1
-    """Copies of the model; of an engine, servers."""
+    """Copies of the model; for an engine, servers."""
     tensor: int = 1
     """Devices that share every layer."""
     pipeline: int = 1
-    """Groups of devices with some of the layers each."""
+    """Groups of devices that hold some of the layers each."""
     context: int = 1
     """Devices that share a sequence."""
     expert: int = 1
-    """Devices that share the experts; they are among the others, not beside them."""
+    """Devices that share the experts; a subset of the others."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,11 +63,11 @@ class Sizes:
 
     @property
     def devices(self) -> int:
-        """Devices of all copies."""
+        """Total number of devices."""
         return self.data * self.tensor * self.pipeline * self.context
 
     def __str__(self) -> str:
-        """`d4t2`: data always, the others where they divide."""
+        """`d4t2`: data always, the others if greater than 1."""
         sizes = {letter: getattr(self, name) for letter, name in _NAMES.items()}
         return "".join(f"{k}{n}" for k, n in sizes.items() if k == "d" or n > 1)
 
@@ -79,7 +79,7 @@ class Part:
     backend: str
     sizes: Sizes
     expert_layers: Sizes | None = None
-    """Sizes of the layers with experts, if they are divided in another way."""
+    """Sizes of the layers with experts, if they differ."""
 
     def __str__(self) -> str:
         """`fsdp:d2`."""
@@ -90,12 +90,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What an `allocation_mode` says."""
+    """A parsed `allocation_mode`."""
 
     engines: Part | None = None
     trainer: Part | None = None
     evaluation_only: bool = False
-    """`+eval`: nothing is trained."""
+    """`+eval`: there is no training."""
     shared: bool = False
     """`|`: engines and trainer take turns on the same devices."""
 
@@ -108,7 +108,7 @@ class Allocation:
             raise ValueError("devices are shared by engines and a trainer")
 
     def __str__(self) -> str:
-        """The plainest text that means this."""
+        """The canonical text of this allocation."""
         parts = [str(part) for part in (self.engines, self.trainer) if part is not None]
         if self.evaluation_only:
             parts.append("eval")
@@ -126,10 +126,10 @@ class EnginePlan:
 
 
 def parse_allocation(text: str) -> Allocation:
-    """Read an `allocation_mode`.
+    """Parse an `allocation_mode`.
 
     Raises:
-        ValueError: in one line: what was found, what may be there.
+        ValueError: in one line, with what is wrong and what is allowed.
     """
     compact = "".join(text.split())
     pieces, shared = _split(compact, text)
@@ -149,7 +149,7 @@ def parse_allocation(text: str) -> Allocation:
 
 
 def parse_backend(text: str) -> tuple[str, Sizes | None]:
-    """Read a `rollout.backend`: a name, alone or with sizes.
+    """Parse a `rollout.backend`: a name, optionally with sizes.
 
     Raises:
         ValueError: in one line, with the nearest name.
@@ -157,17 +157,17 @@ def parse_backend(text: str) -> tuple[str, Sizes | None]:
     name = re.split("[:.]", text, maxsplit=1)[0]
     if name not in ENGINES:
         known = ", ".join(ENGINES)
-        raise ValueError(f"{text!r} names no engine; there are {known}{nearest(name, ENGINES)}")
+        raise ValueError(f"{text!r} is not an engine; known are {known}{nearest(name, ENGINES)}")
     if name == text:
         return name, None
     return name, _part(text, text).sizes
 
 
 def engine_plan(config: TrainConfig) -> EnginePlan:
-    """The servers that a configuration asks for; one text, not two, may say so.
+    """The servers that a config asks for, in one of its settings.
 
     Raises:
-        ValueError: in one line, if settings contradict each other or cannot be read.
+        ValueError: in one line, if settings contradict each other or cannot be parsed.
     """
     rollout = config.rollout
     try:
@@ -184,7 +184,7 @@ def engine_plan(config: TrainConfig) -> EnginePlan:
             if rollout.backend not in (_DEFAULT_BACKEND, engines.backend, str(engines)):
                 raise ValueError(
                     f"allocation_mode={config.allocation_mode} and rollout.backend="
-                    f"{rollout.backend} name two engines; leave one out"
+                    f"{rollout.backend} are different engines; remove one of the settings"
                 )
             backend, sizes = engines.backend, engines.sizes
             source = f"allocation_mode={config.allocation_mode}"
@@ -193,7 +193,7 @@ def engine_plan(config: TrainConfig) -> EnginePlan:
     if rollout.engines not in (1, sizes.data):
         raise ValueError(
             f"{source} asks for {sizes.data} servers, but rollout.engines is {rollout.engines}; "
-            "leave rollout.engines out"
+            "remove rollout.engines"
         )
     return EnginePlan(backend=backend, servers=sizes.data, tensor_parallel=sizes.tensor)
 
@@ -202,10 +202,10 @@ _DEFAULT_BACKEND: Final = TrainConfig().rollout.backend
 
 
 def _split(compact: str, text: str) -> tuple[list[str], bool]:
-    """The parts, and whether they share devices; what is in parentheses is one part."""
+    """The parts, and whether they share devices; parentheses enclose one part."""
     bare = re.sub(r"\([^()]*\)", lambda found: "x" * len(found.group()), compact)
     if "(" in bare or ")" in bare:
-        raise _wrong(text, "has a parenthesis without its partner")
+        raise _wrong(text, "has an unbalanced parenthesis")
     marks = [i for i, letter in enumerate(bare) if letter in "+|"]
     # AReaL also takes `attn:d4|ffn:d2` without parentheses.
     if "+" not in bare and re.fullmatch(r"attn:[^|]*\|ffn:[^|]*", compact):
@@ -226,14 +226,18 @@ def _part(piece: str, text: str) -> Part:
     if name is not None and name not in (*ENGINES, *TRAINERS):
         known = (*ENGINES, *TRAINERS)
         raise _wrong(
-            text, f"names {name!r}; there are {', '.join(known)}{nearest(name, known)}", end=""
+            text,
+            f"has an unknown backend {name!r}; known are {', '.join(known)}{nearest(name, known)}",
+            end="",
         )
     if body.startswith("("):
         layers = re.fullmatch(r"\(attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)", body)
         if layers is None:
             raise _wrong(text, f"has {body!r}, which is not (attn:sizes|ffn:sizes)")
         if name not in (None, "megatron"):
-            raise _wrong(text, f"divides layers with experts by {name}; only megatron does")
+            raise _wrong(
+                text, f"has separate sizes for experts in {name}; only megatron supports them"
+            )
         sizes, experts = (_sizes(one, text) for one in layers.groups())
         return Part("megatron", sizes, experts)
     sizes = _sizes(body, text)
@@ -245,7 +249,7 @@ def _part(piece: str, text: str) -> Part:
 def _sizes(body: str, text: str) -> Sizes:
     """`d4t2` as sizes."""
     if not re.fullmatch(r"(?:[a-z]\d+)+", body):
-        raise _wrong(text, f"has sizes {body!r}, which are not a letter and a number each")
+        raise _wrong(text, f"has sizes {body!r}, but each size must be a letter and a number")
     sizes: dict[str, int] = {}
     for letter, digits in re.findall(r"([a-z])(\d+)", body):
         if letter not in _NAMES:

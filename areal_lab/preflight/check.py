@@ -1,9 +1,9 @@
-"""What can be found wrong with a run before any of its processes starts.
+"""Find everything wrong with a run before any of its processes starts.
 
-    settings, engines, ports, folder --all problems--> problems, functions, model --all--> room
+    settings, engines, ports, folder --all problems--> dataset, functions, model, disk space
 
 Each problem is one line: the value, the bound and the fix. Cheap checks come first; the model comes
-late, since a packaged one is converted when it is first asked for.
+late, since a packaged one is converted at its first use.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_
 from areal_lab.preflight.placement import check_placement, this_machine
 
 _IMPORT_TIMEOUT_S = 120.0
-_LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: some MB for a day's run
-_CONVERSION_BYTES = 1 << 30  # what the largest packaged model takes in the cache, with a margin
+_LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
+_CONVERSION_BYTES = 1 << 30  # the largest packaged model in the cache, with a margin
 _MASTER_BYTES = 4  # per parameter of a checkpoint: float32
-_SPECIAL_TOKENS = 8  # that a tokenizer may put around a prompt, generously
+_SPECIAL_TOKENS = 8  # upper bound of those that a tokenizer adds to a prompt
 
 
 class DiskUsage(Protocol):
-    """Free bytes where a path lies, as `shutil.disk_usage` tells them."""
+    """Free bytes on the device of a path, as in `shutil.disk_usage`."""
 
     def __call__(self, path: Path) -> Any:
         """An object with `free`."""
@@ -72,11 +72,11 @@ def check(
     """Refuse a run that cannot work.
 
     Args:
-        problems: what is trained on instead of `config.dataset`.
-        disk_usage: replaced by tests.
+        problems: replace `config.dataset`.
+        disk_usage: tests replace it.
 
     Raises:
-        ConfigError: with everything found wrong; what needs the model is looked at last.
+        ConfigError: with all problems; checks that need the model come last.
     """
     check_settings(config)
     found = list(check_functions(config))
@@ -97,12 +97,12 @@ def check(
 
 
 def check_settings(config: TrainConfig) -> None:
-    """Refuse what shows without problems, functions and model; `doctor --config` asks the same.
+    """Make the checks that need neither dataset, functions nor model, as in `doctor --config`.
 
-    Takes a moment, or 5 s where an address that leads nowhere is silent.
+    Fast, except that an address that does not respond takes 5 s.
 
     Raises:
-        ConfigError: with everything found wrong.
+        ConfigError: with all problems.
     """
     found = [*check_limits(config), *check_batches(config)]
     engines = list(check_engines(config))
@@ -119,34 +119,34 @@ def _refuse(found: list[Problem]) -> None:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """What is legal, but may not mean what the user thinks; call it after `check`."""
+    """Warn about valid settings that may not do what the user expects; call it after `check`."""
     schedule, eta = schedule_of(config), config.rollout.max_head_offpolicyness
-    told = []
+    lines = []
     if schedule.eta != eta:
         if eta != TrainConfig().rollout.max_head_offpolicyness:
-            told.append(f"eta={eta:g} has no effect: {schedule.name} is eta={schedule.eta:g}")
+            lines.append(f"eta={eta:g} has no effect: {schedule.name} is eta={schedule.eta:g}")
     elif 0 < eta < math.inf and eta != int(eta):
-        told.append(
-            f"eta={eta:g} counts versions, so this is at most {eta:g} of a batch ahead; "
+        lines.append(
+            f"eta={eta:g} is in versions: generation runs ahead by at most {eta:g} batches; "
             "AReaL's eta is an integer"
         )
     if not config.actor.use_lora and (unused := _changed_lora_settings(config)):
-        told.append(
+        lines.append(
             f"{', '.join(unused)} has no effect without actor.use_lora=true: "
             "the whole model is trained"
         )
     if visible_gpus():
-        told.append(
+        lines.append(
             "a GPU is visible, but the trainer and the embedded engine compute on the CPU: only "
             "SGLang and vLLM use GPUs"
         )
     if _is_biased_in_place(config):
-        told.append(
-            "rollout.pause_mode=in_place keeps the cache of the old weights: what an interrupted "
-            "answer goes on with is drawn from a mixture of versions, which is no version's "
-            "policy; how far off is measured in docs/engines.md, 'What an interruption does'"
+        lines.append(
+            "rollout.pause_mode=in_place keeps the KV cache of the old weights: interrupted "
+            "responses continue under a mixture of versions, which is no version's policy; the "
+            "error is measured in docs/engines.md, 'What an interruption does'"
         )
-    return told
+    return lines
 
 
 def _changed_lora_settings(config: TrainConfig) -> list[str]:
@@ -156,7 +156,7 @@ def _changed_lora_settings(config: TrainConfig) -> list[str]:
 
 
 def check_batches(config: TrainConfig) -> Iterator[Problem]:
-    """A batch can be cut into its minibatches."""
+    """Check that a batch can be split into its minibatches."""
     sequences = config.dataset.batch_size * config.gconfig.n_samples
     if config.actor.ppo_n_minibatches > sequences:
         yield _wrong(
@@ -167,7 +167,7 @@ def check_batches(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_limits(config: TrainConfig) -> Iterator[Problem]:
-    """The coordinator would not come to a standstill."""
+    """Check that the coordinator would not deadlock."""
     try:
         limits_of(config)
     except ValueError as error:
@@ -175,7 +175,7 @@ def check_limits(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_engines(config: TrainConfig) -> Iterator[Problem]:
-    """The engines are installed, and what they are to run on is there."""
+    """Check that the engines are installed and their hardware is available."""
     try:
         check_placement(config, this_machine())
     except ValueError as error:
@@ -183,7 +183,7 @@ def check_engines(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_transfer(config: TrainConfig) -> Iterator[Problem]:
-    """The engines take weights the way they are to be sent; servers of others are asked later."""
+    """Check that the engines support the transfer; running servers are checked when attached."""
     rollout = config.rollout
     backend = None if rollout.addresses else backend_of(engine_plan(config).backend)
     refusal = None if backend is None else transfer_refusal(backend, rollout.transfer)
@@ -199,7 +199,7 @@ def check_transfer(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_sampling(config: TrainConfig) -> Iterator[Problem]:
-    """The engines' log-probs are of the distribution that the trainer computes, too."""
+    """Check that engines and trainer compute log-probs of the same distribution."""
     backend = backend_of(engine_plan(config).backend)
     sampling = config.gconfig
     refusal = truncation_refusal(backend, top_p=sampling.top_p, top_k=sampling.top_k)
@@ -208,7 +208,7 @@ def check_sampling(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_servers(config: TrainConfig) -> Iterator[Problem]:
-    """Something answers at the addresses of servers that somebody else runs."""
+    """Check that servers respond at the given addresses."""
     try:
         check_addresses(config.rollout.addresses)
     except CannotAttach as error:
@@ -216,7 +216,7 @@ def check_servers(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_ports(config: TrainConfig) -> Iterator[Problem]:
-    """The engines' ports are free."""
+    """Check that the engines' ports are free."""
     first = config.rollout.port
     if first == 0 or config.rollout.addresses:
         return
@@ -228,7 +228,7 @@ def check_ports(config: TrainConfig) -> Iterator[Problem]:
         return
     for port in range(first, end):
         with socket.socket() as probe:
-            # As the server does: a port whose last connections are just ending is free.
+            # As the server does: a port whose last connections are just closing is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -239,7 +239,7 @@ def check_ports(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_run_folder(config: TrainConfig) -> Iterator[Problem]:
-    """The run folder can be made, and its name is a name."""
+    """Check that the run folder can be created and its name is valid."""
     name = config.experiment_name
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         yield _wrong(
@@ -247,19 +247,19 @@ def check_run_folder(config: TrainConfig) -> Iterator[Problem]:
             f"experiment_name is {name!r}, but must be a folder name: not empty, without '/'",
         )
     try:
-        place = nearest_existing(expanded(config.run_dir, "run_dir"))
+        parent = nearest_existing(expanded(config.run_dir, "run_dir"))
     except ValueError as error:
         yield _wrong("run_dir", str(error))
         return
-    if not place.is_dir():
-        yield _wrong("run_dir", f"run_dir is {config.run_dir}, but {place} is not a folder")
-    elif not os.access(place, os.W_OK | os.X_OK):
-        text = f"run_dir is {config.run_dir}, but {place} is not writable; set run_dir"
+    if not parent.is_dir():
+        yield _wrong("run_dir", f"run_dir is {config.run_dir}, but {parent} is not a folder")
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        text = f"run_dir is {config.run_dir}, but {parent} is not writable; choose another run_dir"
         yield _wrong("run_dir", text, Kind.MACHINE)
 
 
 def check_problems(config: TrainConfig, problems: ProblemSet | None = None) -> ProblemSet:
-    """The problems can be read, and there are enough for a batch."""
+    """Check that the problems can be read and suffice for a batch."""
     if problems is None:
         try:
             problems = load_problems(config.dataset, seed=config.seed)
@@ -276,7 +276,7 @@ def check_problems(config: TrainConfig, problems: ProblemSet | None = None) -> P
 
 
 def check_functions(config: TrainConfig) -> Iterator[Problem]:
-    """The reward function, and custom loss and advantages if named, can be used."""
+    """Check that the reward function and any custom loss and advantages can be imported."""
     yield from _check_function("reward.fn", config.reward.fn)
     if config.actor.loss_fn:
         yield from _check_function("actor.loss_fn", config.actor.loss_fn, "areal_lab.training.loss")
@@ -285,14 +285,14 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
-    """The model is there, converted if it is a packaged one; returns its folder."""
+    """Check that the model exists, convert it if it is a packaged one, and return its folder."""
     name = config.actor.path
     try:
         cache = cache_folder()
     except ValueError as error:
         raise ConfigError(_wrong("AREAL_LAB_CACHE", str(error))) from error
     if name in PACKAGED_MODELS and not any((cache / "models").glob(f"{name}-*")):
-        fix = "free some space, or set the variable AREAL_LAB_CACHE to another place"
+        fix = "free some space, or set AREAL_LAB_CACHE to another folder"
         _refuse([*_room(cache, _CONVERSION_BYTES, "the converted model", fix, disk_usage)])
     try:
         return resolve_model_path(name)
@@ -305,7 +305,7 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
 def check_tokens(
     config: TrainConfig, problems: ProblemSet, folder: Path, facts: ModelFacts
 ) -> Iterator[Problem]:
-    """Stop strings are tokens, and every prompt with its response fits the model's context."""
+    """Check that stop strings are tokens, and that every prompt and response fits the context."""
     try:
         codec = TextCodec.load(folder)
         codec.stop_token_ids(config.gconfig.stop)
@@ -322,7 +322,7 @@ def check_tokens(
             f"is {facts.context_tokens} tokens, prompt included; lower it",
         )
         return
-    # A token spells at least one byte, so what is short in bytes need not be tokenized.
+    # A token has at least one byte, so prompts that are short in bytes need no tokenization.
     prompts = [problem.prompt for problem in (*problems.train, *problems.held_out)]
     doubtful = [p for p in prompts if len(p.encode()) + _SPECIAL_TOKENS > room]
     lengths = [len(tokens) for tokens in codec.encode_all(doubtful)]
@@ -343,8 +343,8 @@ def check_space(
     version: int,
     disk_usage: DiskUsage = shutil.disk_usage,
 ) -> Iterator[Problem]:
-    """There is room for the checkpoints, and for versions (of `version` bytes) on their way to the
-    engines."""
+    """Check the disk space for checkpoints, and the space to transfer versions (of `version` bytes)
+    to the engines."""
     every = config.save_every_steps
     steps = config.total_train_steps
     checkpoints = 1 if every == 0 else math.ceil(steps / every)
@@ -363,12 +363,12 @@ def _wrong(setting: str, message: str, kind: Kind = Kind.SETTINGS) -> Problem:
 
 
 def _room(
-    place: Path, needed_bytes: int, what: str, fix: str, disk_usage: DiskUsage
+    folder: Path, needed_bytes: int, what: str, fix: str, disk_usage: DiskUsage
 ) -> Iterator[Problem]:
-    free = disk_usage(nearest_existing(place.expanduser())).free
+    free = disk_usage(nearest_existing(folder.expanduser())).free
     if free < needed_bytes:
         text = (
-            f"no space on the device of {place}: {what} need {needed_bytes / 2**30:.2f} GiB, but "
+            f"no space on the device of {folder}: {what} need {needed_bytes / 2**30:.2f} GiB, but "
             f"{free / 2**30:.2f} GiB are free; {fix}"
         )
         yield _wrong("run_dir", text, Kind.MACHINE)
@@ -377,13 +377,13 @@ def _room(
 def _check_function(
     setting: str, name: str, by: str = "areal_lab.config.functions"
 ) -> Iterator[Problem]:
-    if name.startswith("areal_lab.rewards."):  # light, and our own
+    if name.startswith("areal_lab.rewards."):  # our own, with light imports
         try:
             load_function(name)
         except ValueError as error:
             yield from problems_of(error, setting)
         return
-    # Elsewhere: what it imports may be heavy, and stays out of this process.
+    # Other functions in a separate process: their imports may be heavy.
     try:
         ended = subprocess.run(
             [sys.executable, "-m", by, name],
@@ -398,11 +398,11 @@ def _check_function(
 
 
 def _is_biased_in_place(config: TrainConfig) -> bool:
-    """Whether answers are interrupted in this run, and go on with what old weights have cached."""
+    """Whether interrupted responses of this run continue with the KV cache of old weights."""
     in_place = PauseMode(config.rollout.pause_mode) is PauseMode.IN_PLACE
     if not in_place or not schedule_of(config).interrupts:
         return False
     try:
         return backend_of(engine_plan(config).backend).biased_in_place
-    except ValueError:  # no engine has this name; `check` says so
+    except ValueError:  # no engine has this name; `check` reports it
         return False

@@ -1,4 +1,4 @@
-"""What a configuration means for the control core and the machine: limits, threads, bytes."""
+"""Derive limits, threads and transfer sizes from a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from areal_lab.preflight.allocation import engine_plan
 
 
 def schedule_of(config: TrainConfig) -> Schedule:
-    """The schedule that the configuration names."""
+    """The schedule of the config."""
     rollout = config.rollout
     return schedule_named(
         rollout.schedule, eta=rollout.max_head_offpolicyness, interruptible=rollout.interruptible
@@ -27,7 +27,7 @@ def schedule_of(config: TrainConfig) -> Schedule:
 
 
 def limits_of(config: TrainConfig) -> Limits:
-    """What the coordinator may do in this run."""
+    """Limits of the coordinator in this run."""
     rollout, schedule = config.rollout, schedule_of(config)
     batch = config.dataset.batch_size
     in_flight = rollout.max_concurrent_rollouts
@@ -58,7 +58,7 @@ class Threads:
 
 
 def threads_of(config: TrainConfig, cores: int) -> Threads:
-    """Share the cores: phases that overlap split them, phases that alternate each get them all."""
+    """Share the cores: overlapping phases split them, alternating phases get all of them."""
     overlaps = schedule_of(config).overlaps
     engines = engine_plan(config).servers
     trainer = max(1, cores - max(1, cores // 2)) if overlaps else cores
@@ -70,13 +70,15 @@ def threads_of(config: TrainConfig, cores: int) -> Threads:
 
 
 def lora_of(config: TrainConfig) -> LoraShape:
-    """The adapters that a run wants, if it wants any."""
+    """Shape of the LoRA adapters of a run, if it uses any."""
     actor = config.actor
     return LoraShape(rank=actor.lora_rank, target_modules=tuple(actor.target_modules))
 
 
 def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int:
-    """At most; a whole model's where the folder does not tell how large an adapter is.
+    """Upper bound of the bytes to transfer per version.
+
+    The size of the whole model if the folder does not give the size of an adapter.
 
     Args:
         model_path: the model's folder.
@@ -86,5 +88,5 @@ def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int
         try:
             parameters = adapter_parameters(model_path, lora_of(config)) or parameters
         except EngineError:
-            pass  # who loads the model says what is wrong with it
+            pass  # loading the model reports the problem
     return transfer_bytes(parameters, config.rollout.dtype)

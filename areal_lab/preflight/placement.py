@@ -1,7 +1,7 @@
-"""Whether the engines and the trainer that a configuration asks for can run on this machine.
+"""Check that the engines and the trainer of a config can run on this machine.
 
-TrainConfig, Machine --check_placement--> EnginePlan, or the one line that says why not
-                     --explain--> what would be started where
+TrainConfig, Machine --check_placement--> EnginePlan, or a one-line error
+                     --explain--> lines that say what would start where
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from areal_lab.preflight.allocation import (
 
 _ONE: Final = Sizes()
 _LEAST_BYTES: Final = 256 << 20
-"""Memory that a server shares with nobody, before any weights: an embedded one of a tiny model had
-278 MiB (torch 2.13), SGLang and vLLM take more."""
+"""Private memory of a server without weights: an embedded one with a tiny model took 278 MiB
+(torch 2.13); SGLang and vLLM take more."""
 _LISTED: Final = 8
-"""Lines about engines, or about addresses, at most."""
+"""Maximum lines about engines or addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What there is to run on."""
+    """Hardware and installed engines."""
 
     cores: int
     memory_bytes: int
@@ -44,7 +44,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at cores, memory, GPUs and installed engines; runs nothing."""
+    """Inspect cores, memory, GPUs and installed engines, without running anything."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
@@ -57,7 +57,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     """The servers that a run would start here.
 
     Raises:
-        ConfigError: in one line: what is asked for, what there is, what to write instead.
+        ConfigError: in one line, with the setting, what is available and a fix.
     """
     try:
         plan = engine_plan(config)
@@ -79,23 +79,23 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     if plan.tensor_parallel > 1 and not BACKENDS[plan.backend].tensor_parallel:
         raise refusal(
             "rollout.backend",
-            f"{plan.backend}:t{plan.tensor_parallel} divides a server, which {plan.backend} cannot "
-            f"do; write {plan.backend}:d{plan.servers}",
+            f"{plan.backend}:t{plan.tensor_parallel} is tensor parallel, which {plan.backend} does "
+            f"not support; write {plan.backend}:d{plan.servers}",
         )
     if found.build == "gpu":
         _check_gpus(plan, machine)
     elif plan.tensor_parallel > 1:
         raise refusal(
             "rollout.backend",
-            f"{plan.backend}:t{plan.tensor_parallel} divides a server over GPUs, but the CPU build "
-            f"is installed; write {plan.backend}:d{plan.servers}",
+            f"{plan.backend}:t{plan.tensor_parallel} is tensor parallel, which needs GPUs, but the "
+            f"CPU build is installed; write {plan.backend}:d{plan.servers}",
         )
     _check_memory(plan, machine)
     return plan
 
 
 def explain(config: TrainConfig, machine: Machine) -> list[str]:
-    """What a run would start where, a line each.
+    """Describe where a run would start its processes, one line each.
 
     Raises:
         ConfigError: as `check_placement`.
@@ -119,13 +119,13 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
     if not config.rollout.addresses and plan.servers > machine.cores:
         lines.append(
             f"{plan.servers} engines share {machine.cores} core(s) with each other and the "
-            "trainer: more engines will not be faster here"
+            "trainer: more engines are not faster here"
         )
     return lines
 
 
 def _each(count: int, line: Callable[[int], str]) -> list[str]:
-    """A line for each; of many, for the first ones and the last."""
+    """One line each; with many, only the first ones and the last."""
     if count <= _LISTED:
         return [line(index) for index in range(count)]
     first = [line(index) for index in range(_LISTED - 2)]
@@ -147,15 +147,15 @@ def _check_allocation(allocation: Allocation, text: str) -> None:
     if allocation.shared:
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {text} lets engines and trainer take turns on the same devices, "
-            "which is not available; write + instead of |",
+            f"allocation_mode {text} shares devices between engines and trainer, which is "
+            "not supported; write + instead of |",
         )
     if trainer is None:
         return
     if trainer.backend != "fsdp":
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {text} trains with {trainer.backend}, which is not available; "
+            f"allocation_mode {text} trains with {trainer.backend}, which is not supported; "
             "write fsdp:d1",
         )
     if trainer.sizes != _ONE:
@@ -167,7 +167,7 @@ def _check_allocation(allocation: Allocation, text: str) -> None:
 
 
 def _check_sizes(config: TrainConfig) -> None:
-    """Engines are copied and divided by layer; in no other way."""
+    """Refuse sizes of engines other than data and tensor parallel."""
     for setting, text in (
         ("rollout.backend", config.rollout.backend),
         ("allocation_mode", config.allocation_mode),
@@ -182,8 +182,9 @@ def _check_sizes(config: TrainConfig) -> None:
             if getattr(sizes, name) > 1:
                 raise refusal(
                     setting,
-                    f"{setting} {text} divides an engine by {name}, which is not available; "
-                    f"write {engines.backend}:{Sizes(data=sizes.data, tensor=sizes.tensor)}",
+                    f"{setting} {text} has engines with {name} parallelism, which is not "
+                    f"supported; use "
+                    f"{engines.backend}:{Sizes(data=sizes.data, tensor=sizes.tensor)}",
                 )
 
 
@@ -199,12 +200,12 @@ def _check_gpus(plan: EnginePlan, machine: Machine) -> None:
 
 
 def _check_memory(plan: EnginePlan, machine: Machine) -> None:
-    """Before anything is made for each server: their number is whatever was typed."""
+    """Refuse an absurd number of servers early, before anything is created per server."""
     most = max(1, machine.memory_bytes // _LEAST_BYTES)
     if plan.servers > most:
         raise refusal(
             "rollout.engines",
             f"rollout.engines (the d of rollout.backend and allocation_mode) is {plan.servers}, "
-            f"but {machine.memory_bytes / 2**30:.1f} GiB of memory hold at most {most} servers, "
-            f"{_LEAST_BYTES >> 20} MiB each before any weights; ask for fewer",
+            f"but {machine.memory_bytes / 2**30:.1f} GiB of memory hold at most {most} servers "
+            f"({_LEAST_BYTES >> 20} MiB each, without weights); lower it",
         )

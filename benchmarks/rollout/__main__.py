@@ -1,16 +1,16 @@
-"""Interruptible rollout on a real inference server, against waiting for the longest answer.
+"""Interruptible rollout on a real inference server, against waiting for the longest response.
 
 One server, the same requests (log-normal lengths, cut at the longest), new weights every few
-seconds: once running answers are interrupted for them, once nothing more is started until the
-longest has ended (the paper's Figure 6b). The two take turns within one run. Before them, decode
+seconds: one policy interrupts running responses, the other starts nothing more until the longest
+has finished (the paper's Figure 6b). The two take turns within one run. Before them, decode
 steps and prefills are timed on the idle server and fitted; the simulator, with these costs and the
-time that the server stood still for an update, then says what the gain should be.
+measured pauses of the server for updates, then predicts the gain.
 
     gain                 tokens/s interrupted over tokens/s waited, less 1
     predicted_gain       the same by the simulator
-    first_token_s        from "weights ready" to the first token under them, by transfer and by what
-                         is done to running answers; `wait` is the policy that does not interrupt
-    recomputed_tokens    of prompts and answers, read again after interruptions, in one repeat
+    first_token_s        from "weights ready" to the first token under them, by transfer and pause
+                         mode; `wait` is the policy that does not interrupt
+    recomputed_tokens    tokens of prompts and responses recomputed after interruptions, per repeat
 
     python -m benchmarks.rollout --json [--quick] [--backend embedded|sglang|vllm]
 """
@@ -74,7 +74,7 @@ async def measure(arguments: Arguments, backend: str, folder: Path) -> dict[str,
         async with _server(backend, ways.first, folder) as server:
             results = await Bench(server, ways, size, arguments.repeats).measure()
         if Transfer.ADAPTER in BACKENDS[backend].transfers:
-            # A server of its own: the others are measured on one that is started as without LoRA.
+            # A separate server: the others are measured without LoRA.
             ways.begin_again()
             async with _server(backend, ways.first_for_adapters, folder) as server:
                 found = await Bench(server, ways, size, arguments.repeats).adapter_latencies()
@@ -93,7 +93,7 @@ async def measure(arguments: Arguments, backend: str, folder: Path) -> dict[str,
 async def _server(
     backend: str, weights: WeightsFolder, folder: Path
 ) -> AsyncIterator[EngineProcess]:
-    """A server with these weights, told of while it is waited for."""
+    """Start a server with these weights, with a progress line."""
     say(f"waiting for the {backend} server" + (" for adapters" if weights.adapter else ""))
     clock = asyncio.get_running_loop().time
     begun_s = clock()
@@ -115,7 +115,7 @@ async def _server(
 
 
 def figures_of(results: Results) -> dict[str, Any]:
-    """What the report has, with medians over repeats."""
+    """The figures of the report, with medians over repeats."""
     runs, load, predicted = results.runs, results.load, results.predicted_per_s
     gains = [
         interrupted.tokens_per_s / waited.tokens_per_s - 1

@@ -1,4 +1,4 @@
-"""One server, and everything that is measured on it for `benchmarks.rollout`.
+"""All measurements of `benchmarks.rollout` on one server.
 
 first tokens, every transfer and mode --> costs of decode steps and prefills --> both policies
 """
@@ -36,24 +36,24 @@ LONGEST = 1024
 PROMPT_TOKENS = 32
 SIGMA = 1.0
 DRAWN = 2000
-"""Requests that there are; a run takes as many of them as fill its time."""
+"""Number of requests available; a run uses as many as fill its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is measured."""
+    """Size of the benchmark."""
 
     run_s: float
-    """That one policy is to take, by the simulator, where nothing interrupts it."""
+    """Simulated seconds of one run without interruptions."""
     updates: int
-    """New weights in this time."""
+    """Weight updates in this time."""
     median_tokens: int
     most_tokens: int
-    """Of an answer."""
+    """Mean length of a response."""
     rounds: int
-    """Of the calibration."""
+    """Repeats of the calibration."""
     timed_tokens: int
-    """Of an answer in it."""
+    """Length of its responses."""
     latencies: int
     """Measurements of each transfer and mode."""
 
@@ -80,7 +80,7 @@ QUICK = Size(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was measured on one server, and what was predicted of it."""
+    """Measurements on one server, and predictions for it."""
 
     latencies: Mapping[Transfer, Mapping[str, Sequence[float]]]
     """Seconds from ready to the first token, by transfer and mode, or `wait`."""
@@ -88,7 +88,7 @@ class Results:
     prefill: PartFit
     load: Load
     runs: Mapping[Policy, Sequence[Measured]]
-    """By policy, a repeat each."""
+    """Results of the repeats, by policy."""
     predicted_per_s: Mapping[Policy, float]
 
 
@@ -120,7 +120,7 @@ def models() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 class Bench:
-    """One server, and everything that is measured on it."""
+    """All measurements on one server."""
 
     def __init__(self, server: EngineProcess, ways: Ways, size: Size, repeats: int) -> None:
         self._server = server
@@ -140,7 +140,7 @@ class Bench:
         )
 
     async def measure(self) -> Results:
-        """Everything."""
+        """Run all measurements."""
         async with self._client(STREAM_INTERVAL) as client:
             decode, prefill = await self._calibrate(client)
             costs = costs_from(decode, prefill, str(self._ways.first.path))
@@ -161,7 +161,7 @@ class Bench:
         )
 
     async def _latencies(self) -> dict[Transfer, dict[str, list[float]]]:
-        """Of each transfer and mode, in turns."""
+        """First-token times of each transfer and mode, in turns."""
         found: dict[Transfer, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         async with self._client(1) as client:
             for count in range(self._size.latencies):
@@ -175,7 +175,7 @@ class Bench:
         return found
 
     async def adapter_latencies(self) -> dict[str, list[float]]:
-        """The same of adapters, on a server that was started for them; by mode, there is one."""
+        """First-token times of adapters, on a server started with LoRA; they have one mode."""
         mode, transfer = PauseMode.ABORT, Transfer.ADAPTER
         async with self._client(1) as client:
             client.use_adapters(0)
@@ -199,7 +199,7 @@ class Bench:
         )
 
     def _long_requests(self, name: str) -> list[GenerateRequest]:
-        """As many as run at a time, each as long as it may be."""
+        """Requests that fill all slots, each of maximum length."""
         return [
             dataclasses.replace(
                 one,
@@ -210,7 +210,7 @@ class Bench:
         ]
 
     def _load(self, costs: Costs) -> Load:
-        """As many requests as fill the time, by what the simulator says of the engine."""
+        """As many requests as fill the time, according to the simulator."""
         all_of_them = Load(requests=self._drawn, slots=SLOTS, every_s=math.inf)
         tokens = self._size.run_s * predict(all_of_them, Policy.INTERRUPT, costs, 0.0)
         count = max(4 * SLOTS, round(tokens / all_of_them.tokens * DRAWN))
@@ -239,7 +239,7 @@ class Bench:
     async def _policies(
         self, client: EngineClient, load: Load
     ) -> tuple[dict[Policy, list[Measured]], list[float]]:
-        """Both in turns, as often as asked for; and how long the first tokens waited for `WAIT`."""
+        """Repeat both policies in turns; also returns the first-token times of `WAIT`."""
         runs: dict[Policy, list[Measured]] = {policy: [] for policy in Policy}
         waits_s: list[float] = []
 
@@ -271,11 +271,11 @@ class Bench:
 
 
 def median_of(runs: Sequence[Measured], what: str) -> float:
-    """Of all updates of all repeats; 0 if there were none."""
+    """Mean over all updates of all repeats; 0 without updates."""
     values = [value for one in runs for value in getattr(one, what)]
     return statistics.median(values) if values else 0.0
 
 
 def say(what: str) -> None:
-    """Progress."""
+    """Print a progress line."""
     print(f"  {what}", file=sys.stderr, flush=True)

@@ -2,8 +2,8 @@
 
     requests run --> ready --pause, send, resume--> first token of the new version has arrived
 
-Ready means that the trainer has exported them: into a folder, or into its memory for the ways that
-send them from there; here this process stands for the trainer.
+Ready means that the trainer has exported them, to a folder or, for transfers from memory, to its
+own memory; this process takes the place of the trainer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from areal_lab.engines.weights.tensor import TensorSender
 from areal_lab.training.lora import add_lora, target_modules, write_adapter_folder
 
 RUNNING_TOKENS = 16
-"""That each request has when the weights are ready."""
+"""Tokens of each request when the weights are ready."""
 TIMEOUT_S = 30.0
 ADAPTER_RANK = 8
 
 
 @dataclass(slots=True)
 class Ear:
-    """Hears every message of the engine, before the client takes it in."""
+    """Sees every message of the engine before the client."""
 
     told: Callable[[], None] = lambda: None
     """Called with each message."""
@@ -49,28 +49,27 @@ class Ear:
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def dialect(self, api: Dialect) -> Dialect:
-        """As `api`, but heard."""
+        """`api`, with every message observed."""
 
-        def read(answer: Reply) -> Chunk:
-            chunk = api.read(answer)
+        def read(reply: Reply) -> Chunk:
+            chunk = api.read(reply)
             self._hear(chunk)
             return chunk
 
         return replace(api, read=read)
 
     def expect(self, version: Version, since_s: float) -> None:
-        """From now on wait for the first token of this version."""
+        """Start waiting for the first token of this version."""
         self._expected = (version, since_s)
         self._brought = False
         self._arrived.clear()
 
     def brought(self) -> None:
-        """The engine holds it now: what an engine says from here on that tells no version with its
-        messages (vLLM) is taken to be of this one."""
+        """The engine holds this version: later messages without a version (vLLM) are of it."""
         self._brought = True
 
     async def arrived(self) -> None:
-        """Wait for it."""
+        """Wait for its first token."""
         await self._arrived.wait()
 
     def _hear(self, chunk: Chunk) -> None:
@@ -86,7 +85,7 @@ class Ear:
 
 
 class Ways:
-    """Brings two sets of weights into an engine by turns, in every way that it takes."""
+    """Sends two sets of weights to an engine in turns, by every transfer it supports."""
 
     def __init__(self, models: Sequence[PreTrainedModel], root: Path) -> None:
         self._folders: list[WeightsFolder] = [
@@ -107,29 +106,29 @@ class Ways:
             for version, tensors in enumerate(self._tensors):
                 pusher.hold(tensors, version, dtype=torch.float32)
         self.version: Version = 0
-        """That the engine holds."""
+        """Version that the engine holds."""
 
     @property
     def first(self) -> WeightsFolder:
-        """What an engine is started with."""
+        """The folder that an engine is started with."""
         return self._folders[0]
 
     @property
     def first_for_adapters(self) -> WeightsFolder:
-        """The same, for adapters."""
+        """The same for adapters."""
         return replace(self.first, adapter=self._adapters[0].adapter)
 
     def begin_again(self) -> None:
-        """With another engine."""
+        """The same weights for another engine."""
         self.version = 0
 
     @property
     def next(self) -> Version:
-        """The version that is brought next."""
+        """The version to send next."""
         return 1 - self.version
 
     async def bring(self, client: EngineClient, transfer: Transfer, mode: PauseMode) -> None:
-        """Bring the next version into an engine, paused or idle, and see that it holds it."""
+        """Send the next version to an engine, paused or idle, and check that it holds it."""
         version = self.next
         if transfer is Transfer.FOLDER:
             await client.load_weights(self._folders[version], mode)
@@ -148,7 +147,7 @@ class Ways:
         self.version = version
 
     def close(self) -> None:
-        """Let go of groups and memory."""
+        """Release groups and memory."""
         self._closing.close()
 
 
@@ -202,7 +201,7 @@ async def first_token_s(
 
 
 async def _unless_ended(running: asyncio.Task[Any], waiting: Coroutine[Any, Any, object]) -> None:
-    """Wait for something that requests do while they run.
+    """Wait for an event while requests run.
 
     Raises:
         RuntimeError: if they end before.

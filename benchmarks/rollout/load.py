@@ -1,11 +1,11 @@
-"""The same requests while new weights keep coming: interrupt what runs for them, or wait for it.
+"""Run the same requests while new weights keep coming, and interrupt them or wait for them.
 
-    interrupt   ready --pause--> load --resume, what ran is computed again--> the same answers go on
-    wait        ready --start nothing more--> the longest answer ends --> load --> the next start
+    interrupt   ready --pause--> load --resume, recompute--> the same responses continue
+    wait        ready --start nothing more--> the longest response ends --> load --> start the next
 
-Both keep `slots` requests running otherwise. Weights are ready every `every_s`, or as soon as the
-engine has taken those before, whichever is later. Throughput is counted until the last request is
-started: from then on slots are empty for want of requests.
+Otherwise both keep `slots` requests running. Weights are ready every `every_s`, or when the engine
+has taken the previous ones, whichever is later. Throughput is counted until the last request is
+started, since slots are empty afterwards.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, Sa
 
 
 class Policy(StrEnum):
-    """What new weights do to running answers."""
+    """How new weights affect running responses."""
 
     INTERRUPT = "interrupt"
     WAIT = "wait"
 
 
 class Generates(Protocol):
-    """What is needed of an engine's client."""
+    """The part of an engine client used here."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-        """Draw one sample per request."""
+        """Generate one sample per request."""
         ...
 
     def received_tokens(self, request_id: str) -> int:
@@ -46,43 +46,43 @@ class Generates(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is generated, and how often new weights come."""
+    """Requests, and the interval of weight updates."""
 
     requests: tuple[GenerateRequest, ...]
     slots: int
-    """Requests that run at a time."""
+    """Requests that run at the same time."""
     every_s: float
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Tokens of all responses."""
         return sum(request.sampling.max_new_tokens for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one policy made of a load."""
+    """Result of one policy on a load."""
 
     tokens: int
-    """Generated until the last request was started."""
+    """Tokens generated until the last request was started."""
     seconds: float
-    """Until then."""
+    """Seconds until then."""
     updates: int
     update_s: tuple[float, ...]
-    """Of each update, from the moment that weights were ready until the engine went on."""
+    """Seconds of each update, from when the weights were ready until the engine continued."""
     load_s: tuple[float, ...]
-    """Of each update, what the engine stood still for it."""
+    """Seconds that the engine paused, per update."""
     recomputed_tokens: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -96,8 +96,8 @@ def long_tailed(
     vocabulary: int,
     seed: int = 7,
 ) -> tuple[GenerateRequest, ...]:
-    """Random prompts and log-normal lengths cut at the longest, always the same ones; they end at
-    their length only, and share no prefix."""
+    """Random prompts and log-normal lengths cut at the longest, always the same; they end only
+    at their length and share no prefix."""
     chance = random.Random(seed)
 
     def length() -> int:
@@ -134,7 +134,7 @@ async def generate_all(
     *,
     mode: PauseMode = PauseMode.RETRACT,
 ) -> Measured:
-    """Generate a load under one policy, to the end of every answer.
+    """Generate a load under one policy, to the end of every response.
 
     Args:
         bring: loads the next weights into the engine, which is paused or idle; told when (on the
@@ -182,12 +182,12 @@ async def generate_all(
         await asyncio.wait({ending, updating, *workers}, return_when=asyncio.FIRST_COMPLETED)
         for one in (updating, *workers):
             if one.done():
-                one.result()  # before the last request is started it ends by an error only
+                one.result()  # before the last request is started, it can only end with an error
         seconds = clock() - began_s
         tokens = state.ended_tokens + sum(map(engine.received_tokens, state.running))
         updates = len(update_s)
         await asyncio.gather(*workers)
-        # One that has begun is to end, so that the engine is left as it was found.
+        # Finish a running update, so that the engine is left as before.
         async with state.updating:
             updating.cancel()
     finally:

@@ -1,10 +1,10 @@
-"""What the simulator says of a load and a policy, with the costs that were measured on that server.
+"""Predict a load and a policy with the simulator, with costs measured on the same server.
 
     requests of one length, all at once --seconds--> points --fit_decode, fit_prefill--> Costs
     Load, Policy, Costs --simulator.replica--> tokens per second
 
-The engine is `simulator.engine.replica`, as in every simulation; the costs are fitted as `areal-lab
-calibrate` fits them. What is told to it beside is how long the engine stood still for an update.
+The engine is `simulator.engine.replica`, as in every simulation; costs are fitted as `areal-lab
+calibrate` fits them. The only other input is the pause of the engine for an update.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from simulator.engine.decode_batch import StepCost
 from simulator.engine.replica import PrefillSeconds, Replica
 
 SHORT, LONG = 16, 320
-"""Tokens of the prompts before answers whose decode steps are timed."""
+"""Prompt tokens of requests whose decode steps are timed."""
 READ_TOKENS = (32, 64, 128, 192, 256, 512)
-"""Tokens of the prompts whose reading is timed."""
+"""Prompt tokens of requests whose prefill is timed."""
 LEAST_STEP_S = 1e-6
-"""Of a decode step: on a busy machine the fit may leave all of its time to the sequences."""
+"""Minimum seconds of a decode step; on a busy machine the fit may find 0."""
 CACHE_TOKENS = 10**9
-"""The real engine has room for all that runs."""
+"""The real engine has memory for all running requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the engine."""
+    """Costs of the engine."""
 
     decode: StepCost
     prefill: PrefillSeconds
@@ -64,11 +64,11 @@ class Stopwatch:
         self._last = (0.0, 0.0)
 
     def start(self, names: Iterable[str], tokens: int) -> None:
-        """Watch these, which will have so many tokens each."""
+        """Watch these requests, with `tokens` tokens each."""
         self._names, self._target, self._first = list(names), tokens, None
 
     def message(self) -> None:
-        """The engine has said something; what it said before is counted."""
+        """The engine has sent a message; count the earlier ones."""
         if not self._names:
             return
         counts = [self._engine.received_tokens(name) for name in self._names]
@@ -79,7 +79,7 @@ class Stopwatch:
             self._first = self._last
 
     def stop(self) -> tuple[float, float]:
-        """Seconds, and steps in them.
+        """Seconds, and the steps in them.
 
         Raises:
             RuntimeError: if they never ran together.
@@ -97,7 +97,7 @@ async def calibrate(
 
     Args:
         rounds: of each; a quarter of the points is held out of the fit.
-        tokens: of each answer whose decode steps are timed.
+        tokens: tokens of each response whose decode steps are timed.
     """
     clock = asyncio.get_running_loop().time
     chance = random.Random(11)
@@ -105,17 +105,17 @@ async def calibrate(
     read: list[EnginePoint] = []
     sizes = sorted({1, slots // 4, slots // 2, slots} - {0})
 
-    def requests(count: int, prompt: int, answer: int) -> list[GenerateRequest]:
+    def requests(count: int, prompt: int, response: int) -> list[GenerateRequest]:
         return [
             GenerateRequest(
                 request_id=f"calibrate-{chance.getrandbits(48):x}",
                 prompt_tokens=tuple(chance.randrange(2, vocabulary) for _ in range(prompt)),
-                sampling=SamplingParams(max_new_tokens=answer, ignore_eos=True, seed=index),
+                sampling=SamplingParams(max_new_tokens=response, ignore_eos=True, seed=index),
             )
             for index in range(count)
         ]
 
-    await engine.generate(requests(slots, SHORT, 8))  # whatever is made at first use
+    await engine.generate(requests(slots, SHORT, 8))  # warm-up
     for _ in range(rounds):
         for size in sizes:
             for prompt in (SHORT, LONG):
@@ -155,7 +155,7 @@ async def calibrate(
 
 
 def costs_from(decode: PartFit, prefill: PartFit, model: str) -> Costs:
-    """What the fits say, as the simulator takes it.
+    """The fitted costs, as input of the simulator.
 
     Args:
         model: name or folder of the model that was served.

@@ -1,1 +1,1 @@
-"""The demo against TRL: `python -m benchmarks.trl`."""
+"""Benchmark of the demo against TRL: `python -m benchmarks.trl`."""

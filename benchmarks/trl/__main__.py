@@ -8,11 +8,11 @@
 
 Equal: model, problems and their order, held-out problems, reward, group size, batch, learning rate
 and warm-up, clipping, AdamW, number of steps. TRL computes in float32 or bfloat16, whichever is
-faster on this machine, and gets the allocator settings that areal_lab gives itself.
+faster on this machine, and gets the same allocator settings as areal_lab.
 
 `ratio` is TRL's over areal_lab's wall seconds until the mean training reward of three steps in
-a row passes the target, counted from the beginning of training. From the start of the process, with
-loading and the first measurement on held-out problems, it is `ratio_from_process_start`.
+a row passes the target, counted from the start of training. `ratio_from_process_start` counts from
+the start of the process, including loading and the first evaluation.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ RATIOS = {
     "step_s_ratio": "step_s",
     "peak_mib_ratio": "peak_mib",
 }
-"""TRL's figure over ours, by name: above 1 where we need less."""
+"""TRL's figure over ours, by name; above 1 means that we need less."""
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Both sides in turns, with seeds 1, 2, ...; who goes first changes with each repeat."""
+    """Both sides in turns, with seeds 1, 2, ...; the order alternates."""
     environment.make()
     cores = len(os.sched_getaffinity(0))
     with TemporaryDirectory(prefix="demo_vs_trl-") as name:
         folder = Path(name)
-        resolve_model_path(load_config(CONFIG).actor.path)  # converted before anything is timed
+        resolve_model_path(load_config(CONFIG).actor.path)  # convert it before anything is timed
         _say(f"TRL for {PROBE_STEPS} steps in float32 and in bfloat16: which is faster here?")
         dtype, probe = faster_dtype(load_config(CONFIG), _new(folder / "probe"), cores=cores)
         ours: list[Side] = []
@@ -81,7 +81,7 @@ def measure(repeats: int) -> dict[str, Any]:
 
 
 def measure_quickly() -> dict[str, Any]:
-    """Three steps of a random model, both sides at the same time: shows that both sides run."""
+    """Three steps of a random model on both sides at the same time, to test that they run."""
     cores = len(os.sched_getaffinity(0))
     with TemporaryDirectory(prefix="demo_vs_trl-") as name:
         folder = Path(name)
@@ -107,7 +107,7 @@ def measure_quickly() -> dict[str, Any]:
 
 
 def faster_dtype(config: TrainConfig, folder: Path, *, cores: int) -> tuple[str, dict[str, Any]]:
-    """The type TRL is faster in on this machine: two steps in float32, then in bfloat16.
+    """The faster type for TRL on this machine: two steps in float32, then in bfloat16.
 
     The second is ended once it has taken half as long again as the first.
     """

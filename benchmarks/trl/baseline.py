@@ -1,11 +1,11 @@
-"""The same GRPO run in TRL's `GRPOTrainer`, for `benchmarks.trl`, which starts it.
+"""The same GRPO run in TRL's `GRPOTrainer`, started by `benchmarks.trl`.
 
     problems as JSONL -> GRPOTrainer -> progress as JSON lines (step, time, reward, CPU seconds)
 
-Runs in TRL's own environment and imports nothing of areal_lab. Set for TRL's benefit, beyond its
+Runs in TRL's own environment and imports nothing from areal_lab. Tuned for TRL, beyond its
 defaults: micro-batches of 16, no gradient checkpointing, one generation per optimizer step, the
-newline as an end-of-sequence token (TRL then stops and masks there by itself), no checkpoints and
-no logging of completions. Set for equality: problems in the same order, the same warm-up.
+newline as an end-of-sequence token (TRL then stops and masks there), no checkpoints and
+no logging of completions. Set as in areal_lab: problems in the same order, the same warm-up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exact_first_line(completion: str, answer: str) -> float:
 
 
 class Progress(TrainerCallback):
-    """Write what happened to a JSON-lines file, and end the run at its time limit."""
+    """Write progress to a JSON-lines file, and end the run at its time limit."""
 
     def __init__(self, path: Path, *, limit_s: float) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Progress(TrainerCallback):
         self.began_s = 0.0
 
     def write(self, name: str, **values: float | str) -> None:
-        """One line; times are seconds since the epoch, `cpu_s` of this process so far."""
+        """Write a line; times are seconds since the epoch, `cpu_s` of this process so far."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         line = {"event": name, "at_s": time.time(), "cpu_s": usage.ru_utime + usage.ru_stime}
         with self.path.open("a") as file:
@@ -61,7 +61,7 @@ class Progress(TrainerCallback):
             self.write(name, mean=sum(rewards) / len(rewards), n=len(rewards))
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        """Training begins: everything is loaded."""
+        """Training starts; everything is loaded."""
         self.began_s = time.time()
         self.write("began")
 
@@ -86,7 +86,7 @@ class Progress(TrainerCallback):
 def held_out_rewards(
     model: Any, tokenizer: Any, problems: list[dict[str, str]], *, samples: int, tokens: int
 ) -> list[float]:
-    """Rewards of `samples` answers to each problem at temperature 1, 64 answers at a time."""
+    """Rewards of `samples` completions of each problem at temperature 1, 64 at a time."""
     model.eval()
     repeated = [problem for problem in problems for _ in range(samples)]
     rewards: list[float] = []
@@ -113,7 +113,7 @@ def held_out_rewards(
 
 
 def settings(arguments: argparse.Namespace) -> GRPOConfig:
-    """The run's settings in TRL's words, equal to those of configs/arithmetic.yaml."""
+    """The run's settings in TRL, equal to those of configs/arithmetic.yaml."""
     samples = arguments.prompts * arguments.group_size
     return GRPOConfig(
         output_dir=str(arguments.output.parent / "trl"),
@@ -146,7 +146,7 @@ def settings(arguments: argparse.Namespace) -> GRPOConfig:
 def optimizer_of(
     model: Any, arguments: argparse.Namespace
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a warm-up that begins at `lr / warmup_steps`; transformers' own begins at 0."""
+    """AdamW with a warm-up from `lr / warmup_steps`; that of transformers starts at 0."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
@@ -193,7 +193,7 @@ def main() -> None:
         raise ValueError(
             f"the newline is {len(newline)} tokens of this vocabulary, but must be one"
         )
-    # TRL takes its stop tokens from here, for generation and for the mask alike.
+    # TRL takes its stop tokens from here, both for generation and for the mask.
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, newline[0]]
 
     def reward(completions: list[str], answer: list[str], **_: object) -> list[float]:
@@ -210,7 +210,7 @@ def main() -> None:
     )
     held_out = read_problems(arguments.held_out)
     sizes = {"samples": arguments.held_out_samples, "tokens": arguments.new_tokens}
-    # Before and after, as areal_lab does: both sides then do the same work from start to end.
+    # Before and after training, as areal_lab does, so that both sides do the same work.
     progress.held_out("before", held_out_rewards(model, tokenizer, held_out, **sizes))
     trainer.train()
     progress.held_out("after", held_out_rewards(model, tokenizer, held_out, **sizes))

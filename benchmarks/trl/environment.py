@@ -1,4 +1,4 @@
-"""The virtual environment that TRL runs in, beside this project's own."""
+"""The virtual environment of TRL, separate from this project's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _STAMP = ENVIRONMENT / ".requirements"
-"""A copy of the requirements that the environment was made from."""
+"""A copy of the requirements that the environment was created from."""
 
 
 def is_ready() -> bool:
-    """Whether the environment is there and made from the present requirements."""
+    """Whether the environment exists and has the current requirements."""
     return _STAMP.is_file() and _STAMP.read_text() == _wanted()
 
 
 def make() -> Path:
-    """Make the environment if it is not ready; return its interpreter."""
+    """Create the environment if it is not ready; return its interpreter."""
     if not is_ready():
         print(f"installing TRL into {ENVIRONMENT} (once; about two minutes)", file=sys.stderr)
         if not PYTHON.exists():
             subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
         pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         options = ["--constraint", str(ROOT / "constraints.txt"), "--requirement"]
-        # Standard output is kept for the figures.
+        # Standard output is for the figures.
         subprocess.run([*pip, *options, str(_REQUIREMENTS)], check=True, stdout=sys.stderr)
         _STAMP.write_text(_wanted())
     return PYTHON

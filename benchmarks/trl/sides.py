@@ -1,4 +1,4 @@
-"""The two sides of `benchmarks.trl`: each runs one training in processes of its own.
+"""The two sides of `benchmarks.trl`: each runs one training in its own processes.
 
 areal-lab train  --> events.jsonl, metrics.jsonl, summary.json --.
 baseline         --> progress.jsonl -----------------------------+--> Side
@@ -26,21 +26,21 @@ from benchmarks.process_usage import Usage, run_and_measure
 from benchmarks.trl import environment
 
 IN_A_ROW = 3
-"""Steps whose mean reward has to pass the target."""
+"""Consecutive steps whose mean reward must pass the target."""
 MICRO_BATCH = 16
 """Sequences of one forward pass in TRL: 64 is no faster and needs nearly twice the memory."""
 
 
 class TookTooLong(RuntimeError):
-    """A run was ended at its time limit."""
+    """A run reached its time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One run of one of the two."""
+    """One run of one side."""
 
     began_s: float
-    """When training began, in seconds since the epoch; the times of steps are counted from here."""
+    """Start of training, in seconds since the epoch; step times count from here."""
     step_ends_s: tuple[float, ...]
     rewards: tuple[float, ...]
     """Mean training reward of each step."""
@@ -62,7 +62,7 @@ class Side:
         return None
 
     def figures(self, target: float) -> dict[str, Any]:
-        """What is reported of the run; None where the target was not reached."""
+        """Figures of the run; None if the target was not reached."""
         steps = self.steps_to(target)
         seconds = None if steps is None else self.step_ends_s[steps - 1]
         end_s = None if seconds is None else self.began_s + seconds
@@ -80,7 +80,7 @@ class Side:
 
 
 def run_areal_lab(config: Path, overrides: Sequence[str], folder: Path) -> Side:
-    """`areal-lab train` as a user starts it."""
+    """`areal-lab train`, started as by a user."""
     program = [sys.executable, "-m", "areal_lab.cli.app", "train"]
     command = [*program, str(config), *overrides, f"run_dir={folder}", "plots=false"]
     usage = run_and_measure(

@@ -25,7 +25,7 @@ def here(tmp_path: Path) -> Installation:
     return Installation(bin=tmp_path, packages=tmp_path)
 
 
-def test_the_questions_are_answered(here: Installation) -> None:
+def test_an_installation_is_measured(here: Installation) -> None:
     assert here.import_s("simulator") > 0
     assert here.help_cpu_s() > 0
     assert here.first_line_s() > 0
@@ -56,7 +56,7 @@ def test_every_extra_is_measured() -> None:
     assert set(IMPORTS) == {"base", *project["optional-dependencies"]}
 
 
-def test_a_command_that_takes_long_says_so_and_one_that_fails_shows_its_output(
+def test_a_long_command_prints_progress_and_a_failed_one_its_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(packaging, "_TELL_S", 0.01)

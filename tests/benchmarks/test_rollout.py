@@ -116,7 +116,7 @@ def measured(load: Load, policy: Policy) -> tuple[Measured, SteadyEngine]:
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_an_engine_that_fails_is_not_waited_for(policy: Policy) -> None:
+def test_an_engine_that_fails_ends_the_run(policy: Policy) -> None:
     class Failing(SteadyEngine):
         async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
             if requests[0].request_id == "2":
@@ -129,11 +129,11 @@ def test_an_engine_that_fails_is_not_waited_for(policy: Policy) -> None:
         run_virtually(generate_all(engine, load, policy, engine.bring))
 
 
-@pytest.mark.parametrize(("answers", "error"), [(3, "ended before"), (0, "no more")])
-def test_nor_one_whose_requests_end_before_new_weights(answers: int, error: str) -> None:
+@pytest.mark.parametrize(("responses", "error"), [(3, "ended before"), (0, "no more")])
+def test_requests_that_end_before_new_weights_are_an_error(responses: int, error: str) -> None:
     class Short(SteadyEngine):
         async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
-            if not answers:
+            if not responses:
                 raise RuntimeError("no more")
             return await super().generate(requests)
 
@@ -161,7 +161,7 @@ def test_throughput_is_counted_until_the_last_request_is_started() -> None:
     assert predict(load, Policy.INTERRUPT, steady_costs(), LOAD_S) == pytest.approx(200, rel=0.02)
 
 
-def test_waiting_lets_the_longest_end_and_starts_nothing_meanwhile() -> None:
+def test_waiting_starts_nothing_until_the_longest_request_ends() -> None:
     load = load_of(200, 50, 50, 50, 50, slots=2, every_s=0.6)
     one, engine = measured(load, Policy.WAIT)
     assert engine.modes == []
@@ -172,7 +172,7 @@ def test_waiting_lets_the_longest_end_and_starts_nothing_meanwhile() -> None:
     assert one.recomputed_tokens == 0
 
 
-def test_interrupting_stands_still_for_the_load_only_and_counts_what_is_read_again() -> None:
+def test_interrupting_pauses_only_for_the_load_and_counts_recomputed_tokens() -> None:
     load = load_of(200, 50, 50, 50, 50, slots=2, every_s=0.605)
     one, engine = measured(load, Policy.INTERRUPT)
     assert set(engine.modes) == {PauseMode.RETRACT}
@@ -183,7 +183,7 @@ def test_interrupting_stands_still_for_the_load_only_and_counts_what_is_read_aga
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-def test_what_is_predicted_is_what_is_measured_where_steps_are_known(policy: Policy) -> None:
+def test_with_known_steps_the_prediction_equals_the_measurement(policy: Policy) -> None:
     requests = long_tailed(
         400, median_tokens=60, sigma=1.0, most_tokens=600, prompt_tokens=8, vocabulary=99
     )
@@ -220,7 +220,7 @@ def test_the_calibration_finds_the_step_of_an_idle_engine() -> None:
     assert costs.prefill.seconds(64, 2080) < 0.1 * STEP_S
 
 
-def test_a_fit_that_leaves_all_time_to_the_sequences_is_taken_all_the_same() -> None:
+def test_a_fit_that_attributes_all_time_to_the_sequences_is_accepted() -> None:
     decode, prefill = run_virtually(calibrated())
     settings = {"rollout.decode_step_s": 0.0, "rollout.decode_sequence_s": STEP_S}
     costs = costs_from(replace(decode, settings={**decode.settings, **settings}), prefill, MODEL)
@@ -266,7 +266,7 @@ def test_the_report_has_medians_of_pairs_and_their_spread(
     assert {"machine", "command", "date", "repeats"} <= told.keys()
 
 
-def test_the_first_token_of_a_version_is_heard_and_others_are_not() -> None:
+def test_only_the_first_token_of_an_expected_version_is_timed() -> None:
     async def run() -> Ear:
         ear = Ear()
         api = ear.dialect(SGLANG)

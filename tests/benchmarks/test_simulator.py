@@ -19,14 +19,14 @@ def test_a_whole_run_counts_the_sequences_that_were_trained_on() -> None:
     assert sequences == (workload.steps * workload.prompts_per_batch * workload.samples_per_prompt)
 
 
-def test_engines_alone_end_everything_they_are_given() -> None:
+def test_engines_alone_finish_all_sequences() -> None:
     config = load_simulation("small")
     seconds, sequences = simulator.engines_alone(config, 40)
     assert seconds > 0
     assert sequences == 40 * config.workload.samples_per_prompt
 
 
-def test_memory_is_looked_at_in_every_step() -> None:
+def test_memory_is_measured_in_every_step() -> None:
     config = load_simulation("small")
     watched = simulator.WatchedTraining(build(config).training)
     watched.step([10, 20], minibatches=1)
@@ -34,7 +34,7 @@ def test_memory_is_looked_at_in_every_step() -> None:
     assert math.isfinite(simulator.rss_growth(build(config), 0, settled=4))
 
 
-def test_the_question_has_500_configurations_and_a_quick_one_is_answered() -> None:
+def test_the_plan_has_500_configurations_and_a_quick_one_runs() -> None:
     assert len(expand(load_plan(simulator.PLAN, simulator.QUESTION)).possible) >= 500
     quick = [
         *(*simulator.QUICK_QUESTION, "candidates.rollout_share=[0.5]", "simulation=small"),

@@ -1,4 +1,4 @@
-"""The comparison with TRL: what is computed from two runs, and that both judge alike."""
+"""The comparison with TRL: figures of two runs, and that both sides score alike."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_times_are_counted_from_the_beginning_of_training_and_of_the_process() -
     assert figures["peak_mib"] == 599.0
 
 
-def test_ratios_are_of_pairs_and_leave_out_runs_that_never_arrived() -> None:
+def test_ratios_are_of_pairs_that_both_reached_the_target() -> None:
     ours = [a_side((0.9,) * 3, step_s=s).figures(0.85) for s in (1.0, 2.0, 1.0)]
     theirs = [a_side((0.9,) * 3, step_s=4.0).figures(0.85) for _ in range(2)]
     theirs.append(a_side((0.1,) * 3, step_s=4.0).figures(0.85))
@@ -55,7 +55,7 @@ def test_ratios_are_of_pairs_and_leave_out_runs_that_never_arrived() -> None:
     assert result["spread"]["step_s_ratio"]["pairs"] == 3
 
 
-def test_without_a_run_that_arrived_there_is_no_ratio() -> None:
+def test_without_a_run_that_reached_the_target_there_is_no_ratio() -> None:
     runs = [a_side((0.1,) * 3).figures(0.85)]
     result = demo_vs_trl.compare(runs, runs)
     assert result["ratio"] is None
@@ -67,7 +67,7 @@ def test_without_a_run_that_arrived_there_is_no_ratio() -> None:
     ("completion", "answer"),
     [(" 13\n5 + 5 = 10", "13"), ("13", "13"), (" 13 or 14", "13"), ("", "13"), ("\n13", "13")],
 )
-def test_both_sides_judge_alike(completion: str, answer: str) -> None:
+def test_both_sides_score_alike(completion: str, answer: str) -> None:
     # TRL is not installed here, so the function is taken out of the script that imports it.
     source = Path(environment.__file__).with_name("baseline.py").read_text()
     tree = ast.parse(source)

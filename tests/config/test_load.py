@@ -43,7 +43,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_without_anything_it_is_the_defaults() -> None:
+def test_without_a_file_it_is_the_defaults() -> None:
     assert load_config() == TrainConfig()
 
 
@@ -74,16 +74,14 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ("run_dir=a=b", "run_dir", "a=b"),
     ],
 )
-def test_values_are_yaml_and_texts_stand_as_they_are(
-    override: str, name: str, value: object
-) -> None:
+def test_values_are_yaml_and_text_is_literal(override: str, name: str, value: object) -> None:
     found = value_of(load_config(None, [override]), name)
     assert found == value
     assert type(found) is type(value)
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
-def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
+def test_aliases_set_the_same_setting(alias: str, tmp_path: Path) -> None:
     texts = {setting.name for setting in settings(TrainConfig) if setting.is_text}
     value = "jsonl" if ALIASES[alias] in texts else "3"
     expected = load_config(None, [f"{ALIASES[alias]}={value}"])
@@ -115,12 +113,12 @@ def test_other_spellings_set_the_same(alias: str, tmp_path: Path) -> None:
         ("total_train_steps=2.5", "total_train_steps is 2.5, but must be an integer >= 1"),
         (
             "dataset.digits=3",
-            "dataset.digits is 3, but must be a list of integers; as in 'dataset.digits=[1, 1]'",
+            "dataset.digits is 3, but must be a list of integers; for example 'dataset.digits=",
         ),
         ("dataset.digits=[[1]]", "dataset.digits is [[1]], but must be a list of integers"),
         (
             "rollout.addresses=http://host:1",
-            "rollout.addresses is 'http://host:1', but must be a list of strings; as in "
+            "rollout.addresses is 'http://host:1', but must be a list of strings; for example "
             """'rollout.addresses=["http://host:1"]'""",
         ),
         ("rollout.addresses=[[a]]", "rollout.addresses is [['a']], but must be a list of strings"),
@@ -206,7 +204,7 @@ def test_no_number_may_be_nan() -> None:
                 TrainConfig().with_settings({setting.name: math.nan})
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, "sed: 1\nactor: {optimizer: {lr: 0}}\nrun_dir: ${nowhere}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["dataset.batch_size=0", "plots", "gconfig.n_samples=1"])
@@ -229,7 +227,7 @@ def test_any_record_of_records_is_loaded_the_same_way(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_stands_as_it_is_by_another_spelling_too() -> None:
+def test_text_is_literal_by_an_alias_too() -> None:
     assert load_record(Recipe(), None, ["called=2024"], {"called": "name"}).name == "2024"
     assert load_record(Recipe(), None, ["called=1: 2"], {"called": "name"}).name == "1: 2"
 
@@ -241,14 +239,14 @@ def test_a_setting_that_may_be_none_takes_null_and_numbers() -> None:
         load_record(Recipe(), None, ["oven.measured_s=long"])
 
 
-def test_spellings_of_another_record_are_not_understood() -> None:
+def test_aliases_of_another_record_are_unknown() -> None:
     with pytest.raises(ValueError, match=r"unknown setting 'eta' in the overrides"):
         load_record(Recipe(), None, ["eta=1"])
     with pytest.raises(ValueError, match=r"did you mean 'heat'\?"):
         load_record(Recipe(), None, ["haet=1"], {"heat": "oven.degrees"})
 
 
-def test_settings_of_any_record_are_documented_from_where_it_is_written() -> None:
+def test_settings_of_any_record_are_documented_from_its_module() -> None:
     found = {setting.name: setting for setting in settings(Recipe)}
     assert description(found["second_oven.degrees"]) == "Celsius."
     assert headings(Recipe) == {
@@ -263,6 +261,6 @@ def test_settings_of_any_record_are_documented_from_where_it_is_written() -> Non
     assert "| `degrees` | `200.0` | a number | Celsius. |" in markdown_tables(Recipe, {})
 
 
-def test_defaults_are_shown_as_one_writes_them() -> None:
+def test_defaults_are_shown_as_in_yaml() -> None:
     shown = [shown_default(value) for value in (True, None, "", 1e-5, [1], "text")]
     assert shown == ["true", "null", '""', "1e-05", "[1]", "text"]

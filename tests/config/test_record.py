@@ -35,7 +35,7 @@ class Shop(Record):
     others: list[Shelf] = Field(default_factory=list)
 
 
-def test_what_is_allowed_is_said_in_words() -> None:
+def test_allowed_values_are_described_in_words() -> None:
     words = {setting.name: setting.allowed for setting in settings(Shop)}
     assert words == {
         "name": "text",
@@ -52,7 +52,7 @@ def test_what_is_allowed_is_said_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("first.cakes", 0, "first.cakes is 0, but must be an integer >= 1; the default is 3"),
         ("first.cakes", True, "first.cakes is True, but must be an integer >= 1"),
@@ -69,14 +69,14 @@ def test_what_is_allowed_is_said_in_words() -> None:
         ("first", {"cakes": 0}, "first.cakes is 0, but must be an integer >= 1"),
     ],
 )
-def test_a_wrong_value_is_one_line_wherever_it_is(name: str, value: object, said: str) -> None:
+def test_a_wrong_value_is_one_line_at_any_depth(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Shop().with_settings({name: value})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_values_are_checked_when_a_record_is_made_and_when_one_is_assigned() -> None:
+def test_values_are_checked_at_construction_and_assignment() -> None:
     with pytest.raises(ConfigError, match=r"^open is 'perhaps', but must be true or false"):
         Shop(open="perhaps")  # type: ignore[arg-type]
     shop = Shop(first=Shelf(cakes=5))
@@ -88,7 +88,7 @@ def test_values_are_checked_when_a_record_is_made_and_when_one_is_assigned() -> 
     assert shop.first.cakes == 7
 
 
-def test_all_mistakes_of_a_record_are_told() -> None:
+def test_all_problems_of_a_record_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         Shop(public=False, first={"cakes": 0, "share": 2}, name=[])  # type: ignore[call-arg, arg-type]
     assert {one.setting for one in caught.value.problems} == {

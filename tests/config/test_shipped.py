@@ -40,7 +40,7 @@ def test_shipped_settings_are_found_by_name(
         ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),
     ],
 )
-def test_a_name_that_is_not_there_is_described_in_one_line(
+def test_an_unknown_name_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | Path, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,4 +68,5 @@ def test_a_checkout_has_them_at_its_root_too() -> None:
     ("command", "names"), [("train", training_configs()), ("plan", plan_questions())]
 )
 def test_the_help_of_a_command_lists_them(command: str, names: dict[str, Path]) -> None:
-    assert f": {', '.join(names)}." in CliRunner().invoke(app, [command, "--help"]).stdout
+    text = " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
+    assert f": {', '.join(names)}. [required]" in text

@@ -38,7 +38,7 @@ ALLOCATIONS = st.one_of(
 
 
 @given(ALLOCATIONS)
-def test_what_is_written_is_read_back(allocation: Allocation) -> None:
+def test_the_text_of_an_allocation_parses_to_the_same(allocation: Allocation) -> None:
     assert parse_allocation(str(allocation)) == allocation
 
 
@@ -75,7 +75,7 @@ def test_order_dots_and_blanks_do_not_matter(
         ("sglang:t2", "sglang:d1t2"),
     ],
 )
-def test_what_areal_understands_is_understood(text: str, plain: str) -> None:
+def test_every_form_of_areal_is_parsed(text: str, plain: str) -> None:
     assert str(parse_allocation(text)) == plain
 
 
@@ -87,9 +87,9 @@ def test_devices_are_the_product_without_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("", "'' has sizes '', which are not a letter and a number each"),
+        ("", "'' has sizes '', but each size must be a letter and a number"),
         ("sglang", "'sglang' has sizes 'sglang'"),
         ("sglang:", "has sizes ''"),
         ("sglang:d0", "has d0, but sizes are >= 1"),
@@ -98,25 +98,31 @@ def test_devices_are_the_product_without_experts() -> None:
         ("sglang:d2d3", "has d twice in 'd2d3'"),
         ("sglang:x2", "has x2; sizes are d (data), t (tensor)"),
         ("sglang:d-2", "has a part 'sglang:d-2' that is not backend:sizes"),
-        ("sglng:d2+fsdp:d1", f"names 'sglng'; there are {', '.join(ENGINES)}"),
+        (
+            "sglng:d2+fsdp:d1",
+            f"has an unknown backend 'sglng'; known are {', '.join(ENGINES)}",
+        ),
         ("fsdp:d2+sglang:d1", "must name an engine first and a trainer second"),
         ("sglang:d2+vllm:d1", "must name an engine first and a trainer second"),
         ("sglang:d1+fsdp:d1+fsdp:d1", "has more than two parts"),
         ("sglang:d1|fsdp:d1|fsdp:d1", "has more than two parts"),
         ("fsdp:d1+eval", "must name an engine before +eval"),
-        ("megatron:(attn:d1|ffn:d1", "has a parenthesis without its partner"),
+        ("megatron:(attn:d1|ffn:d1", "has an unbalanced parenthesis"),
         ("megatron:(d1)", "which is not (attn:sizes|ffn:sizes)"),
-        ("fsdp:(attn:d1|ffn:d1)", "divides layers with experts by fsdp; only megatron does"),
+        (
+            "fsdp:(attn:d1|ffn:d1)",
+            "has separate sizes for experts in fsdp; only megatron supports them",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+def test_text_that_cannot_be_parsed_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         parse_allocation(text)
     assert "\n" not in str(refusal.value)
 
 
 @given(st.text(alphabet="sglanvfdpteco:.+|()0123 ", max_size=24))
-def test_no_text_is_more_than_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         allocation = parse_allocation(text)
     except ValueError:
@@ -160,18 +166,23 @@ def test_one_plan_from_several_settings(overrides: list[str], plan: EnginePlan) 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["rollout.backend=sglan"], "did you mean 'sglang'?"),
         (["rollout.backend=sglang:d2", "rollout.engines=3"], "2 servers, but rollout.engines is 3"),
-        (["allocation_mode=sglang:d2", "rollout.backend=vllm"], "name two engines; leave one out"),
+        (
+            ["allocation_mode=sglang:d2", "rollout.backend=vllm"],
+            "are different engines; remove one of the settings",
+        ),
         (
             ["allocation_mode=sglang:d2", "rollout.backend=sglang:d3"],
-            "name two engines; leave one out",
+            "are different engines; remove one of the settings",
         ),
         (["allocation_mode=nonsense"], "allocation_mode: 'nonsense' has sizes"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_settings_that_contradict_each_other_are_refused(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         engine_plan(load_config(None, overrides))

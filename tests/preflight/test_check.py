@@ -66,7 +66,7 @@ def test_a_good_configuration_passes_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("eta=-1", "offpolicyness is -1, but must be a number >= 0, in versions; eta=0 is sync"),
         ("eta=nan", "offpolicyness is 'nan', but must be a number >= 0, in versions"),
@@ -86,7 +86,10 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ),
         ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
         ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
-        ("rollout.backend=embedd", f"'embedd' names no engine; there are {', '.join(BACKENDS)}"),
+        (
+            "rollout.backend=embedd",
+            f"'embedd' is not an engine; known are {', '.join(BACKENDS)}",
+        ),
         ("rollout.schedule=async", f"must be one of {', '.join(SCHEDULES)}"),
         ("rollout.schedule=synchron", "did you mean 'synchronous'?"),
         ("rollout.batch_order=fifo", "rollout.batch_order is 'fifo', but must be one of"),
@@ -96,9 +99,9 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("dataset.type=jsonl", "dataset: dataset.path is empty"),
         ("dataset.operations=[plus]", "must be a list, each one of add, subtract, multiply"),
         ("reward.fn=areal_lab.rewards.exact:gone", "'areal_lab.rewards.exact' has no 'gone'"),
-        ("reward.fn=no_such_module:f", "there is no module 'no_such_module'"),
+        ("reward.fn=no_such_module:f", "module 'no_such_module' does not exist"),
         ("reward.fn=exact", "reward.fn: 'exact' cannot be used: 'exact' is not of the form"),
-        ("reward.fn=math:pi", "'math:pi' is float, which cannot be called"),
+        ("reward.fn=math:pi", "'math:pi' is float, which is not callable"),
         ("actor.loss_fn=math:hypot", "cannot be called as a policy loss"),
         ("actor.advantage_fn=math:gone", "actor.advantage_fn: 'math:gone'"),
         ("actor.path=nowhere", "actor.path: nowhere is neither a model folder nor"),
@@ -111,18 +114,18 @@ def test_a_good_configuration_passes_and_leaves_nothing(
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(
-    configured: Configured, override: str, said: str
+    configured: Configured, override: str, expected: str
 ) -> None:
     try:
         config = configured(override)
     except ConfigError as error:  # a field says so of its own
         (problem,) = error.problems
-        assert said in str(problem)
+        assert expected in str(problem)
     else:
-        assert said in refused(config)
+        assert expected in refused(config)
 
 
-def test_every_mistake_is_told_at_once(configured: Configured) -> None:
+def test_all_problems_are_reported_at_once(configured: Configured) -> None:
     config = configured("experiment_name=a/b", "actor.ppo_n_minibatches=999", "rollout.backend=no")
     with pytest.raises(ConfigError) as caught:
         check(config)
@@ -133,7 +136,9 @@ def test_every_mistake_is_told_at_once(configured: Configured) -> None:
     assert [one.setting for one in caught.value.problems] == ["reward.fn", "dataset", "actor.path"]
 
 
-def test_what_the_machine_lacks_is_told_from_wrong_settings(configured: Configured) -> None:
+def test_problems_of_the_machine_and_of_settings_have_different_kinds(
+    configured: Configured,
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -148,7 +153,7 @@ def test_what_the_machine_lacks_is_told_from_wrong_settings(configured: Configur
 def test_the_home_folder_of_an_unknown_user_is_refused(
     configured: Configured, override: str
 ) -> None:
-    assert "no home folder is known for ~nosuchuser; write the whole" in refused(
+    assert "no home folder is known for ~nosuchuser; write the full" in refused(
         configured(override)
     )
 
@@ -204,12 +209,12 @@ def test_a_port_in_use_is_refused(configured: Configured) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = refused(configured(f"rollout.port={port}"))
-        assert f"port {port} cannot be used (address already in use)" in said
-        assert "rollout.port=0 for a free one" in said
+        message = refused(configured(f"rollout.port={port}"))
+        assert f"port {port} cannot be used (address already in use)" in message
+        assert "rollout.port=0 for a free one" in message
         # The second engine's port is the taken one.
-        said = refused(configured(f"rollout.port={port - 1}", "rollout.engines=2"))
-        assert "cannot be used" in said
+        message = refused(configured(f"rollout.port={port - 1}", "rollout.engines=2"))
+        assert "cannot be used" in message
     check(configured(f"rollout.port={port}"))
 
 
@@ -232,7 +237,7 @@ def test_a_port_in_use_is_refused(configured: Configured) -> None:
         pytest.param(f"http://{'a' * 64}:80", f"no host is named '{'a' * 64}'", id="64 letters"),
     ],
 )
-def test_what_is_no_address_is_refused_before_any_is_tried(
+def test_malformed_addresses_are_refused_before_any_is_tried(
     configured: Configured, address: str, wrong: str
 ) -> None:
     with socket.socket() as untouched:
@@ -240,10 +245,10 @@ def test_what_is_no_address_is_refused_before_any_is_tried(
         untouched.listen()
         untouched.setblocking(False)
         there = f"http://127.0.0.1:{untouched.getsockname()[1]}"
-        said = refused(configured(f"rollout.addresses=['{there}', '{address}']"))
+        message = refused(configured(f"rollout.addresses=['{there}', '{address}']"))
         with pytest.raises(BlockingIOError):
             untouched.accept()
-    assert said == (
+    assert message == (
         f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
         f"http://127.0.0.1:30000: {wrong}"
     )
@@ -296,14 +301,12 @@ def test_a_prompt_as_long_as_the_context_allows_passes(
     assert f"a prompt has {longest} tokens" in refused(configured())
 
 
-def test_a_model_that_does_not_tell_its_context_passes(
-    configured: Configured, tmp_path: Path
-) -> None:
+def test_a_model_without_a_context_length_passes(configured: Configured, tmp_path: Path) -> None:
     save_model_folder(tmp_path / "model", context=None)
     check(configured("gconfig.max_new_tokens=100000"))
 
 
-def test_own_problems_are_checked_instead_of_the_configured_ones(configured: Configured) -> None:
+def test_given_problems_are_checked_instead_of_the_configured_ones(configured: Configured) -> None:
     problems = arithmetic_problems(eval_size=80, seed=1)
     config = configured("dataset.type=jsonl", "dataset.batch_size=5")
     check(config, problems)
@@ -319,22 +322,22 @@ def disks(**free: int) -> Callable[[Path], SimpleNamespace]:
     return usage
 
 
-def test_a_full_disk_is_refused_with_the_need_and_the_room(
+def test_a_full_disk_is_refused_with_needed_and_free_space(
     configured: Configured, tmp_path: Path
 ) -> None:
     save_model_folder(tmp_path / "model", parameters=1_000_000)
     checkpoint, logs = 4_000_000, 64 << 20
     weights = int(ROOM_FACTOR * 4_000_000)
     check(configured(), disk_usage=disks(disk=checkpoint + logs, memory=weights))
-    said = refused(configured(), disk_usage=disks(disk=checkpoint + logs - 1, memory=weights))
-    assert "no space on the device of runs: 1 checkpoint need 0.07 GiB" in said
-    assert "free some space, or set run_dir" in said
+    message = refused(configured(), disk_usage=disks(disk=checkpoint + logs - 1, memory=weights))
+    assert "no space on the device of runs: 1 checkpoint need 0.07 GiB" in message
+    assert "free some space, or set run_dir" in message
 
     several = configured("save_every_steps=10", "total_train_steps=25")
     check(several, disk_usage=disks(disk=3 * checkpoint + logs, memory=weights))
-    said = refused(several, disk_usage=disks(disk=3 * checkpoint + logs - 1, memory=weights))
-    assert "3 checkpoints" in said
-    assert "save_every_steps" in said
+    message = refused(several, disk_usage=disks(disk=3 * checkpoint + logs - 1, memory=weights))
+    assert "3 checkpoints" in message
+    assert "save_every_steps" in message
 
 
 def test_weights_that_do_not_fit_shared_memory_need_the_disk(
@@ -344,23 +347,23 @@ def test_weights_that_do_not_fit_shared_memory_need_the_disk(
     checkpoint, logs, weights = 4_000_000, 64 << 20, int(ROOM_FACTOR * 4_000_000)
     little = weights - 1
     check(configured(), disk_usage=disks(disk=checkpoint + logs + weights, memory=little))
-    said = refused(configured(), disk_usage=disks(disk=checkpoint + logs, memory=little))
-    assert "and the weights for the engines (no room in /dev/shm)" in said
+    message = refused(configured(), disk_usage=disks(disk=checkpoint + logs, memory=little))
+    assert "and the weights for the engines (no room in /dev/shm)" in message
     # Half the bytes in bfloat16.
     check(configured("rollout.dtype=bfloat16"), disk_usage=disks(disk=GIB, memory=weights // 2))
 
 
-def test_no_room_to_convert_a_packaged_model_is_refused(
+def test_no_space_to_convert_a_packaged_model_is_refused(
     configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
     config = configured("actor.path=SmolLM2-135M-Instruct")
-    said = refused(config, disk_usage=disks(disk=GIB - 1, memory=GIB))
-    assert "the converted model need 1.00 GiB" in said
-    assert "AREAL_LAB_CACHE" in said
+    message = refused(config, disk_usage=disks(disk=GIB - 1, memory=GIB))
+    assert "the converted model need 1.00 GiB" in message
+    assert "AREAL_LAB_CACHE" in message
 
 
-def test_a_run_folder_that_cannot_be_made_is_refused(
+def test_a_run_folder_that_cannot_be_created_is_refused(
     configured: Configured, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -371,8 +374,8 @@ def test_functions_in_the_current_folder_are_found(configured: Configured, tmp_p
     (tmp_path / "mine.py").write_text("def score(completion, example): return 1.0\n")
     (tmp_path / "broken.py").write_text("import not_there\n")
     check(configured("reward.fn=mine:score"))
-    said = refused(configured("reward.fn=broken:score"))
-    assert "No module named 'not_there'" in said
+    message = refused(configured("reward.fn=broken:score"))
+    assert "No module named 'not_there'" in message
 
 
 def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
@@ -388,19 +391,19 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "note"),
     [
         ([], ""),
         (["eta=0"], ""),
         (["eta=inf"], ""),
-        (["eta=0.2"], "at most 0.2 of a batch ahead"),
+        (["eta=0.2"], "runs ahead by at most 0.2 batches"),
         (["rollout.schedule=synchronous"], ""),
         (["rollout.schedule=synchronous", "eta=2"], "eta=2 has no effect: synchronous is eta=0"),
-        (["rollout.pause_mode=in_place"], "drawn from a mixture of versions"),
+        (["rollout.pause_mode=in_place"], "continue under a mixture of versions"),
         (["rollout.pause_mode=in_place"], "docs/engines.md, 'What an interruption does'"),
         (
             ["rollout.pause_mode=in_place", "rollout.schedule=partial_rollout"],
-            "keeps the cache of the old weights",
+            "keeps the KV cache of the old weights",
         ),
         (["rollout.pause_mode=in_place", "eta=0"], ""),
         (["rollout.pause_mode=in_place", "rollout.interruptible=false"], ""),
@@ -414,33 +417,33 @@ def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:
         (["actor.lora_rank=8", "actor.use_lora=true"], ""),
     ],
 )
-def test_what_may_not_mean_what_the_user_thinks_is_told_once(
-    configured: Configured, overrides: list[str], told: str
+def test_a_setting_that_may_be_misunderstood_gets_one_note(
+    configured: Configured, overrides: list[str], note: str
 ) -> None:
     notices = notes(configured(*overrides))
-    assert len(notices) == bool(told)
-    assert told in "".join(notices)
+    assert len(notices) == bool(note)
+    assert note in "".join(notices)
     assert "\n" not in "".join(notices)
 
 
-def test_who_has_a_gpu_is_told_that_the_trainer_leaves_it_alone(
+def test_a_visible_gpu_gets_a_note_that_the_trainer_does_not_use_it(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal_lab.preflight.check.visible_gpus", lambda: ("0",))
-    (told,) = notes(configured())
-    assert "the trainer and the embedded engine compute on the CPU" in told
+    (note,) = notes(configured())
+    assert "the trainer and the embedded engine compute on the CPU" in note
 
 
-def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Configured) -> None:
+def test_a_transfer_that_the_engine_does_not_support_is_refused(configured: Configured) -> None:
     (problem,) = check_transfer(configured("rollout.backend=vllm", "rollout.transfer=distributed"))
     assert str(problem) == (
-        "rollout.transfer is 'distributed', but vllm takes weights by folder, adapter only: vLLM's "
+        "rollout.transfer is 'distributed', but vllm supports folder, adapter only: vLLM's "
         "own weight transfer engines (nccl, ipc) need a GPU; set rollout.transfer=folder"
     )
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "expected"),
     [
         (
             ["actor.use_lora=false", "rollout.pause_mode=abort"],
@@ -449,43 +452,43 @@ def test_an_engine_that_cannot_take_weights_that_way_is_refused(configured: Conf
         ([], "rollout.pause_mode is 'retract', but must be 'abort' with rollout.transfer=adapter"),
         (
             ["rollout.backend=vllm", "actor.lora_rank=600", "rollout.pause_mode=abort"],
-            "actor.lora_rank is 600, but vllm takes adapters of rank 512 at most",
+            "actor.lora_rank is 600, but vllm supports adapters up to rank 512",
         ),
         (
             ["rollout.backend=embedded", "rollout.pause_mode=abort"],
-            "http_tensor, distributed only: adapters beside weights are what sglang and vllm have",
+            "http_tensor, distributed only: only sglang and vllm take adapters",
         ),
     ],
 )
-def test_adapters_alone_need_adapters_an_engine_for_them_and_abort(
-    configured: Configured, overrides: list[str], said: str
+def test_adapter_transfer_needs_lora_an_engine_with_adapters_and_abort(
+    configured: Configured, overrides: list[str], expected: str
 ) -> None:
     asked = ["rollout.backend=sglang", "rollout.transfer=adapter", "actor.use_lora=true"]
     (problem,) = check_transfer(configured(*asked, *overrides))
-    assert said in str(problem)
+    assert expected in str(problem)
     assert not list(check_transfer(configured(*asked, "rollout.pause_mode=abort")))
-    # What serves there is asked when it answers.
+    # A running server is checked when the run attaches to it.
     there = 'rollout.addresses=["http://somewhere:1"]'
     config = configured(*asked, "rollout.pause_mode=abort", "rollout.backend=embedded", there)
     assert not list(check_transfer(config))
 
 
 @pytest.mark.parametrize(
-    ("cut", "said"),
+    ("cut", "expected"),
     [
         (["gconfig.top_p=0.9"], "gconfig.top_p is 0.9, but must be 1 with vllm: "),
         (["gconfig.top_k=20"], "gconfig.top_k is 20, but must be -1 with vllm: "),
         (["gconfig.top_p=0.9", "gconfig.top_k=20"], "; set gconfig.top_p=1 gconfig.top_k=-1"),
     ],
 )
-def test_log_probs_of_another_distribution_than_the_trainers_are_refused(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch, cut: list[str], said: str
+def test_log_probs_of_a_different_distribution_than_the_trainers_are_refused(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, cut: list[str], expected: str
 ) -> None:
     # vLLM need not be installed here.
     monkeypatch.setattr(preflight, "check_engines", lambda _: ())
-    told = refused(configured("rollout.backend=vllm", *cut))
-    assert said in told
-    assert "of the tokens that top_p and top_k leave, and the trainer's of the whole vo" in told
+    message = refused(configured("rollout.backend=vllm", *cut))
+    assert expected in message
+    assert "over the tokens that top_p and top_k keep, the trainer's over the whole vo" in message
     check(configured("rollout.backend=vllm"))
     check(configured("rollout.backend=sglang", *cut))
     check(configured(*cut))
@@ -495,6 +498,6 @@ def test_greedy_decoding_whose_log_probs_have_no_temperature_is_refused(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "check_engines", lambda _: ())
-    told = refused(configured("rollout.backend=sglang", "gconfig.top_k=1"))
-    assert told.startswith("gconfig.top_k is 1, but must be -1, or 2 and more, with sglang: ")
+    message = refused(configured("rollout.backend=sglang", "gconfig.top_k=1"))
+    assert message.startswith("gconfig.top_k is 1, but must be -1 or >= 2 with sglang, ")
     check(configured("gconfig.top_k=1"))

@@ -1,4 +1,4 @@
-"""Whether what is asked for fits the machine, and what is said about it."""
+"""Whether a config fits the machine, and the messages about it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def machine(
 
 
 @pytest.mark.parametrize(
-    ("override", "where", "said"),
+    ("override", "where", "message"),
     [
         (
             "rollout.backend=sglang",
@@ -47,10 +47,22 @@ def machine(
             "engine is not installed (looked in /engines/sglang); run: areal-lab engine install",
         ),
         ("rollout.backend=vllm", machine(condition=Condition.INCOMPLETE), "engine is incomplete"),
-        ("rollout.backend=embedded:d1t2", machine(), "which embedded cannot do; write embedded:d1"),
+        (
+            "rollout.backend=embedded:d1t2",
+            machine(),
+            "which embedded does not support; write embedded:d1",
+        ),
         ("rollout.backend=sglang:d1t2", machine(), "but the CPU build is installed; write sgl"),
-        ("rollout.backend=sglang:d2p2", machine(), "by pipeline, which is not available; write sg"),
-        ("rollout.backend=sglang:d2c2", machine(), "by context, which is not available"),
+        (
+            "rollout.backend=sglang:d2p2",
+            machine(),
+            "with pipeline parallelism, which is not supported; use sg",
+        ),
+        (
+            "rollout.backend=sglang:d2c2",
+            machine(),
+            "with context parallelism, which is not supported",
+        ),
         (
             "rollout.backend=sglang:d2t4",
             machine(gpus=4, build="gpu"),
@@ -63,30 +75,32 @@ def machine(
         ("allocation_mode=sglang:d1+eval", machine(), "only evaluates"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(override: str, where: Machine, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+def test_a_config_that_does_not_fit_is_refused_in_one_line(
+    override: str, where: Machine, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         check_placement(load_config(None, [override]), where)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("condition", [Condition.OUTDATED, Condition.MANUAL])
-def test_an_environment_that_works_will_do(condition: Condition) -> None:
+def test_an_outdated_or_manual_environment_is_used(condition: Condition) -> None:
     config = load_config(None, ["rollout.backend=sglang:d2"])
     assert check_placement(config, machine(condition=condition)).servers == 2
 
 
-def test_gpus_are_dealt_out_in_turn() -> None:
+def test_gpus_are_assigned_in_order() -> None:
     config = load_config(None, ["allocation_mode=sglang.d2t2p1+d1"])
-    told = explain(config, machine(gpus=4, build="gpu"))
-    assert told[0] == "starts 2 x sglang 1.2 (GPU build) from /engines/sglang"
-    assert told[1:3] == ["engine 0: GPU 0, 1", "engine 1: GPU 2, 3"]
-    assert told[-1] == "allocation_mode sglang.d2t2p1+d1 is read as sglang:d2t2+fsdp:d1"
+    lines = explain(config, machine(gpus=4, build="gpu"))
+    assert lines[0] == "starts 2 x sglang 1.2 (GPU build) from /engines/sglang"
+    assert lines[1:3] == ["engine 0: GPU 0, 1", "engine 1: GPU 2, 3"]
+    assert lines[-1] == "allocation_mode sglang.d2t2p1+d1 is read as sglang:d2t2+fsdp:d1"
 
 
-def test_more_engines_than_cores_are_remarked_on() -> None:
-    told = explain(load_config(None, ["rollout.backend=vllm:d3"]), machine())
-    assert told[1] == "engine 0: CPU, 2 core(s) shared"
-    assert "3 engines share 2 core(s)" in told[-1]
+def test_more_engines_than_cores_get_a_note() -> None:
+    lines = explain(load_config(None, ["rollout.backend=vllm:d3"]), machine())
+    assert lines[1] == "engine 0: CPU, 2 core(s) shared"
+    assert "3 engines share 2 core(s)" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -107,41 +121,41 @@ def test_more_engines_than_fit_into_memory_are_refused(override: str) -> None:
     count = re.sub(r"\D*(\d+).*", r"\1", override)
     assert str(refusal.value) == (
         f"rollout.engines (the d of rollout.backend and allocation_mode) is {count}, but 16.0 GiB "
-        "of memory hold at most 64 servers, 256 MiB each before any weights; ask for fewer"
+        "of memory hold at most 64 servers (256 MiB each, without weights); lower it"
     )
 
 
-def test_one_engine_may_always_be_tried_and_as_many_as_fit() -> None:
+def test_one_engine_is_always_allowed_and_as_many_as_fit() -> None:
     assert check_placement(load_config(None, []), machine(memory_bytes=1)).servers == 1
     config = load_config(None, ["rollout.engines=64"])
     assert check_placement(config, machine()).servers == 64
 
 
 def test_a_long_list_of_engines_is_abbreviated() -> None:
-    told = explain(load_config(None, ["rollout.engines=8"]), machine())
-    assert [line.partition(":")[0] for line in told[1:9]] == [f"engine {i}" for i in range(8)]
-    told = explain(load_config(None, ["rollout.engines=60"]), machine())
-    assert told[6:10] == [
+    lines = explain(load_config(None, ["rollout.engines=8"]), machine())
+    assert [line.partition(":")[0] for line in lines[1:9]] == [f"engine {i}" for i in range(8)]
+    lines = explain(load_config(None, ["rollout.engines=60"]), machine())
+    assert lines[6:10] == [
         "engine 5: CPU, 2 core(s) shared",
         "... 53 more ...",
         "engine 59: CPU, 2 core(s) shared",
         "trainer: 1 process on 2 core(s)",
     ]
     addresses = ",".join(f"http://127.0.0.1:{port}" for port in range(1, 10))
-    told = explain(load_config(None, [f"rollout.addresses=[{addresses}]"]), machine())
-    assert told[5:8] == [
+    lines = explain(load_config(None, [f"rollout.addresses=[{addresses}]"]), machine())
+    assert lines[5:8] == [
         "attaches to http://127.0.0.1:6; starts no engine",
         "... 2 more ...",
         "attaches to http://127.0.0.1:9; starts no engine",
     ]
 
 
-def test_somebody_elses_servers_need_no_installation() -> None:
+def test_running_servers_need_no_installation() -> None:
     config = load_config(
         None, ["rollout.backend=sglang", "rollout.addresses=['http://127.0.0.1:30000']"]
     )
-    told = explain(config, machine(condition=Condition.MISSING))
-    assert told[0] == "attaches to http://127.0.0.1:30000; starts no engine"
+    lines = explain(config, machine(condition=Condition.MISSING))
+    assert lines[0] == "attaches to http://127.0.0.1:30000; starts no engine"
 
 
 @pytest.mark.parametrize(
@@ -166,5 +180,5 @@ def test_visible_gpus_are_those_that_cuda_would_see(
     assert visible_gpus(tmp_path, environment) == gpus
 
 
-def test_where_gpus_are_few_engines_share_them() -> None:
+def test_engines_share_gpus_if_there_are_too_few() -> None:
     assert [share_of(index, 1, ("4", "5")) for index in range(3)] == [("4",), ("5",), ("4",)]

@@ -200,9 +200,9 @@ def test_old_failures_are_forgotten() -> None:
     ("function", "said"),
     [
         ("tests.rewards.misbehaving:gone", "has no 'gone'"),
-        ("no_such_module:score", "there is no module 'no_such_module'"),
+        ("no_such_module:score", "module 'no_such_module' does not exist"),
         ("no colon", "not of the form module:function"),
-        ("tests.rewards.misbehaving:__doc__", "which cannot be called"),
+        ("tests.rewards.misbehaving:__doc__", "which is not callable"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_an_error_at_the_start(

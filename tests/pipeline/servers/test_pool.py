@@ -192,7 +192,7 @@ def test_a_server_that_dies_over_its_first_weights_is_lost_with_its_exit(
     [
         (
             {"transfer": "distributed"},
-            r"vllm takes weights by folder, adapter only.*; set rollout\.",
+            r"vllm supports folder, adapter only.*; set rollout\.",
         ),
         ({"top_k": 20}, r"gconfig\.top_k is 20, but must be -1 with vllm.*; set gconfig\."),
     ],

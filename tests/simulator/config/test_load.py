@@ -111,15 +111,15 @@ def test_mistakes_are_described_in_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "mine.yaml is empty, but must hold settings (`a: b`), one at least"),
+        ("", "mine.yaml is empty, but must hold at least one setting (`a: b`)"),
         ("# steps: 3\n", "mine.yaml is empty"),
         (
             'model: "???"\n',
-            "model in mine.yaml is '???', which stands for a value that is still missing; give one",
+            "model in mine.yaml is '???', which marks a missing value; set one",
         ),
         (
             "model: ${foo}\n",
-            "model in mine.yaml is '${foo}', which refers to no setting that there is; write",
+            "model in mine.yaml is '${foo}', which refers to a setting that does not exist; write",
         ),
     ],
 )
