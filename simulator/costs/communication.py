@@ -88,19 +88,8 @@ def all_gather_s(
     gpus_per_node: int | None = None,
     links: LinkCoefficients | None = None,
 ) -> float:
-    """NCCL's all-gather: one pass; `size_bytes` is the gathered tensor. See `all_reduce_s`."""
-    return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
-
-
-def reduce_scatter_s(
-    size_bytes: float,
-    gpus: int,
-    gpu: GPU,
-    *,
-    gpus_per_node: int | None = None,
-    links: LinkCoefficients | None = None,
-) -> float:
-    """NCCL's reduce-scatter: one pass; `size_bytes` is the tensor before it is scattered."""
+    """NCCL's all-gather or reduce-scatter: one pass; `size_bytes` is the whole tensor, which is
+    gathered or scattered. See `all_reduce_s`."""
     return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
 
 
