@@ -99,7 +99,6 @@ def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
     """The mapping in a YAML file, references in it not yet resolved.
 
     Args:
-        path: the file.
         what: the mapping should hold, for messages.
 
     Raises:

@@ -79,7 +79,6 @@ def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int
     """At most; a whole model's where the folder does not tell how large an adapter is.
 
     Args:
-        model_path: the model's folder.
         parameters: of the whole model.
     """
     if Transfer(config.rollout.transfer) is Transfer.ADAPTER:

@@ -37,7 +37,6 @@ def engine_all_reduce_s(
     Args:
         size_bytes: of the tensor that every GPU holds.
         gpus: number of GPUs; 1 takes no time.
-        gpu: their type.
         links: custom coefficients; None uses the GPU's.
     """
     _check(size_bytes, gpus)
@@ -73,7 +72,6 @@ def all_reduce_s(
     Args:
         size_bytes: of the tensor that every GPU holds.
         gpus: number of GPUs; 1 takes no time.
-        gpu: their type.
         gpus_per_node: how many of them are in one node; None fills nodes.
         links: custom coefficients; None uses the GPU's.
     """
@@ -97,8 +95,6 @@ def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> floa
     """One message from a GPU to another, as between the stages of a pipeline.
 
     Args:
-        size_bytes: of the message.
-        gpu: type of both.
         across_nodes: through the network instead of the node's links.
     """
     _check(size_bytes, 2)

@@ -279,7 +279,6 @@ def training_cost(
     Args:
         config: layout, batching and overrides. For a measured step, only the layout is checked
             (it must divide the GPUs and the model), not memory.
-        model: model to train.
         gpu: type of the training GPUs.
         gpus: number of training GPUs; the whole cluster when colocated.
         longest_tokens: longest allowed prompt plus response; 0 skips the check.

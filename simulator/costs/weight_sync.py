@@ -160,7 +160,6 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     its parts keep their proportions.
 
     Args:
-        config: backend and overrides.
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
 

@@ -191,7 +191,6 @@ def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
     Adapters are merged into the weights, and also saved separately in `ADAPTER_FOLDER`.
 
     Args:
-        model: the policy.
         source: folder that the model was loaded from; its tokenizer files are copied.
         path: folder to create; an older one of that name is replaced.
     """
