@@ -14,7 +14,6 @@ is lower. Two things differ from the training run: its temperature is 1 (here 0.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +78,3 @@ def with_interval(prompts: Sequence[Prompt], sigma: float = SIGMA) -> Estimate:
     values = [correlation_in_all([prompts[one] for one in drawn], sigma) for drawn in chosen]
     low, high = np.quantile(values, [0.025, 0.975]).tolist()
     return Estimate(correlation_in_all(prompts, sigma), low, high)
-
-
-def spread_within() -> float:
-    """Standard deviation of ln(tokens) among responses to one prompt."""
-    return math.sqrt(variances(measured())[1])

@@ -99,7 +99,6 @@ def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
     """The mapping in a YAML file, with unresolved references.
 
     Args:
-        path: the file.
         what: expected content, for messages.
 
     Raises:

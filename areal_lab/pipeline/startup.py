@@ -13,7 +13,6 @@ import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_lab.config.functions import pickle_function
@@ -49,7 +48,7 @@ from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import TRAINER, RunHeader, engine_process
 from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.training.protocol import Pushed, TrainerReady
-from areal_lab.training.settings import settings_from_config
+from areal_lab.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
@@ -91,10 +90,10 @@ async def start_run(context: RunContext) -> RunPerformer:
     plural = "" if threads.trainer == 1 else "s"
     display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread{plural})")
     context.inputs.trainer = trainer = await fleet.start_trainer(
-        settings_from_config(
-            config,
-            model_path=model_path,
-            weights_root=weights_root,
+        TrainerSettings(
+            config=config,
+            model_path=str(model_path),
+            weights_root=str(weights_root),
             loss_file=_pickled(context.loss, folder),
             threads=threads.trainer,
         ),
@@ -171,13 +170,13 @@ async def start_run(context: RunContext) -> RunPerformer:
     return performer
 
 
-def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> Path | None:
+def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> str:
     """Write the loss into the run folder, for the trainer's process and as a record."""
     if loss is None:
-        return None
+        return ""
     file = folder.path / "loss.pickle"
     file.write_bytes(pickle_function(loss))
-    return file
+    return str(file)
 
 
 def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:

@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
 
 
 def save_picture(draw: Callable[[], Figure], path: Path, title: str) -> Path:
-    """Draw in the common style, add the title, and write the file; returns its path."""
+    """Draw in the common style, add the title, and write the file, and its folder; returns it."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -46,6 +46,7 @@ def save_picture(draw: Callable[[], Figure], path: Path, title: str) -> Path:
         fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * max(1, len(title)))
         size = min(10.0, fitting)
         figure.suptitle(title, x=0.01, ha="left", fontsize=size, fontweight="bold")
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return path
 

@@ -97,7 +97,6 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     """Draw the activity of each process: the whole run, a part of it, and the groups in that part.
 
     Args:
-        log: the run.
         zoom_s: length of the part, from the middle of training.
     """
     activities = activity(log)

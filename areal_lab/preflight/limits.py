@@ -81,7 +81,6 @@ def version_bytes(config: TrainConfig, model_path: Path, parameters: int) -> int
     The size of the whole model if the folder does not give the size of an adapter.
 
     Args:
-        model_path: the model's folder.
         parameters: of the whole model.
     """
     if Transfer(config.rollout.transfer) is Transfer.ADAPTER:

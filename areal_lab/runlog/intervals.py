@@ -21,10 +21,6 @@ class MeanInterval:
     ci95: float | None
     """Half width of a 95 % interval; None for a single problem."""
 
-    def as_json(self) -> dict[str, float | int | None]:
-        """`{mean, n, ci95}`."""
-        return {"mean": self.mean, "n": self.n, "ci95": self.ci95}
-
 
 def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
     r"""Mean over problems and the half width of its 95 % Student t interval.

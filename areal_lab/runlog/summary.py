@@ -118,7 +118,7 @@ def lag_summary(batches: Sequence[TrainedBatch]) -> dict[str, dict[str, float]]:
 
 
 def _interval(problem_means: Sequence[float] | None) -> dict[str, float | int | None] | None:
-    return mean_interval(problem_means).as_json() if problem_means else None
+    return asdict(mean_interval(problem_means)) if problem_means else None
 
 
 def _use(use: ProcessUse) -> dict[str, Any]:

@@ -116,15 +116,16 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
     """
     if settings.loss_file:
         return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
-    if settings.loss_fn:
-        return _custom_loss(_imported("loss_fn", settings.loss_fn), f"loss_fn {settings.loss_fn!r}")
-    if not settings.decoupled:
-        return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=settings.clip_epsilon), True)
+    actor = settings.actor
+    if actor.loss_fn:
+        return _custom_loss(_imported("loss_fn", actor.loss_fn), f"loss_fn {actor.loss_fn!r}")
+    if not actor.use_decoupled_loss:
+        return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=actor.eps_clip), True)
     return ChosenLoss(
         partial(
             decoupled_ppo,
-            clip_epsilon=settings.clip_epsilon,
-            correct=truncate(settings.behavior_weight_cap),
+            clip_epsilon=actor.eps_clip,
+            correct=truncate(actor.behav_imp_weight_cap),
         ),
         vanishes_without_advantage=True,
     )
@@ -136,9 +137,10 @@ def choose_advantages(settings: TrainerSettings) -> Advantages:
     Raises:
         ValueError: if a custom function cannot be imported.
     """
-    if settings.advantage_fn:
-        return cast(Advantages, _imported("advantage_fn", settings.advantage_fn))
-    return partial(group_advantages, scale=std_of_group if settings.normalize_std else no_scale)
+    actor = settings.actor
+    if actor.advantage_fn:
+        return cast(Advantages, _imported("advantage_fn", actor.advantage_fn))
+    return partial(group_advantages, scale=std_of_group if actor.adv_norm_std else no_scale)
 
 
 def check_loss(function: Callable[..., Any], name: str) -> None:

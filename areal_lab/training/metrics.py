@@ -65,7 +65,6 @@ def step_metrics(
     tokens in the forward pass, which for PPO are those with a nonzero advantage.
 
     Args:
-        trajectories: the batch.
         advantages: of each trajectory.
         records: of each micro-batch.
         version: the trainer's version before the step.

@@ -88,7 +88,7 @@ class Timeline:
 
 def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
     """Create the optimizer, learning-rate schedule and loss of a model."""
-    numbers = settings.optimizer
+    numbers = settings.actor.optimizer
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=numbers.lr,
@@ -107,7 +107,7 @@ def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
         loss=choose_loss(settings),
         advantages=choose_advantages(settings),
         settings=settings,
-        dtype=compute_dtype(settings.compute_dtype, settings.device),
+        dtype=compute_dtype(settings.actor.dtype, settings.device),
         cost=forward_cost(model),
     )
 
@@ -126,7 +126,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         advantages = batch_advantages(trajectories, learner.advantages)
         minibatches = [
             _micro_batches(learner, request, members, advantages)
-            for members in split_by_group(trajectories, learner.settings.minibatches)
+            for members in split_by_group(trajectories, learner.settings.actor.ppo_n_minibatches)
         ]
     with timeline.span("proximal log-probs"):
         # The first minibatch needs no separate pass: in its forward the parameters are pi_prox.
@@ -229,7 +229,7 @@ def _micro_batches(
     if not members:
         return _Minibatch([], *facts)
     chosen = [trajectories[index] for index in members]
-    budget = learner.settings.max_tokens_per_microbatch
+    budget = learner.settings.actor.max_tokens_per_mb
     trees = grow_trees([input_tokens(t) for t in chosen], learner.cost, max_tokens=budget)
     # A sequence longer than the budget cannot be split; it gets its own micro-batch.
     small = [tree for tree in trees if tree.tokens <= budget]
@@ -330,7 +330,7 @@ def _clip_gradient(learner: Learner, loss: float) -> float:
             f"{norm.item()}, and was skipped. Try a smaller learning rate, and check the log-probs "
             "and rewards of its batch"
         )
-    largest = learner.settings.optimizer.gradient_clipping
+    largest = learner.settings.actor.optimizer.gradient_clipping
     if float(norm) > largest:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return float(norm)

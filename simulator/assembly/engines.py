@@ -40,9 +40,6 @@ def make_engines(
 
     Args:
         config: cache, running sequences and stragglers.
-        model: model that generates.
-        gpu: type of the engines' GPUs.
-        engines: number of engines.
         coefficients: custom coefficients of decode steps; None uses the GPU's.
     """
     rollout, split = config.rollout, config.rollout.tensor_parallel

@@ -18,7 +18,6 @@ def limits_of(config: SimulationConfig, *, room: int = 1) -> Limits:
     """What the coordinator may do in this simulation.
 
     Args:
-        config: what to simulate.
         room: prompts that the engines can generate at once, where the configuration does not say.
 
     Raises:

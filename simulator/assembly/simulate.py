@@ -38,7 +38,6 @@ def simulate(
     """Simulate one seed.
 
     Args:
-        config: what to simulate.
         seed: None uses the config's first seed.
         log: receives the records of `areal_lab.runlog.records`, or is the path of a file for them.
             With the `append` of a list, `Log(records[0], tuple(records[1:]))` is the log.
@@ -68,7 +67,6 @@ def replicate(
     has far less noise than each of them (`Replicated.ratio`).
 
     Args:
-        config: what to simulate.
         processes: number of processes; None uses one per CPU core, 1 only the current process.
         on_result: called with each result as soon as it is available, in any order of seeds.
 

@@ -50,7 +50,6 @@ embedded engine prefills while it decodes."""
 
 def write_fit(calibration: Calibration, path: Path) -> Path:
     """Draw `fit.png`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     return save_picture(lambda: draw_fit(calibration.parts), path, calibration.about)
 
 
@@ -87,7 +86,6 @@ def draw_fit(parts: Sequence[PartFit]) -> Figure:
 
 def write_replay(replay: Replay, path: Path, costs: str) -> Path:
     """Draw `replay.png`; `costs` names the source of the simulated costs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{replay.name}: measured, and predicted with the costs of {costs}"
     return save_picture(lambda: draw_replay(replay), path, title)
 

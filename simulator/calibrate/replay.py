@@ -109,7 +109,6 @@ def replay(
 
     Args:
         config: costs; its workload and schedule are replaced by those of the run.
-        run: the recorded run.
         own: dotted names of settings that keep the value of `config`.
         name: name of the run, for people.
 

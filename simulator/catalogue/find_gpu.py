@@ -21,8 +21,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(GPU) if field.name !=
 _NEEDED = tuple(
     field.name
     for field in dataclasses.fields(GPU)
-    if field.default is field.default_factory is dataclasses.MISSING
-    and field.name not in ("idle_power_w", "price")
+    if field.default is field.default_factory is dataclasses.MISSING and field.name != "price"
 )
 _OWN = "given by the user"
 OWN_FILES = (".yaml", ".yml", ".json")
@@ -90,9 +89,9 @@ def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
             known = (*_FIELDS, "like")
             raise ValueError(f"unknown field {name!r} of a GPU; {did_you_mean(name, known)}")
     values = {name: _value(name, value) for name, value in values.items()}
-    share = IDLE_SHARE if base is None else base.idle_power_w / base.power_w
     sources = {name: _OWN for name in values if name not in ("name", "price", "purchase")}
     if "power_w" in values and "idle_power_w" not in values:
+        share = IDLE_SHARE if base is None else base.idle_power_w / base.power_w
         values["idle_power_w"] = share * values["power_w"]
         sources["idle_power_w"] = IDLE_SOURCE
     if base is not None:

@@ -74,8 +74,8 @@ class GPU:
     """Between nodes, in one direction, per GPU."""
     power_w: float
     """Power limit (TDP)."""
-    idle_power_w: float
-    """Power while idle with a loaded model."""
+    idle_power_w: float = math.nan
+    """Power while idle with a loaded model; if not given, `IDLE_SHARE` of `power_w`."""
     price: Price
     purchase: Price | None = None
     pcie_bytes_per_s: float = 32e9
@@ -87,6 +87,8 @@ class GPU:
     begin with `unverified`."""
 
     def __post_init__(self) -> None:
+        if math.isnan(self.idle_power_w):
+            object.__setattr__(self, "idle_power_w", IDLE_SHARE * self.power_w)
         for name in _BOUNDS:
             if name != "nvlink_bytes_per_s" or self.nvlink_bytes_per_s != 0:
                 _check(self.name, name, getattr(self, name))

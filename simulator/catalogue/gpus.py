@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from simulator.catalogue.gpu import GPU, IDLE_SHARE, IDLE_SOURCE, Price
+from simulator.catalogue.gpu import GPU, IDLE_SOURCE, Price
 
 GIB = 2**30
 
@@ -47,7 +47,6 @@ _A100_80 = GPU(
     network_bytes_per_s=25e9,
     pcie_bytes_per_s=32e9,
     power_w=400,
-    idle_power_w=IDLE_SHARE * 400,
     price=Price(
         low=1.10,
         typical=1.39,
@@ -67,7 +66,6 @@ _A100_40 = GPU(
     network_bytes_per_s=25e9,
     pcie_bytes_per_s=32e9,
     power_w=400,
-    idle_power_w=IDLE_SHARE * 400,
     price=Price(low=None, typical=1.0, high=None, source=MARKET, date="2026"),
     sources=_sources(
         same=(
@@ -86,7 +84,6 @@ _H100 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=700,
-    idle_power_w=IDLE_SHARE * 700,
     price=Price(
         low=2.50,
         typical=2.95,
@@ -107,7 +104,6 @@ _H100_PCIE = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=350,
-    idle_power_w=IDLE_SHARE * 350,
     price=Price(
         low=1.99,
         typical=2.05,
@@ -132,7 +128,6 @@ _H800 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=700,
-    idle_power_w=IDLE_SHARE * 700,
     price=Price(
         low=None,
         typical=None,
@@ -162,7 +157,6 @@ _H20 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=400,
-    idle_power_w=IDLE_SHARE * 400,
     price=Price(
         low=1.0,
         typical=1.25,
@@ -188,7 +182,6 @@ _H200 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=700,
-    idle_power_w=IDLE_SHARE * 700,
     price=Price(
         low=3.50,
         typical=3.59,
@@ -211,7 +204,6 @@ _B200 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=128e9,
     power_w=1000,
-    idle_power_w=IDLE_SHARE * 1000,
     price=Price(
         low=5.98,
         typical=6.00,
@@ -241,7 +233,6 @@ _GB200 = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=1200,
-    idle_power_w=IDLE_SHARE * 1200,
     node_gpus=72,
     price=Price(
         low=8.0, typical=9.5, high=11.0, source=f"{MARKET}; typical is the middle", date="2026"
@@ -276,7 +267,6 @@ _MI300X = GPU(
     network_bytes_per_s=50e9,
     pcie_bytes_per_s=64e9,
     power_w=750,
-    idle_power_w=IDLE_SHARE * 750,
     price=Price(
         low=2.0, typical=2.5, high=3.0, source=f"{MARKET}; typical is the middle", date="2026"
     ),
@@ -303,7 +293,6 @@ _L40S = GPU(
     network_bytes_per_s=25e9,
     pcie_bytes_per_s=32e9,
     power_w=350,
-    idle_power_w=IDLE_SHARE * 350,
     price=Price(low=None, typical=0.79, high=None, source=RUNPOD, date="2026-03"),
     purchase=Price(low=7e3, typical=8e3, high=9e3, source=MARKET, date="2026"),
     sources=_sources(
@@ -327,7 +316,6 @@ _RTX_4090 = GPU(
     network_bytes_per_s=0.39e9,
     pcie_bytes_per_s=32e9,
     power_w=450,
-    idle_power_w=IDLE_SHARE * 450,
     price=Price(low=None, typical=0.34, high=None, source=RUNPOD, date="2026-03"),
     purchase=Price(
         low=None, typical=1.6e3, high=None, source="unverified: list price at launch", date="2022"
@@ -350,7 +338,6 @@ _RTX_5090 = GPU(
     network_bytes_per_s=0.39e9,
     pcie_bytes_per_s=64e9,
     power_w=575,
-    idle_power_w=IDLE_SHARE * 575,
     price=Price(
         low=0.69,
         typical=0.72,
@@ -379,7 +366,6 @@ _ASCEND_910B = GPU(
     network_bytes_per_s=25e9,
     pcie_bytes_per_s=32e9,
     power_w=400,
-    idle_power_w=IDLE_SHARE * 400,
     price=Price(low=None, typical=None, high=None, source=_NOT_SOLD, date="2026-05"),
     sources=_sources(
         compute=(

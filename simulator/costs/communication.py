@@ -37,7 +37,6 @@ def engine_all_reduce_s(
     Args:
         size_bytes: of the tensor that every GPU holds.
         gpus: number of GPUs; 1 takes no time.
-        gpu: their type.
         links: custom coefficients; None uses the GPU's.
     """
     _check(size_bytes, gpus)
@@ -73,7 +72,6 @@ def all_reduce_s(
     Args:
         size_bytes: of the tensor that every GPU holds.
         gpus: number of GPUs; 1 takes no time.
-        gpu: their type.
         gpus_per_node: how many of them are in one node; None fills nodes.
         links: custom coefficients; None uses the GPU's.
     """
@@ -88,19 +86,8 @@ def all_gather_s(
     gpus_per_node: int | None = None,
     links: LinkCoefficients | None = None,
 ) -> float:
-    """NCCL's all-gather: one pass; `size_bytes` is the gathered tensor. See `all_reduce_s`."""
-    return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
-
-
-def reduce_scatter_s(
-    size_bytes: float,
-    gpus: int,
-    gpu: GPU,
-    *,
-    gpus_per_node: int | None = None,
-    links: LinkCoefficients | None = None,
-) -> float:
-    """NCCL's reduce-scatter: one pass; `size_bytes` is the tensor before it is scattered."""
+    """NCCL's all-gather or reduce-scatter: one pass; `size_bytes` is the whole tensor, which is
+    gathered or scattered. See `all_reduce_s`."""
     return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
 
 
@@ -108,8 +95,6 @@ def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> floa
     """One message from a GPU to another, as between the stages of a pipeline.
 
     Args:
-        size_bytes: of the message.
-        gpu: type of both.
         across_nodes: through the network instead of the node's links.
     """
     _check(size_bytes, 2)

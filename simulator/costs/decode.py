@@ -218,9 +218,6 @@ def decode_cost(
     """Decode steps of a model on a GPU.
 
     Args:
-        model: its shape.
-        gpu: type of the engine's GPUs.
-        tensor_parallel: GPUs of the engine.
         overhead_s: CPU time of the engine per step; None is `ENGINE_S`.
         overlap: the CPU works on the next step while the GPU computes; False adds both.
         slowdown: factor on all times, for stragglers.

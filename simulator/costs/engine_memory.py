@@ -29,8 +29,6 @@ def cache_tokens(
 
     Args:
         model: its shape; weights and cache in 16 bits.
-        gpu: type of the engine's GPUs.
-        tensor_parallel: GPUs of the engine.
         utilization: share of each GPU's memory for weights and cache.
         longest_tokens: prompt plus response of the longest sequence, which must fit.
 

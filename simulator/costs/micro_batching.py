@@ -82,7 +82,6 @@ def cut_within_budget(
     Args:
         lengths: lengths of the sequences, in batch order.
         ranks: data-parallel ranks; they get nearly equal numbers of tokens.
-        minibatches: number of minibatches of the batch.
         max_tokens: budget of a micro-batch.
         least: fewest micro-batches per minibatch and rank, if there are that many sequences.
         units_per_budget: resolution of lengths.

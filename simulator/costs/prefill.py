@@ -28,7 +28,6 @@ def causal_pairs(new_tokens: int, cached_tokens: int = 0) -> int:
     """Attention pairs of one sequence: a new token attends to all earlier tokens and itself.
 
     Args:
-        new_tokens: tokens to compute.
         cached_tokens: earlier tokens, whose keys and values are cached.
     """
     return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
@@ -126,9 +125,6 @@ def prefill_cost(
     """Prefill of a model on a GPU.
 
     Args:
-        model: its shape.
-        gpu: type of the engine's GPUs.
-        tensor_parallel: GPUs of the engine.
         slowdown: factor on all times, for stragglers.
         chunk_tokens: largest number of tokens per pass.
         coefficients: custom coefficients; None uses the GPU's.

@@ -26,7 +26,6 @@ from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
     point_to_point_s,
-    reduce_scatter_s,
 )
 from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
@@ -245,7 +244,7 @@ class TrainingCost:
 
         If fully sharded, the next pass gathers instead.
         """
-        scatter_s = self._over_ranks_s(reduce_scatter_s, GRADIENT_BYTES)
+        scatter_s = self._over_ranks_s(all_gather_s, GRADIENT_BYTES)
         if self.fully_sharded:
             return scatter_s
         return scatter_s + self._over_ranks_s(all_gather_s, BYTES_PER_NUMBER)
@@ -280,7 +279,6 @@ def training_cost(
     Args:
         config: layout, batching and overrides. For a measured step, only the layout is checked
             (it must divide the GPUs and the model), not memory.
-        model: model to train.
         gpu: type of the training GPUs.
         gpus: number of training GPUs; the whole cluster when colocated.
         longest_tokens: longest allowed prompt plus response; 0 skips the check.

@@ -65,7 +65,6 @@ def training_memory(
 
     Args:
         config: layout, recomputation, and whether there are a critic and a reference.
-        gpus: number of training GPUs.
         micro_batch_tokens: tokens of the largest micro-batch.
         fully_sharded: data-parallel ranks also shard parameters and gradients.
     """
@@ -90,12 +89,6 @@ def check_training_memory(
     memory: TrainingMemory, model: ModelShape, gpu: GPU, *, activation_recompute: bool
 ) -> None:
     """Refuse a layout that does not fit in memory.
-
-    Args:
-        memory: memory of the fullest GPU.
-        model: model to train, for the message.
-        gpu: type of the GPU.
-        activation_recompute: whether it is on.
 
     Raises:
         ValueError: one line, with the needed and the available memory and a fix.

@@ -75,9 +75,7 @@ def forward_flops(
     """FLOPs of a forward pass; a backward pass has twice as many.
 
     Args:
-        tokens: number of tokens.
         pairs: (token, attended token) pairs, including itself: s (s + 1) / 2 for a sequence of s.
-        model: shape of the model.
     """
     return model.linear_flops_per_token() * tokens + model.attention_flops(1) * pairs
 

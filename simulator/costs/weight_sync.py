@@ -137,14 +137,12 @@ class WeightSync:
     """Mean wait until the engines poll; generation continues."""
     load_s: float
     """Engines are paused."""
-    poll_s: float = 0.0
-    """Polling interval of the engines; 0 if they are notified."""
     error: float | None = 0.0
     """Mean absolute relative error of the fit; None if unknown, 0 if measured."""
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("export_s", "delay_s", "load_s", "poll_s"):
+        for name in ("export_s", "delay_s", "load_s"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} of a weight update is {value}, but must be >= 0")
@@ -154,10 +152,6 @@ class WeightSync:
         """Mean time from the end of a training step until every engine has the weights."""
         return self.export_s + self.delay_s + self.load_s
 
-    def polled_delay_s(self, ready_s: float) -> float:
-        """Wait of weights that are ready at `ready_s`, if engines poll at multiples of `poll_s`."""
-        return -ready_s % self.poll_s if self.poll_s else self.delay_s
-
 
 def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
     """Weight update of disaggregated engines.
@@ -166,7 +160,6 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     its parts keep their proportions.
 
     Args:
-        config: backend and overrides.
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
 
@@ -181,7 +174,6 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
             export_s=export_s,
             delay_s=config.poll_s / 2,
             load_s=max(0.0, whole.seconds(size) - export_s),
-            poll_s=config.poll_s,
             error=whole.error,
             provenance=(
                 "shared storage: prime-rl's benchmark (2026-01), AReaL pull request 324 (2025-09)"

@@ -237,7 +237,6 @@ class Replica:
         """Generate responses of given lengths to a prompt; while paused, queue them.
 
         Args:
-            now_s: the time.
             group: any number that is not in use on this engine.
             prompt_tokens: length of the prompt that all responses share.
             lengths: tokens of each response, which the engine uses only to end it.
@@ -296,7 +295,6 @@ class Replica:
         """Continue under the weights of `version`.
 
         Args:
-            now_s: the time.
             version: version that the engine now holds.
             recompute: drop the cache, and prefill every context again under the new weights
                 (SGLang: pause mode `retract`, then a flush). False keeps the old cache
@@ -392,7 +390,6 @@ class Replica:
         """Process everything until `now_s`.
 
         Args:
-            now_s: the time.
             more_to_come: the owner has another command at this time, so admission waits.
         """
         batch = self._batch

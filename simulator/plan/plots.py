@@ -37,7 +37,6 @@ _TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 def draw_plan(plan: Plan, path: Path) -> Path:
     """Draw both panels and write the file; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     config = plan.config
     title = f"{config.name}: {config.steps:,} steps of {config.base.model}, simulated"
     return save_picture(lambda: _draw(plan), path, title)

@@ -57,10 +57,8 @@ def find_plan(
     """Search the candidates of a plan file.
 
     Args:
-        config: the plan file.
         run: performs simulations; `simulator.plan.trial.workers` makes one that uses several
             processes.
-        progress: receives the progress.
         bound: least seconds of a candidate's training step.
 
     Raises:

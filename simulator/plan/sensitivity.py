@@ -65,10 +65,8 @@ def sensitivity(
     """Simulate the finalists with every input at both ends.
 
     Args:
-        plan: the plan file.
         best: the recommendation, one of the finalists.
         finalists: outcomes that might become the best.
-        run: performs simulations.
         progress: receives the number of simulations.
     """
     tried = list(_inputs(best.candidate.config))

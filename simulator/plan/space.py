@@ -214,7 +214,6 @@ def nearest_split(gpus: int, share: float, engine: int, trainer: int) -> int | N
     """GPUs that generate, as near to a share of all as both sides can divide; None if none can.
 
     Args:
-        gpus: all of them.
         share: of them that should generate.
         engine: GPUs per engine.
         trainer: GPUs per copy of the trained model.

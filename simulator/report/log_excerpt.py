@@ -37,8 +37,6 @@ def only_engines(log: Log, engines: Iterable[EngineId], *, rewards: bool = True)
     """The log without the other engines. It cannot be replayed, because groups are missing.
 
     Args:
-        log: the whole log.
-        engines: engines to keep.
         rewards: keep the process that scores, whose row is empty if scoring takes no time.
     """
     kept = frozenset(engines)

@@ -63,7 +63,6 @@ _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 def write_plots(runs: Sequence[Replicated], folder: Path) -> list[Path]:
     """Draw all pictures of up to six simulations into a folder, which is created."""
-    folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, Callable[[], Figure]] = {
         "utilization.png": lambda: draw_utilization(runs),
         "lags.png": lambda: draw_lags(runs),

@@ -74,8 +74,6 @@ class Recorder:
         """Record a group that is scored.
 
         Args:
-            group: its number.
-            engine: that generated it.
             times_s: start, end of generation, end of scoring.
             segments: one per sample.
             lengths: tokens, one per sample.

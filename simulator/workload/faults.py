@@ -22,13 +22,6 @@ class NodeFailures:
     restart_s: float
     """From then until the node works again."""
 
-    @property
-    def availability(self) -> float:
-        """Long-run share of time that a node works."""
-        if math.isinf(self.mtbf_s):
-            return 1.0
-        return self.mtbf_s / (self.mtbf_s + self.detection_s + self.restart_s)
-
     def uptime_s(self, generator: np.random.Generator, /) -> float:
         """Seconds that one node works until it fails; infinite if it never does."""
         drawn = float(generator.standard_exponential())

@@ -1,7 +1,5 @@
 """Histograms of response lengths, shipped with the package or from your own CSV file. Tokens.
 
-    name or FILE.csv --load_histogram--> Histogram --compact--> fewer rows, the same mean
-
 Your own file has one length per row, in the first column or in a column named as below, and
 optionally a column `weight`. The shipped ones (`simulator/workload/data`) have one row per bin, and
 a header with their source and license.
@@ -135,51 +133,6 @@ def read_histogram(path: Path) -> Histogram:
         return Histogram(**dict(zip(_BIN, columns.T, strict=True)), source=source)
     except ValueError as error:
         raise ValueError(f"trace {path}: {error}") from error
-
-
-def compact(histogram: Histogram, rows: int = 400) -> Histogram:
-    """At most `rows` bins of about equal ratio, each with the weight and mean of its lengths."""
-    if rows < 2:
-        raise ValueError(f"rows is {rows}, but must be >= 2")
-    if len(histogram.weight) <= rows:
-        return histogram
-    low, high = histogram.from_tokens[0], histogram.to_tokens[-1]
-    # Short lengths fill fewer bins than there are: try more edges until all rows are used.
-    edges = rows
-    while len(np.unique(_edges(low, high, edges))) < rows - 1 and edges < 100 * rows:
-        edges += 1
-    cuts = np.unique(_edges(low, high, edges))[: rows - 1]
-    # The longest length is a separate bin: responses that are cut off make a spike there.
-    starts = np.unique(np.searchsorted(histogram.from_tokens, [*cuts, high]))
-    starts = starts[starts < len(histogram.weight)]
-    weight = np.add.reduceat(histogram.weight, starts)
-    tokens = np.add.reduceat(histogram.weight * histogram.mean_tokens, starts)
-    ends = [*(starts[1:] - 1), len(histogram.weight) - 1]
-    kept = weight > 0
-    first, last = histogram.from_tokens[starts][kept], histogram.to_tokens[ends][kept]
-    return Histogram(
-        from_tokens=first,
-        to_tokens=last,
-        # Without clipping, the mean of a bin of one length may miss it by a rounding error.
-        mean_tokens=np.clip(tokens[kept] / weight[kept], first, last),
-        weight=weight[kept],
-        source=histogram.source,
-    )
-
-
-def write_histogram(histogram: Histogram, path: Path, comments: Sequence[str]) -> None:
-    """Write it in the format of the shipped ones, below comment lines that give its source."""
-    columns = (getattr(histogram, name) for name in _BIN)
-    with path.open("w", newline="") as file:
-        file.writelines(f"# {comment}\n" for comment in comments)
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_BIN)
-        for start, end, mean, weight in zip(*columns, strict=True):
-            writer.writerow((f"{start:g}", f"{end:g}", f"{mean:.9g}", f"{weight:.7g}"))
-
-
-def _edges(low: float, high: float, count: int) -> NDArray[np.float64]:
-    return np.round(np.geomspace(low, high, count))
 
 
 def _rows(path: Path) -> Iterator[tuple[list[str], int]]:

@@ -257,9 +257,10 @@ def test_a_thousand_adapters_leave_memory_as_it_was(
         root = choose_weights_root(tmp_path, 1 << 20)
         settings = settings_for(
             lab.written[0].path,
-            weights_root=str(root),
-            transfer="adapter",
+            weights_root=root,
+            use_lora=True,
             lora_rank=RANK,
+            more={"rollout.transfer": "adapter"},
         )
         trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
         try:

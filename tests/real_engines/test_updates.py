@@ -31,9 +31,8 @@ def test_a_thousand_updates_leave_memory_as_it_was(
         root = choose_weights_root(tmp_path, size_bytes)
         settings = settings_for(
             lab.weights(0).path,
-            weights_root=str(root),
-            transfer=str(transfer),
-            transfer_timeout_s=BOUND_S,
+            weights_root=root,
+            more={"rollout.transfer": str(transfer), "rollout.transfer_timeout_s": BOUND_S},
         )
         trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
         try:

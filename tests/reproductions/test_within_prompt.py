@@ -13,7 +13,6 @@ from reproductions.within_prompt import (
     correlation_among,
     correlation_in_all,
     measured,
-    spread_within,
     variances,
     with_interval,
 )
@@ -55,5 +54,5 @@ def test_the_value_in_use_is_the_measured_one() -> None:
     found = with_interval(prompts)
     assert GROUP_CORRELATION.value == round(found.mean, 3)
     assert found.low < found.mean < found.high
-    assert f"{spread_within():.3f}" in GROUP_CORRELATION.source
+    assert f"{math.sqrt(variances(prompts)[1]):.3f}" in GROUP_CORRELATION.source
     assert f"{found.low:.2f} to {found.high:.2f}" in GROUP_CORRELATION.source

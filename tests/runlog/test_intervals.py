@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from areal_lab.runlog.intervals import mean_interval, student_t
+from areal_lab.runlog.intervals import MeanInterval, mean_interval, student_t
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_mean_of_one_still_has_an_interval_about_that_of_wilson():
 
 
 def test_a_single_problem_has_no_interval_and_none_is_an_error():
-    assert mean_interval([0.5]).as_json() == {"mean": 0.5, "n": 1, "ci95": None}
+    assert mean_interval([0.5]) == MeanInterval(mean=0.5, n=1, ci95=None)
     with pytest.raises(ValueError, match="at least one problem"):
         mean_interval([])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from areal_lab.training.lora import (
 from areal_lab.training.merged_linear import Adapted, merged_product
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.serve import ADAPTER_FOLDER, export, first_weights, save_folder
-from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import Learner, _micro_batches, make_learner, score, train_batch
 from tests.training.tiny import (
     gradients,
@@ -155,7 +153,7 @@ def test_merged_weights_and_the_adapter_are_the_model(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize("transfer", ["folder", "adapter"])
 def test_weights_for_engines(folder: Path, tmp_path: Path, transfer: str) -> None:
     model = adapted(folder, targets=("q_proj", "v_proj"))
-    learner = learner_of(model, folder, transfer=transfer, weights_root=str(tmp_path))
+    learner = learner_of(model, folder, more={"rollout.transfer": transfer}, weights_root=tmp_path)
     weights: Any = export(learner, 4, None)
     first = first_weights(learner, 4, weights)
 
@@ -221,7 +219,7 @@ def test_in_bfloat16_the_trainer_computes_what_engines_with_merged_weights_do(
             plain = load_policy(folder)
             plain.load_state_dict(merged_tensors(model), strict=False)
             model = plain
-        learner = learner_of(model, folder, compute_dtype="bfloat16")
+        learner = learner_of(model, folder, dtype="bfloat16")
         everyone = list(range(len(request.trajectories)))
         (part,) = _micro_batches(learner, request, everyone, torch.ones(len(everyone))).parts
         scored[name] = score(learner, part)
@@ -281,11 +279,3 @@ def test_the_size_of_an_adapter_shows_in_the_models_headers(
     model = adapted(folder, targets=target_modules(load_policy(folder), targets))
     numbers = sum(a.numel() + b.numel() for a, b in layers(model).values())
     assert adapter_parameters(folder, wanted) == numbers
-
-
-def test_settings_cross_the_border_whole() -> None:
-    settings = TrainerSettings(
-        model_path="m", weights_root="w", lora_rank=8, lora_alpha=4, target_modules=("q_proj",)
-    )
-    assert TrainerSettings.from_json(settings.to_json()) == settings
-    assert dataclasses.replace(settings, lora_rank=0) != settings

@@ -3,84 +3,35 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import get_scheduler
 
-from areal_lab.config.schema import ActorConfig, GenerationConfig, OptimizerConfig, TrainConfig
-from areal_lab.training.settings import TrainerSettings, lr_factor, settings_from_config
+from areal_lab.config.schema import GenerationConfig, OptimizerConfig, TrainConfig
+from areal_lab.training.settings import TrainerSettings, lr_factor
 
 
-def test_json_keeps_every_field_infinity_included() -> None:
-    settings = TrainerSettings(
-        model_path="here",
-        weights_root="there",
-        optimizer=OptimizerConfig(lr=0.25, gradient_clipping=math.inf),
-        behavior_weight_cap=math.inf,
-        minibatches=3,
-        temperature=0.7,
+def test_json_keeps_every_setting_infinity_included() -> None:
+    config = TrainConfig(total_train_steps=7).with_settings(
+        {
+            "rollout.max_head_offpolicyness": math.inf,
+            "actor.optimizer.gradient_clipping": math.inf,
+            "actor.ppo_n_minibatches": 4,
+            "actor.target_modules": ["q_proj"],
+            "rollout.max_engine_restarts": 1,
+        }
     )
+    settings = TrainerSettings(config=config, model_path="here", weights_root="there", threads=3)
     assert TrainerSettings.from_json(settings.to_json()) == settings
+    assert (settings.optimizer_steps, settings.kept_versions) == (28, 2)
 
 
-def test_every_actor_setting_arrives() -> None:
-    config = TrainConfig(
-        seed=9,
-        total_train_steps=7,
-        gconfig=GenerationConfig(temperature=0.5),
-        actor=ActorConfig(
-            optimizer=OptimizerConfig(lr=0.125, lr_scheduler_type="cosine"),
-            eps_clip=0.3,
-            use_decoupled_loss=False,
-            behav_imp_weight_cap=2.0,
-            loss_fn="own:loss",
-            adv_norm_std=False,
-            ppo_n_minibatches=4,
-            max_tokens_per_mb=77,
-            dtype="float32",
-            gradient_checkpointing=True,
-            use_lora=True,
-            lora_rank=5,
-            lora_alpha=6,
-            target_modules=["q_proj"],
-        ),
-    )
-    config.rollout.dtype = "bfloat16"
-    settings = settings_from_config(
-        config, model_path=Path("/model"), threads=3, weights_root=Path("/weights")
-    )
-    assert settings == TrainerSettings(
-        model_path="/model",
-        weights_root="/weights",
-        optimizer=OptimizerConfig(lr=0.125, lr_scheduler_type="cosine"),
-        optimizer_steps=28,
-        clip_epsilon=0.3,
-        decoupled=False,
-        behavior_weight_cap=2.0,
-        loss_fn="own:loss",
-        normalize_std=False,
-        minibatches=4,
-        max_tokens_per_microbatch=77,
-        compute_dtype="float32",
-        export_dtype="bfloat16",
-        temperature=0.5,
-        threads=3,
-        seed=9,
-        gradient_checkpointing=True,
-        lora_rank=5,
-        lora_alpha=6,
-        target_modules=("q_proj",),
-    )
-
-
-def test_threads_of_the_configuration_win_and_greedy_is_scored_at_temperature_1() -> None:
-    config = TrainConfig(actor=ActorConfig(threads=2), gconfig=GenerationConfig(temperature=0.0))
-    settings = settings_from_config(
-        config, model_path=Path("/model"), threads=8, weights_root=Path("/weights")
-    )
-    assert (settings.threads, settings.temperature) == (2, 1.0)
+def test_greedy_samples_are_scored_at_temperature_1() -> None:
+    for temperature, expected in ((0.0, 1.0), (0.5, 0.5)):
+        config = TrainConfig(gconfig=GenerationConfig(temperature=temperature))
+        settings = TrainerSettings(config=config, model_path="here", weights_root="there")
+        assert settings.temperature == expected
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
@@ -108,12 +59,3 @@ def transformers_share(kind: str, step: int, warmup_steps: int, steps: int) -> f
     schedule = get_scheduler(kind, torch_optimizer, warmup_steps, steps)
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
     return float(schedule.lr_lambdas[0](step))
-
-
-def test_a_learning_rate_that_falls_needs_to_know_until_when() -> None:
-    with pytest.raises(ValueError, match="optimizer_steps is 0"):
-        TrainerSettings(
-            model_path="here",
-            weights_root="there",
-            optimizer=OptimizerConfig(lr_scheduler_type="linear"),
-        )

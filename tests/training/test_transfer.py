@@ -70,9 +70,8 @@ def pair(
     root = tmp_path_factory.mktemp("transfer")
     settings = settings_for(
         save_model(root / "model"),
-        weights_root=str(root / "weights"),
-        transfer=request.param,
-        transfer_timeout_s=60.0,
+        weights_root=root / "weights",
+        more={"rollout.transfer": request.param, "rollout.transfer_timeout_s": 60.0},
     )
     with asyncio.Runner() as runner:
         trainer = runner.run(TrainerProcess.start(settings, log_path=root / "trainer.log"))

@@ -38,7 +38,7 @@ def with_trainer(
     """Run `work` with a trainer, and see that nothing is left of it."""
 
     async def run() -> None:
-        settings = settings_for(folder, weights_root=str(tmp_path / "weights"))
+        settings = settings_for(folder, weights_root=tmp_path / "weights")
         trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
         try:
             await work(trainer)
@@ -103,7 +103,7 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(folder: Path, tmp_pat
 def test_a_broken_loss_reaches_the_user_with_its_traceback(folder: Path, tmp_path: Path) -> None:
     settings = settings_for(
         folder,
-        weights_root=str(tmp_path / "weights"),
+        weights_root=tmp_path / "weights",
         loss_fn="tests.training.test_worker:broken_loss",
     )
 
@@ -142,7 +142,7 @@ def test_a_stop_during_a_step_does_not_wait_for_it(folder: Path, tmp_path: Path)
 
 
 def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
-    settings = settings_for(tmp_path / "nowhere", weights_root=str(tmp_path / "weights"))
+    settings = settings_for(tmp_path / "nowhere", weights_root=tmp_path / "weights")
 
     async def run() -> None:
         with pytest.raises(TrainingError, match="nowhere") as caught:

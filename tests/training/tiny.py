@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from areal_lab.config.schema import OptimizerConfig
+from areal_lab.config.schema import ActorConfig, OptimizerConfig, TrainConfig
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
@@ -52,16 +54,23 @@ def save_model(folder: Path, *, kind: str = "llama", tied: bool = True, seed: in
     return folder
 
 
-def settings_for(folder: Path, **changes: Any) -> TrainerSettings:
-    """Settings that are gentle enough for tiny models."""
-    defaults: dict[str, Any] = {
-        "model_path": str(folder),
-        "weights_root": str(folder.parent / "weights"),
-        "optimizer": OptimizerConfig(lr=1e-3, warmup_steps=0, gradient_clipping=float("inf")),
-        "compute_dtype": "float32",
-        "export_dtype": "float32",
-    }
-    return TrainerSettings(**{**defaults, **changes})
+def settings_for(
+    folder: Path,
+    *,
+    weights_root: Path | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **actor: Any,
+) -> TrainerSettings:
+    """Settings that are gentle enough for tiny models; `more` are those outside of `actor`."""
+    optimizer = OptimizerConfig(lr=1e-3, warmup_steps=0, gradient_clipping=float("inf"))
+    actor = {"optimizer": optimizer, "dtype": "float32", **actor}
+    return TrainerSettings(
+        config=TrainConfig(actor=ActorConfig(**actor)).with_settings(
+            {"rollout.dtype": "float32", **more}
+        ),
+        model_path=str(folder),
+        weights_root=str(weights_root or folder.parent / "weights"),
+    )
 
 
 def learner_for(folder: Path, **changes: Any) -> Learner:

@@ -24,7 +24,6 @@ from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
     engine_all_reduce_s,
-    reduce_scatter_s,
 )
 from simulator.costs.decode import decode_cost
 from simulator.costs.prefill import causal_pairs, prefill_cost
@@ -42,7 +41,7 @@ COLLECTIVES: Mapping[str, Callable[..., float]] = {
     "engine_all_reduce": engine_all_reduce_s,
     "all_reduce": all_reduce_s,
     "all_gather": all_gather_s,
-    "reduce_scatter": reduce_scatter_s,
+    "reduce_scatter": all_gather_s,
 }
 """The function that predicts a point, by its operation."""
 

@@ -48,7 +48,6 @@ class EngineLink:
         """Create a link; nothing is sent yet.
 
         Args:
-            version: the version to push.
             timeout_s: longest wait for the reply to one request.
         """
         self.base_url = target.base_url

@@ -71,7 +71,6 @@ class TrainerProcess:
         """Start the process and wait until its model is loaded and version 0 is exported.
 
         Args:
-            settings: of the trainer.
             log_path: file for its output.
 
         Raises:

@@ -28,8 +28,9 @@ REPLY_MARGIN_S = 5.0
 
 def make_pusher(settings: TrainerSettings) -> Pusher | None:
     """The pusher that holds and sends the weights; `None` if engines read them from a folder."""
-    timeout_s, kept = settings.transfer_timeout_s, settings.kept_versions
-    match Transfer(settings.transfer):
+    rollout, kept = settings.config.rollout, settings.kept_versions
+    timeout_s = rollout.transfer_timeout_s
+    match Transfer(rollout.transfer):
         case Transfer.FOLDER | Transfer.ADAPTER:
             return None
         case Transfer.HTTP_TENSOR:

@@ -62,24 +62,25 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
         True after `None`; False if the pipeline is gone.
     """
     settings = TrainerSettings.from_json(settings_json)
+    actor = settings.actor
     # If the pipeline is killed, only this process can remove the weights.
     on_parent_death(lambda: shutil.rmtree(settings.weights_root, ignore_errors=True))
     torch.set_num_threads(settings.threads)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.config.seed)
     _log(f"loading {settings.model_path}")
     model = load_policy(
         Path(settings.model_path),
         device=settings.device,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing=actor.gradient_checkpointing,
     )
-    if settings.lora_rank:
-        targets = target_modules(model, settings.target_modules)
+    if actor.use_lora:
+        targets = target_modules(model, actor.target_modules)
         add_lora(
             model,
-            rank=settings.lora_rank,
-            alpha=settings.lora_alpha,
+            rank=actor.lora_rank,
+            alpha=actor.lora_alpha,
             targets=targets,
-            merged=Transfer(settings.transfer) is not Transfer.ADAPTER,
+            merged=Transfer(settings.config.rollout.transfer) is not Transfer.ADAPTER,
         )
     learner = make_learner(model, settings)
     version = settings.first_version
@@ -145,7 +146,7 @@ def export(
     if pusher is not None:
         tensors = merged_tensors(learner.model)
         return pusher.hold(tensors, version, dtype=_export_dtype(learner.settings))
-    if Transfer(learner.settings.transfer) is Transfer.ADAPTER:
+    if Transfer(learner.settings.config.rollout.transfer) is Transfer.ADAPTER:
         settings = learner.settings
         return write_adapter_folder(
             learner.model, Path(settings.weights_root), version, dtype=_export_dtype(settings)
@@ -181,7 +182,7 @@ def _model_folder(learner: Learner, version: Version) -> WeightsFolder:
 
 
 def _export_dtype(settings: TrainerSettings) -> torch.dtype:
-    return compute_dtype(settings.export_dtype, settings.device)
+    return compute_dtype(settings.config.rollout.dtype, settings.device)
 
 
 def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
@@ -190,7 +191,6 @@ def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
     Adapters are merged into the weights, and also saved separately in `ADAPTER_FOLDER`.
 
     Args:
-        model: the policy.
         source: folder that the model was loaded from; its tokenizer files are copied.
         path: folder to create; an older one of that name is replaced.
     """

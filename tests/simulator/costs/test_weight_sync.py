@@ -94,13 +94,9 @@ def test_larger_models_take_longer(backend: str) -> None:
 
 def test_weights_on_disk_wait_half_a_polling_period_on_average() -> None:
     sync = weight_sync(WeightsConfig(), find_model(MODELS[0]), H100)
-    assert (sync.delay_s, sync.poll_s) == (2.5, 5.0)
+    assert sync.delay_s == 2.5  # of 5 s
     assert sync.export_s > 0
     assert sync.load_s > 0
-    delays = [sync.polled_delay_s(ready) for ready in np.linspace(0, 5, 1001)[1:]]
-    assert np.mean(delays) == pytest.approx(2.5, abs=0.01)
-    assert sync.polled_delay_s(7.0) == 3.0
-    assert sync.polled_delay_s(10.0) == 0.0
 
 
 def test_other_backends_notify_engines_which_pause_for_the_whole_update() -> None:
@@ -108,7 +104,6 @@ def test_other_backends_notify_engines_which_pause_for_the_whole_update() -> Non
         sync = weight_sync(WeightsConfig(backend=backend), find_model(MODELS[1]), H100)
         assert (sync.export_s, sync.delay_s) == (0, 0)
         assert sync.load_s == sync.seconds
-        assert sync.polled_delay_s(7.0) == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

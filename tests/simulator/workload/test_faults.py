@@ -29,13 +29,6 @@ def test_nodes_that_never_fail_need_no_failures() -> None:
     assert failures_from(faults()) is None
     for_ever = NodeFailures(mtbf_s=math.inf, detection_s=1, restart_s=1)
     assert for_ever.uptime_s(np.random.default_rng(1)) == math.inf
-    assert for_ever.availability == 1
-
-
-def test_availability_counts_detection_and_restart() -> None:
-    failures = failures_from(faults(node_mtbf_h=1.0, detection_s=100, restart_s=300))
-    assert failures is not None
-    assert failures.availability == pytest.approx(0.9)
 
 
 def test_the_share_of_stragglers_is_exact_and_their_choice_random() -> None:

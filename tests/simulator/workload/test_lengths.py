@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from simulator.config.schema import LengthConfig
 from simulator.workload.histogram import (
     Histogram,
-    compact,
     load_histogram,
     read_histogram,
     shipped_histograms,
-    write_histogram,
 )
 from simulator.workload.lengths import ConstantLengths, LogNormalLengths, TraceLengths, lengths_from
 
@@ -218,20 +216,6 @@ def test_ranks_inside_a_group_are_correlated() -> None:
     assert np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1] == pytest.approx(expected, abs=0.02)
 
 
-def test_compacting_keeps_weight_and_mean_and_the_spike_at_the_end() -> None:
-    lengths = np.arange(1.0, 20_001)
-    weight = np.where(lengths == 20_000, 500.0, 1.0)
-    full = Histogram(from_tokens=lengths, to_tokens=lengths, mean_tokens=lengths, weight=weight)
-    for rows in range(2, 130):
-        small = compact(full, rows)
-        assert 0.8 * rows <= len(small.weight) <= rows
-        assert small.weight.sum() == full.weight.sum()
-        assert small.mean == pytest.approx(full.mean, rel=1e-12)
-        last = (small.from_tokens[-1], small.to_tokens[-1], small.weight[-1])
-        assert last == (20_000, 20_000, 500)
-        assert compact(small, rows) is small
-
-
 def test_lengths_spread_over_their_bins_and_not_beyond() -> None:
     histogram = Histogram(
         from_tokens=np.array([10.0, 100.0]),
@@ -243,14 +227,6 @@ def test_lengths_spread_over_their_bins_and_not_beyond() -> None:
     tokens = lengths.draw(rng(), 10_000, 4)
     assert set(np.unique(tokens)) == {*range(10, 21), *range(100, 121)}
     assert tokens[tokens > 50].mean() == pytest.approx(110, abs=0.2)
-
-
-def test_a_written_histogram_is_read_again(tmp_path: Path) -> None:
-    histogram = load_histogram("mooncake_conversation")
-    write_histogram(histogram, tmp_path / "copy.csv", ["where it comes from"])
-    again = load_histogram(str(tmp_path / "copy.csv"))
-    assert again.source == "where it comes from"
-    assert again.mean == pytest.approx(histogram.mean, rel=1e-9)
 
 
 @pytest.mark.parametrize(
