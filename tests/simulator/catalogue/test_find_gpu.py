@@ -119,7 +119,7 @@ def test_a_price_can_be_replaced() -> None:
 def test_the_page_shows_the_catalogue() -> None:
     page = Path(__file__).parents[3] / PAGE
     command = f"python -m tools.pages.hardware > {PAGE}"
-    assert page.read_text(encoding="utf-8") == catalogue_page(), f"write it anew: {command}"
+    assert page.read_text(encoding="utf-8") == catalogue_page(), f"regenerate it: {command}"
     for gpu in GPUS.values():
         assert catalogue_page().count(f"| {gpu.name} |") == 2
 

@@ -383,7 +383,7 @@ def test_the_smooth_maximum_exceeds_the_maximum_only_near_the_knee() -> None:
 def test_the_page_about_kernels_is_up_to_date() -> None:
     page = Path(__file__).parents[3] / "docs" / "simulator_kernels.md"
     command = "python -m tools.pages.kernels > docs/simulator_kernels.md"
-    assert page.read_text(encoding="utf-8") == kernel_page(), f"write it anew: {command}"
+    assert page.read_text(encoding="utf-8") == kernel_page(), f"regenerate it: {command}"
     for gpu in GPUS:
         assert f"| {gpu} |" in kernel_page()
 
