@@ -18,7 +18,7 @@ class ModelFacts:
     parameters: int
     """Stored numbers; tied weights count once. An upper bound if the weights are `.bin` files."""
     context_tokens: int | None
-    """Longest sequence, prompt and answer together; None if the configuration does not say."""
+    """Maximum tokens of prompt and response together; None if the config does not say."""
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
@@ -91,7 +91,7 @@ def transfer_bytes(parameters: int, dtype: str) -> int:
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
-    """Tokens that end an answer, by the generation config and else by the config."""
+    """Tokens that end a response, from the generation config or else the config."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         value = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None

@@ -93,7 +93,7 @@ def _converted(name: str, packaged: PackagedModel) -> Path:
         return target
     models.mkdir(parents=True, exist_ok=True)
     with (models / f"{name}.lock").open("w") as lock:
-        # The kernel drops the lock with its holder, so a killed conversion blocks nobody.
+        # The kernel drops the lock with its holder, so a killed conversion blocks no other.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target

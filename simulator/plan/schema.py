@@ -1,9 +1,9 @@
-"""A plan file: what is wanted, within which limits, and what may be varied to reach it.
+"""Schema of a plan file: the objective, its limits, and the candidates.
 
-objective, steps, limits     the question
-candidates                   lists of what may be varied; an empty list keeps what base has
+objective, steps, limits     what to minimize, and within which limits
+candidates                   lists of values to try; an empty list keeps the value of base
 base                         everything else: the settings of `areal-lab simulate`
-prices, search               one's own prices; how thoroughly to look
+prices, search               your own prices; how thoroughly to search
 """
 
 from __future__ import annotations

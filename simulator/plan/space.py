@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def stale(self) -> bool:
-        """Whether it trains on answers of older weights; else it is synchronous."""
+        """Whether it trains on responses of older weights; else it is synchronous."""
         return self.eta > 0
 
     @property
@@ -79,7 +79,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a candidate is not looked at."""
+    """Why a candidate is excluded."""
 
     kind: str
     why: str

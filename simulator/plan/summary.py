@@ -16,7 +16,7 @@ from simulator.report.provenance import price_warnings, warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 
-_SUMS: Final = {"gpus": "fewest GPUs", "dollars": "least money", "hours": "shortest time"}
+_SUMS: Final = {"gpus": "fewest GPUs", "dollars": "lowest cost", "hours": "shortest time"}
 
 
 def question_lines(plan: Plan) -> Iterator[str]:
@@ -44,9 +44,9 @@ def question_lines(plan: Plan) -> Iterator[str]:
         f"{len(space.over_limits):,} over the limits, {len(space.impossible):,} impossible, "
         f"{len(space.possible):,} possible"
     )
-    for title, refusals in (("impossible", space.impossible), ("over", space.over_limits)):
+    for title, refusals in (("impossible", space.impossible), ("over a limit", space.over_limits)):
         for row in counted(refusals):
-            yield f"  {row['count']:,} {title}, {row['kind']}; e.g. {row['example']}"
+            yield f"  {row['count']:,} {title} ({row['kind']}), e.g. {row['example']}"
     yield (
         f"{plan.bounded:,} excluded by their lower bound; {len(plan.screened):,} simulated once, "
         f"{len(plan.outcomes):,} of them with {plan.config.search.seeds} seeds"

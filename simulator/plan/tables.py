@@ -50,8 +50,7 @@ def _front_table(plan: Plan) -> Table:
     from rich.table import Table
 
     table = Table(
-        title="front: no other candidate is better in time, money and GPUs  (* recommendation, "
-        "! over a limit)",
+        title="Pareto front of time, cost and GPUs  (* recommendation, ! over a limit)",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -86,7 +85,7 @@ def _sensitivity_table(plan: Plan) -> Table:
     assert plan.sensitivity is not None
     name = measure(plan.config.objective)
     table = Table(
-        title=f"sensitivity: {name} of the recommendation, one input at either end of its range",
+        title=f"sensitivity: {name} of the recommendation, each input at both ends of its range",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),

@@ -77,7 +77,7 @@ def _step_table(told: Mapping[str, Any]) -> Table:
     table.add_row(
         f"{steps} steps",
         duration(mean_of(told["step_s"]) * steps),
-        "if all take the average",
+        "at the average step time",
     )
     gpu_h = told["cost"]["gpu_hours_per_step"]
     table.add_row("GPU-hours", quantity(gpu_h), f"{number(mean_of(gpu_h) * steps)} for all steps")

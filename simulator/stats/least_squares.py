@@ -42,7 +42,7 @@ def fit_positive(
         start: first guess, > 0.
         measured: what is to be predicted, > 0.
         tolerance: stop when no parameter changes by more than this share.
-        max_steps: stop after so many steps at the latest.
+        max_steps: maximum number of steps.
 
     Raises:
         ValueError: nothing to fit to, fewer points than parameters, or a value that is not

@@ -1,6 +1,6 @@
 """Every function under every transform, and the table of docs/functional/transforms.md.
 
-`python -m tests.functional.test_table` writes the table anew.
+`python -m tests.functional.test_table` regenerates the table.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def check_layouts(case: Case) -> None:
 PREFACE = """# Functions and transforms
 
 Each cell is a test of `tests/functional/test_table.py`, which also compares this page with its own
-rows; `python -m tests.functional.test_table` writes it anew.
+rows; `python -m tests.functional.test_table` regenerates it.
 
 - `eager`: finite results, and a gradient for exactly the inputs that are said to have one.
 - `grad`: `torch.func.grad` equals autograd and finite differences.

@@ -145,7 +145,7 @@ def test_stop_ends_a_child_that_ignores_sigterm(
     assert asyncio.run(scenario()) == -signal.SIGKILL
 
 
-def test_a_second_stop_closes_nobody_elses_descriptor(modules: Path) -> None:
+def test_a_second_stop_closes_no_other_descriptor(modules: Path) -> None:
     async def scenario() -> None:
         child, _ = await start_and_hear("waits", modules / "a.log")
         await child.stop()
@@ -178,7 +178,7 @@ def test_a_child_dies_when_its_parent_is_killed(modules: Path, how: str) -> None
 
 
 @pytest.mark.usefixtures("modules")
-def test_a_program_started_by_hand_watches_nobody() -> None:
+def test_a_program_started_by_hand_watches_no_parent() -> None:
     source = "from areal_lab.host.processes import watch_parent; watch_parent(); print('fine')"
     run = subprocess.run(
         [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, check=True

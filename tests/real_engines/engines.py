@@ -66,9 +66,12 @@ def as_table() -> str:
     """The table of differences in `docs/engines.md`."""
     names = list(ENGINES)
     rows = [
-        ("a seed alone decides the draws of a request", [_yes(f.backend.own_seeds) for f in _ALL]),
         (
-            "interruptions after which a seeded answer goes on with the same draws",
+            "the seed alone decides the sampled tokens of a request",
+            [_yes(f.backend.own_seeds) for f in _ALL],
+        ),
+        (
+            "interruptions after which a seeded response continues with the same tokens",
             [", ".join(f"`{mode}`" for mode in f.same_draws_after) or "none" for f in _ALL],
         ),
         (

@@ -11,7 +11,7 @@ Silence: every interval_s: GET /ready --reply--> wait for the next check
 
 SGLang's /health is not used: it generates a token, so it hangs while generation is paused. A
 stopped server (SIGSTOP) still accepts connections, and a busy one may reply slowly: only silence
-for the whole of `timeout_s` counts. SGLang and vLLM answer /ready and /health in an HTTP process
+for the whole of `timeout_s` counts. SGLang and vLLM serve /ready and /health from an HTTP process
 before the compute process, so the latter is pinged separately; it replies between two steps. A
 paused server is not pinged: it may be loading weights, which has its own timeout.
 """
@@ -126,7 +126,7 @@ async def _wait_for_silence(server: Server, health: HealthLimits) -> EngineUnrea
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             return EngineUnreachable(
-                f"{server.name} did not answer GET {server.client.api.ready.path} for "
+                f"{server.name} did not respond to GET {server.client.api.ready.path} for "
                 f"{health.timeout_s:g} s (rollout.health_timeout_s)"
             )
 
@@ -142,7 +142,7 @@ async def _report_stall(server: Server, health: HealthLimits) -> None:
         except TimeoutError:
             if not server.paused:  # it may have been paused since the request
                 error = EngineUnreachable(
-                    f"{server.name} answers, but its compute process did not for "
+                    f"{server.name} responds, but its compute process did not for "
                     f"{health.stall_s:g} s (rollout.stall_timeout_s)"
                 )
                 server.report_loss(server, error)

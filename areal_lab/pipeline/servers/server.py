@@ -95,7 +95,7 @@ class Server:
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; returns when the compute process has stopped."""
         await self._call(self.client.pause(mode))
-        # SGLang's HTTP process answers some pauses by itself. A paused server is not checked for a
+        # SGLang's HTTP process handles some pauses by itself. A paused server is not checked for a
         # stall, because loading weights may take long.
         await self._call(self.client.ping_compute())
         self.paused = True

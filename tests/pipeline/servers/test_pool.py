@@ -73,7 +73,8 @@ def test_a_server_that_hangs_over_its_first_weights_is_not_waited_for() -> None:
     (error,) = raised.value.exceptions
     assert isinstance(error, EngineUnreachable)
     assert str(error) == (
-        "engine 0 (http://engine) did not answer GET /ready for 0.02 s (rollout.health_timeout_s)"
+        "engine 0 (http://engine) did not respond to GET /ready for 0.02 s "
+        "(rollout.health_timeout_s)"
     )
 
 
@@ -124,7 +125,7 @@ def test_a_server_with_a_hung_compute_process_is_lost_unless_paused() -> None:
         async with asyncio.timeout(BOUND_S):
             await server.lost.wait()
         assert str(server.last_error) == (
-            "engine 0 (http://engine) answers, but its compute process did not for 0.05 s "
+            "engine 0 (http://engine) responds, but its compute process did not for 0.05 s "
             "(rollout.stall_timeout_s)"
         )
         await one.close()
