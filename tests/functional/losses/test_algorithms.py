@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal_lab import functional
 from areal_lab.functional.aggregate import prompt_mean
 from areal_lab.functional.corrections.proximal import a3po_proximal_logprobs
 from areal_lab.functional.corrections.second_moment import second_moment_mask
@@ -218,7 +219,7 @@ FAMILIES = ("clipped", "corrected", "divergence", "reinforce", "sequence")
 OF_BATCH = {name for name, named in LOSSES.items() if named.of_batch}
 
 
-def test_every_named_loss_has_a_reference() -> None:
+def test_every_named_loss_has_a_reference():
     functions = {name: getattr(functional, name) for name in functional.__all__}
     modules = [f"areal_lab.functional.losses.{family}" for family in FAMILIES]
     named = {name for name, one in functions.items() if one.__module__ in modules}
