@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "areal_lab"
 CONTROL = [*sorted((PACKAGE / "control").glob("*.py")), PACKAGE / "capacity.py"]
 PURE = {
-    *("__future__", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
+    *("__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
     *("heapq", "itertools", "json", "math", "operator", "types", "typing"),
 }
 
