@@ -103,8 +103,8 @@ def show_replay(console: Console, found: Replay, costs: str) -> None:
     console.print(f"[bold]{found.name}[/], replayed with the costs of {costs}", highlight=False)
     console.print(
         f"{schedule.name.replace('_', ' ')}, eta {schedule.eta:g}; {workload.steps} steps of "
-        f"{workload.prompts_per_batch} x {workload.samples_per_prompt} responses, the first "
-        f"{found.warmup_steps} left out of averages; lengths as recorded",
+        f"{workload.prompts_per_batch} x {workload.samples_per_prompt} responses, averages "
+        f"without the first {found.warmup_steps}; lengths as recorded",
         highlight=False,
     )
     console.print()
