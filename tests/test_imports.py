@@ -12,8 +12,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "areal_lab"
 CONTROL = [*sorted((PACKAGE / "control").glob("*.py")), PACKAGE / "capacity.py"]
 PURE = {
-    *("__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
-    *("heapq", "itertools", "json", "math", "operator", "types", "typing"),
+    *("__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions"),
+    *("functools", "heapq", "itertools", "json", "math", "operator", "types", "typing"),
 }
 
 
