@@ -126,7 +126,7 @@ def test_a_server_that_was_not_started_for_adapters_is_refused(other: Other, mod
         f"the server at {other.address} cannot be used: it was started without LoRA adapters; "
         "start it by areal-lab engine serve sglang --lora-rank 8, or set rollout.transfer"
     )
-    with pytest.raises(CannotAttach, match="has q_proj without v_proj, but sglang joins"):
+    with pytest.raises(CannotAttach, match="has q_proj without v_proj, but sglang fuses"):
         attached(other.address, model, lora=replace(lora, target_modules=("q_proj",)))
     other.enable_lora = True
     assert attached(other.address, model, lora=lora) == other.address
