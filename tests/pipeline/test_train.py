@@ -170,5 +170,5 @@ def test_notes_are_warnings_of_a_silent_run_and_lines_of_one_that_is_shown(tmp_p
         areal_lab.train(config)
     assert [one.filename for one in warned] == [__file__]
     run = areal_lab.train(config, display=Told())  # no warning
-    with pytest.raises(RuntimeError, match=r"note: eta=0\.5 counts versions"):
+    with pytest.raises(RuntimeError, match=r"note: eta=0\.5 is in versions"):
         next(iter(run))
