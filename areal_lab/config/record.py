@@ -228,6 +228,7 @@ def shown_default(default: Any) -> str:
 def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = "") -> Setting:
     hint = field.annotation
     if field.metadata:
+        # mypy has no type for an Annotated that is made at run time
         hint = Annotated[(hint, *field.metadata)]  # type: ignore[assignment]
     return Setting(prefix + name, hint, field.get_default(call_default_factory=True), record)
 

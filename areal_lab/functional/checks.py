@@ -1,7 +1,8 @@
 """Refuse wrong shapes and types with one sentence: the argument, its value and the fix.
 
-Only shapes and dtypes are checked, never values, so that the checks cost nothing and hold under
-`torch.func` and `torch.compile`. Checks of values (`count_known`) run only where values are known.
+Most check shapes and dtypes, which costs nothing and holds under `torch.func` and `torch.compile`.
+Those of values (`check_range`, `check_finite`) run only where the values can be read; `check_range`
+leaves out tensors on a device as well, for which it would have to wait.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class MeanInterval:
 
     mean: float
     n: int
-    """Number of problems in the mean."""
+    """Number of problems that are averaged."""
     ci95: float | None
     """Half width of a 95 % interval; None for a single problem."""
 
