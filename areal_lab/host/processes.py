@@ -221,8 +221,16 @@ def group_of(process: int) -> int | None:
 
 def members(group: int) -> Iterator[psutil.Process]:
     """Running processes of a group; zombies do not count."""
-    for process in psutil.process_iter(["status"]):
-        if group_of(process.pid) == group and process.info["status"] not in _ENDED:
+    # Not process_iter, which reads a file of every process; servers that start are polled.
+    for pid in psutil.pids():
+        if group_of(pid) != group:
+            continue
+        try:
+            process = psutil.Process(pid)
+            ended = process.status() in _ENDED
+        except psutil.NoSuchProcess:
+            continue
+        if not ended:
             yield process
 
 

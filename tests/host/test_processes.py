@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from areal_lab.host import processes
@@ -19,8 +20,10 @@ from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.host.processes import (
     Child,
     ChildDied,
+    group_of,
     heavy_imports,
     last_lines,
+    members,
     start_child,
 )
 
@@ -198,6 +201,27 @@ def test_the_memory_of_a_child_is_that_of_its_descendants_too(modules: Path) -> 
     running, stopped = asyncio.run(scenario())
     assert 48 + 64 < running / (1 << 20) < 48 + 64 + 2 * 40  # 40: an interpreter with its libraries
     assert stopped == 0
+
+
+def test_members_of_a_group_are_found_without_reading_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+
+    def process(pid: int) -> psutil.Process:
+        read.append(pid)
+        return original(pid)
+
+    original, group = psutil.Process, os.getpgid(0)
+    monkeypatch.setattr(psutil, "Process", process)
+    with subprocess.Popen(["sleep", "60"], process_group=0) as other:
+        try:
+            found = {member.pid for member in members(group)}
+        finally:
+            other.kill()
+    assert os.getpid() in found
+    assert other.pid not in read
+    assert {group_of(pid) for pid in read} <= {group, None}
 
 
 def test_last_lines_of_what_is_not_there(tmp_path: Path) -> None:
