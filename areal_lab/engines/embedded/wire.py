@@ -68,6 +68,8 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> str:
     """The first of pydantic's errors in one line: the field, its value, and the bound."""
     first = errors[0]
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first['ctx']['error']}"
     if first["type"] == "missing":
         return f"{name} is missing"
     if first["type"] == "extra_forbidden":

@@ -208,6 +208,18 @@ def test_bad_requests_get_one_line(
     lab.run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/generate", "/pause_generation"])
+def test_a_body_that_is_not_json_is_named_so(lab: Lab, path: str) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+            json_type = {"content-type": "application/json"}
+            answer = await http.post(path, content=b"{'", headers=json_type)
+        assert answer.status_code == httpx.codes.BAD_REQUEST
+        assert answer.json()["error"]["message"].startswith("the body is not JSON: Expecting ")
+
+    lab.run(scenario())
+
+
 # --- pauses, weights, aborts ---
 
 
