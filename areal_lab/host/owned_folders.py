@@ -20,7 +20,8 @@ _locks: dict[Path, int] = {}
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
+    """The path, or the nearest folder above it that exists; absolute."""
+    path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
