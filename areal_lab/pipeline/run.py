@@ -22,7 +22,6 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.data.problems import ProblemSet
-from areal_lab.data.sources import load_problems
 from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
@@ -68,9 +67,9 @@ def prepare(
     """Check everything that can be checked before a process starts; return the problems.
 
     Raises:
-        ConfigError: in one line, naming the value, the bound and the fix.
+        ConfigError: one line per problem, with the value, the bound and the fix.
     """
-    preflight.check(config, problems)
+    checked = preflight.check(config, problems)
     if loss is not None:
         from areal_lab.training.loss import check_loss  # torch, which the caller has by now
 
@@ -78,7 +77,7 @@ def prepare(
             check_loss(loss, "loss")
         except ValueError as error:
             raise ConfigError(*problems_of(error, "loss", named=True)) from error
-    return problems or load_problems(config.dataset, seed=config.seed)
+    return checked
 
 
 async def run(

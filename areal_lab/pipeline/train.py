@@ -148,7 +148,7 @@ def train(
         display: where to show progress; None shows nothing, and issues its notes as warnings.
 
     Raises:
-        ConfigError: in one line, before any process starts.
+        ConfigError: one line per problem, before any process starts.
     """
     checked = prepare(config, problems, loss)
     if display is None:

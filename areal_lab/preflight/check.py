@@ -68,8 +68,8 @@ def check(
     problems: ProblemSet | None = None,
     *,
     disk_usage: DiskUsage = shutil.disk_usage,
-) -> None:
-    """Refuse a run that cannot work.
+) -> ProblemSet:
+    """Refuse a run that cannot work, and return its problems.
 
     Args:
         problems: replace `config.dataset`.
@@ -94,6 +94,8 @@ def check(
     if problems is not None:
         found += check_tokens(config, problems, folder, facts)
     _refuse(found)
+    assert problems is not None, "refused above"
+    return problems
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -293,7 +295,8 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         raise ConfigError(_wrong("AREAL_LAB_CACHE", str(error))) from error
     if name in PACKAGED_MODELS and not any((cache / "models").glob(f"{name}-*")):
         fix = "free some space, or set AREAL_LAB_CACHE to another folder"
-        _refuse([*_room(cache, _CONVERSION_BYTES, "the converted model", fix, disk_usage)])
+        needed, what = _CONVERSION_BYTES, "the converted model"
+        _refuse([*_room("AREAL_LAB_CACHE", cache, needed, what, fix=fix, disk_usage=disk_usage)])
     try:
         return resolve_model_path(name)
     except ValueError as error:
@@ -355,7 +358,8 @@ def check_space(
         needed += transfer
         what += f" and the weights for the engines (no room in {SHARED_MEMORY})"
     fix = "free some space, or set run_dir" + (" or save_every_steps" * (every > 0))
-    yield from _room(Path(config.run_dir), needed, what, fix, disk_usage)
+    folder = Path(config.run_dir)
+    yield from _room("run_dir", folder, needed, what, fix=fix, disk_usage=disk_usage)
 
 
 def _wrong(setting: str, message: str, kind: Kind = Kind.SETTINGS) -> Problem:
@@ -363,7 +367,7 @@ def _wrong(setting: str, message: str, kind: Kind = Kind.SETTINGS) -> Problem:
 
 
 def _room(
-    folder: Path, needed_bytes: int, what: str, fix: str, disk_usage: DiskUsage
+    setting: str, folder: Path, needed_bytes: int, what: str, *, fix: str, disk_usage: DiskUsage
 ) -> Iterator[Problem]:
     free = disk_usage(nearest_existing(folder.expanduser())).free
     if free < needed_bytes:
@@ -371,7 +375,7 @@ def _room(
             f"no space on the device of {folder}: {what} need {needed_bytes / 2**30:.2f} GiB, but "
             f"{free / 2**30:.2f} GiB are free; {fix}"
         )
-        yield _wrong("run_dir", text, Kind.MACHINE)
+        yield _wrong(setting, text, Kind.MACHINE)
 
 
 def _check_function(

@@ -61,7 +61,7 @@ def refused(config: TrainConfig, **arguments: Any) -> str:
 def test_a_good_configuration_passes_and_leaves_nothing(
     configured: Configured, tmp_path: Path
 ) -> None:
-    check(configured())
+    assert len(check(configured()).train) == 60
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -309,7 +309,7 @@ def test_a_model_without_a_context_length_passes(configured: Configured, tmp_pat
 def test_given_problems_are_checked_instead_of_the_configured_ones(configured: Configured) -> None:
     problems = arithmetic_problems(eval_size=80, seed=1)
     config = configured("dataset.type=jsonl", "dataset.batch_size=5")
-    check(config, problems)
+    assert check(config, problems) is problems
     assert "there are 1" in refused(configured("dataset.batch_size=50"), problems=problems)
 
 
@@ -358,16 +358,16 @@ def test_no_space_to_convert_a_packaged_model_is_refused(
 ) -> None:
     monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
     config = configured("actor.path=SmolLM2-135M-Instruct")
-    message = refused(config, disk_usage=disks(disk=GIB - 1, memory=GIB))
-    assert "the converted model need 1.00 GiB" in message
-    assert "AREAL_LAB_CACHE" in message
+    with pytest.raises(ConfigError, match=r"model need 1.00 GiB.*set AREAL_LAB_") as caught:
+        check(config, disk_usage=disks(disk=GIB - 1, memory=GIB))
+    assert [problem.setting for problem in caught.value.problems] == ["AREAL_LAB_CACHE"]
 
 
 def test_a_run_folder_that_cannot_be_created_is_refused(
     configured: Configured, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    assert "file is not a folder" in refused(configured("run_dir=file/runs"))
+    assert f"{tmp_path / 'file'} is not a folder" in refused(configured("run_dir=file/runs"))
 
 
 def test_functions_in_the_current_folder_are_found(configured: Configured, tmp_path: Path) -> None:
