@@ -1,7 +1,7 @@
 """Predict a load and a policy with the simulator, with costs measured on the same server.
 
     requests of one length, all at once --seconds--> points --fit_decode, fit_prefill--> Costs
-    Load, Policy, Costs --simulator.replica--> tokens per second
+    Load, Policy, Costs --simulator.engine.replica--> tokens per second
 
 The engine is `simulator.engine.replica`, as in every simulation; costs are fitted as `areal-lab
 calibrate` fits them. The only other input is the pause of the engine for an update.
