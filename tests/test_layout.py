@@ -34,6 +34,9 @@ ROOMS = {
     room: [file for file in files if file.name != "__init__.py"]
     for room, files in groupby(modules(), key=lambda file: file.parent)
 }
+LAUNCH = Path("areal_lab/engines/launch")
+IN_ENGINES = {LAUNCH / "sglang_shim", LAUNCH / "vllm_extension"}
+"""Folders on the path of an engine's process; `areal_lab` does not import them."""
 PACKAGE_INITS = [file for file in modules() if file.name == "__init__.py"]
 
 
@@ -50,9 +53,10 @@ def test_no_file_repeats_the_name_of_its_room(room: Path) -> None:
         assert file.stem.split("_")[0] not in repeated or "_" not in file.stem, file
 
 
-@pytest.mark.parametrize("init", PACKAGE_INITS, ids=str)
-def test_a_room_has_a_docstring(init: Path) -> None:
-    assert ast.get_docstring(ast.parse((ROOT / init).read_text(encoding="utf-8")))
+@pytest.mark.parametrize("room", sorted(ROOMS.keys() - IN_ENGINES), ids=str)
+def test_a_room_has_a_docstring(room: Path) -> None:
+    text = (ROOT / room / "__init__.py").read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text))
 
 
 @pytest.mark.parametrize("init", PACKAGE_INITS, ids=str)

@@ -117,9 +117,8 @@ class Record(BaseModel):
                 found.append(Problem(Kind.SETTINGS, name, message))
                 continue
             known = record.__dict__[leaf]
-            if known != value or type(known) is not type(
-                value
-            ):  # a plan changes only few values at a time
+            # Equal values need no validation, which takes most of the time; True equals 1.
+            if known != value or type(known) is not type(value):
                 found += _assigned(record, leaf, value, f"{group}." if group else "")
         if found:
             raise ConfigError(*found)

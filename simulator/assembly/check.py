@@ -54,15 +54,15 @@ def check_config(config: SimulationConfig) -> None:
 def problems(config: SimulationConfig) -> list[Problem]:
     """What is impossible about a configuration; empty if nothing is.
 
-    Names and sizes come first: with a wrong one of these nothing else can be looked at.
+    Placement and costs need a known GPU and model, and costs everything else.
     """
-    found = wrong_names(config) + wrong_workload(config)
+    found, workload = wrong_names(config), wrong_workload(config)
     if found:
-        return found
+        return found + workload
     gpu = find_gpu(config.cluster.gpu)
     rollout_gpu = find_gpu(config.cluster.generating_gpu)
     model = find_model(config.model)
-    found = [*_placement(config, rollout_gpu), *_schedule(config)]
+    found = [*workload, *_placement(config, rollout_gpu), *_schedule(config)]
     if not found:
         found = list(_costs(config, model, gpu, rollout_gpu))
     if not found:

@@ -56,6 +56,7 @@ def test_allowed_values_are_described_in_words() -> None:
     [
         ("first.cakes", 0, "first.cakes is 0, but must be an integer >= 1; the default is 3"),
         ("first.cakes", True, "first.cakes is True, but must be an integer >= 1"),
+        ("first.width_s", True, "first.width_s is True, but must be a finite number >= 0"),
         ("first.heat", 5, "first.heat is 5, but must be a number > 0 and < 5, in kelvin, or null;"),
         ("first.heat", "3 K", "; write 3, without a unit"),
         ("first.kind", "pye", "must be one of pie, cake; did you mean 'pie'?"),
@@ -86,6 +87,10 @@ def test_values_are_checked_at_construction_and_assignment() -> None:
     with pytest.raises(ConfigError, match=r"^cake is not a setting; did you mean 'cakes'\?"):
         shop.first.cake = 1  # type: ignore[attr-defined]
     assert shop.first.cakes == 7
+
+
+def test_a_number_is_a_name() -> None:
+    assert Shop(name=2024).name == "2024"  # type: ignore[arg-type]
 
 
 def test_all_problems_of_a_record_are_reported() -> None:

@@ -198,17 +198,16 @@ def squared_probs(
     if chunk_tokens is None:
         entries = _TILE_ENTRIES[1] if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
         chunk_tokens = max(1, entries // max(1, vocab))
-    hidden, weight = hidden.detach(), weight.detach()
-    # An empty batch is one empty chunk.
-    parts = [
-        squared_probs_from_logits(
-            hidden[first : first + chunk_tokens] @ weight.T,
-            temperature=temperature,
-            keep=keep[first : first + chunk_tokens] if isinstance(keep, Tensor) else keep,
-        )
-        for first in range(0, max(1, tokens), chunk_tokens)
-    ]
-    return torch.cat(parts)
+    parts = hidden.detach().split(chunk_tokens)
+    kept = keep.split(chunk_tokens) if isinstance(keep, Tensor) else [keep] * len(parts)
+    return torch.cat(
+        [
+            squared_probs_from_logits(
+                part @ weight.detach().T, temperature=temperature, keep=some
+            )
+            for part, some in zip(parts, kept, strict=True)
+        ]
+    )
 
 
 def squared_probs_from_logits(

@@ -231,6 +231,10 @@ def test_all_problems_are_listed_at_once() -> None:
     with pytest.raises(ConfigError, match=r"unknown GPU 'H10'") as told:
         check_config(broken)
     assert str(told.value).split("\n") == found
+    # The workload beside the placement and the schedule.
+    settings = {"cluster__rollout_gpus": 0, "schedule__max_lag": 1.0}
+    bound = {"schedule__batch_order": "bounded_lag"}
+    assert len(problems(config(workload__steps=1, **settings, **bound))) == 3
 
 
 @pytest.mark.parametrize(
