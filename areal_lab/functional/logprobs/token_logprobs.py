@@ -202,9 +202,7 @@ def squared_probs(
     kept = keep.split(chunk_tokens) if isinstance(keep, Tensor) else [keep] * len(parts)
     return torch.cat(
         [
-            squared_probs_from_logits(
-                part @ weight.detach().T, temperature=temperature, keep=some
-            )
+            squared_probs_from_logits(part @ weight.detach().T, temperature=temperature, keep=some)
             for part, some in zip(parts, kept, strict=True)
         ]
     )
