@@ -15,7 +15,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "gguf"),
         *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx", "cloudpickle", "xxhash"),
     ),
-    "notebooks": ("marimo", "pandas"),
+    "notebooks": ("marimo", "altair", "anywidget", "pandas"),
 }
 """Import names of each extra's packages; pyproject.toml has their versions."""
 _MOST_NAMED: Final = 3
