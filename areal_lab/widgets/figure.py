@@ -1,0 +1,178 @@
+"""A matplotlib figure as inline SVG that follows the theme of the page, light or dark.
+
+in the figure            on the page
+black                    the page's text color (`currentColor`)
+a grey                   the text color, more transparent the lighter the grey
+white, but not text      the page's background; of the whole figure and its axes: transparent
+other colors             as they are
+text                     text in the page's font, not outlines
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import re
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SVG: Final = "http://www.w3.org/2000/svg"
+_LINK: Final = "{http://www.w3.org/1999/xlink}href"
+_PAPER: Final = "var(--background, var(--md-default-bg-color, Canvas))"
+"""The background of marimo's pages, of Material's and Zensical's, and of any other page."""
+_LARGEST: Final = 1.8
+"""Largest size on the page, in CSS pixels per point: letters of 9 pt are then 16 px high."""
+_COLOR: Final = re.compile(r"(?<![\w-])(fill|stroke): ?(#[0-9a-f]{6})", re.IGNORECASE)
+_OPACITY: Final = re.compile(r"(?<![\w-])(fill-opacity|stroke-opacity): ?([\d.]+);?")
+_REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
+_FONT: Final = re.compile(r"font-family: ?[^;]+;?")
+_SHORT_FONT: Final = re.compile(r"font: ?([^;]*?)([\d.]+)px [^;]+;?")
+_numbers = itertools.count(1)
+
+
+class Svg(str):
+    """The markup of one picture: text that marimo and Jupyter show as the picture."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def _display_(self) -> object:
+        """What marimo shows; without it a text would be shown as text."""
+        return _Markup(self)
+
+
+class _Markup:
+    def __init__(self, markup: str) -> None:
+        self._markup = markup
+
+    def _repr_html_(self) -> str:
+        return str(self._markup)
+
+
+def svg(figure: Figure, *, alt: str) -> Svg:
+    """Turn a figure into inline SVG as wide as its column, for light and dark pages.
+
+    Show the result as it is, or put it into an f-string of `mo.md`. Several figures may stand on
+    one page. Draw about 7 inches wide: a notebook's column then shows letters as they were meant.
+
+    Args:
+        figure: the figure; it is not changed.
+        alt: what it shows, in a sentence or two, for readers without sight.
+
+    Raises:
+        ValueError: if `alt` is empty.
+    """
+    if not alt.strip():
+        raise ValueError("alt is empty; say in a sentence what the figure shows")
+    markup = _rendered(figure)
+    root = _plain(ElementTree.fromstring(markup))
+    _make_unique(root, hashlib.sha256(markup).hexdigest()[:8])
+    for element in root.iter():
+        _follow_theme(element)
+    view = root.attrib["viewBox"]
+    root.attrib.clear()
+    largest_px = _LARGEST * 72 * figure.get_figwidth()
+    root.attrib.update(
+        {
+            "xmlns": _SVG,
+            "viewBox": view,
+            "role": "img",
+            "aria-label": alt,
+            "fill": "currentColor",
+            "style": f"display: block; width: 100%; height: auto; max-width: {largest_px:.0f}px; "
+            "stroke-linejoin: round; stroke-linecap: butt",
+        }
+    )
+    return Svg(re.sub(r"\s*\n\s*", " ", ElementTree.tostring(root, encoding="unicode")))
+
+
+def _rendered(figure: Figure) -> bytes:
+    import matplotlib
+
+    written = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "areal_lab"}):
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    return written.getvalue()
+
+
+def _plain(root: ElementTree.Element) -> ElementTree.Element:
+    """Names without namespaces, and nothing that applies to the page or tells when it was drawn."""
+    for element in root.iter():
+        for child in list(element):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                element.remove(child)
+        element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
+        if _LINK in element.attrib:
+            element.set("href", element.attrib.pop(_LINK))
+    return root
+
+
+def _make_unique(root: ElementTree.Element, digest: str) -> None:
+    """Rename what is referred to, so that other figures of the page have other names.
+
+    Ids that nothing refers to are dropped.
+    """
+    prefix = f"f{next(_numbers)}-{digest}-"
+    used: set[str] = set()
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            if "url(#" in value:
+                used.update(_REFERENCE.findall(value))
+                element.set(name, _REFERENCE.sub(rf"url(#{prefix}\1)", value))
+            elif name == "href" and value.startswith("#"):
+                used.add(value[1:])
+                element.set(name, f"#{prefix}{value[1:]}")
+    for element in root.iter():
+        if (own := element.attrib.pop("id", None)) in used:
+            element.set("id", f"{prefix}{own}")
+
+
+def _follow_theme(element: ElementTree.Element) -> None:
+    """Replace black, white and greys in the element's style."""
+    is_text = element.tag in ("text", "tspan")
+    for attribute in ("fill", "stroke"):  # hatches have attributes
+        value = element.get(attribute, "")
+        if value.startswith("#"):
+            color, opacity = _themed(value, is_text=is_text)
+            element.set(attribute, color)
+            if opacity < 1:
+                element.set(f"{attribute}-opacity", f"{opacity:.2f}")
+    style = element.get("style")
+    if style is None:
+        return
+    if is_text:
+        style = _FONT.sub("", _SHORT_FONT.sub(r"font-size: \2px;", style))
+    if _COLOR.search(style):
+        given = {name: float(value) for name, value in _OPACITY.findall(style)}
+        replaced = {"fill": 1.0, "stroke": 1.0}
+
+        def replace(found: re.Match[str]) -> str:
+            color, replaced[found[1]] = _themed(found[2], is_text=is_text)
+            return f"{found[1]}: {color}"
+
+        style = _COLOR.sub(replace, style)
+        for name, opacity in replaced.items():
+            if opacity < 1:
+                whole = f"{name}-opacity"
+                style = re.sub(rf"(?<![\w-]){whole}: ?[\d.]+;?", "", style).rstrip("; ")
+                style += f"; {whole}: {opacity * given.get(whole, 1.0):.2f}"
+    element.set("style", style)
+
+
+def _themed(color: str, *, is_text: bool) -> tuple[str, float]:
+    """The color on the page, and its opacity.
+
+    A grey is the opacity with which black on white has this grey.
+    """
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    if not red == green == blue:
+        return color, 1.0
+    if red == 255:
+        return ("#ffffff" if is_text else _PAPER), 1.0
+    return "currentColor", 1 - red / 255

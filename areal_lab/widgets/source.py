@@ -1,0 +1,49 @@
+"""The source of the functions behind a notebook, for the section "The code"."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from typing import Any
+
+
+def code_of(*functions: Any) -> dict[str, str]:
+    """The source code of functions and classes as Markdown, ready for `mo.accordion`.
+
+    Args:
+        functions: functions, classes or modules of the library, each one once.
+
+    Returns:
+        Markdown by title. A title has the name and the module: `` `advance` in `a.b.c` ``.
+
+    Raises:
+        ValueError: if none is given, or two have the same title.
+        TypeError: if one has no Python source, as built-in functions have none.
+    """
+    if not functions:
+        raise ValueError("code_of() got nothing to show; give it at least one function or class")
+    shown: dict[str, str] = {}
+    for one in functions:
+        target = inspect.unwrap(one) if callable(one) else one
+        try:
+            source = textwrap.dedent(inspect.getsource(target)).rstrip()
+        except (OSError, TypeError) as error:
+            raise TypeError(
+                f"{one!r} has no Python source; give code_of() functions, classes or modules that "
+                "are defined in a file"
+            ) from error
+        title = _title(target)
+        if title in shown:
+            raise ValueError(f"{title} was given to code_of() twice")
+        # A docstring may have a fence itself.
+        longest = max(map(len, re.findall(r"`{3,}", source)), default=2)
+        fence = "`" * (longest + 1)
+        shown[title] = f"{fence}python\n{source}\n{fence}"
+    return shown
+
+
+def _title(target: Any) -> str:
+    if inspect.ismodule(target):
+        return f"`{target.__name__}`"
+    return f"`{target.__qualname__}` in `{target.__module__}`"
