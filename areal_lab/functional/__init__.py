@@ -84,6 +84,18 @@ from areal_lab.functional.losses.sequence import (
     vespo as vespo,
 )
 
+# --- what a policy loss does to a token, and which inputs get a gradient
+from areal_lab.functional.losses.surface import (
+    LossSurface as LossSurface,
+    loss_surface as loss_surface,
+    ratio_path as ratio_path,
+)
+from areal_lab.functional.losses.gradient_check import (
+    InputGradient as InputGradient,
+    GradientCheck as GradientCheck,
+    gradient_check as gradient_check,
+)
+
 # --- the parts of a policy loss: ratio, surrogate
 from areal_lab.functional.ratios import (
     AnchoredPolicy as AnchoredPolicy,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from areal_lab.config.functions import load_function, main, unpickle_function
 from areal_lab.control.events import Version
 from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
 from areal_lab.functional.corrections.weights import truncate
+from areal_lab.functional.losses.keywords import requested_keywords
 from areal_lab.functional.losses.policy import (
     HasLoss,
     PolicyLoss,
@@ -97,15 +98,7 @@ class ChosenLoss:
 
 def requested_facts(function: Callable[..., Any]) -> list[str]:
     """The fields of `BatchFacts` that are unbound parameters of the function."""
-    # The signature of a partial still has the parameters that it binds.
-    inner = inspect.unwrap(function)
-    bound: Mapping[str, Any] = inner.keywords if isinstance(inner, partial) else {}
-    parameters = inspect.signature(function).parameters
-    return [
-        field.name
-        for field in fields(BatchFacts)
-        if field.name in parameters and field.name not in bound
-    ]
+    return requested_keywords(function, [field.name for field in fields(BatchFacts)])
 
 
 def choose_loss(settings: TrainerSettings) -> ChosenLoss:

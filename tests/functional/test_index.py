@@ -25,9 +25,12 @@ WITHOUT_A_ROW = {
     "packed_sequences": "makes the packed layout of every row",
     "carry_over_holes": "returns None: the rows of gae go through it",
     "grouped_rewards": "the rows of group_advantages go through it; its minimum has no gradient",
+    "gradient_check": "calls a loss and its backward pass, and returns Python numbers",
     "half_squared_error": "the default of value_loss",
     "logistic_objective": "dpo_loss is the mean of it",
     "squared_objective": "ipo_loss is the mean of it",
+    "loss_surface": "maps and differentiates a loss itself, and checks the values of its grid",
+    "ratio_path": "maps and differentiates a loss itself, and checks the values of its grid",
 }
 """Public functions that the table does not have, and why."""
 
