@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from areal_lab.pipeline.step_report import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import train as train
+    from areal_lab.runlog.read_run import read_run as read_run
 
 _HOMES = {
     "Problem": "areal_lab.data.problems",
@@ -29,6 +30,7 @@ _HOMES = {
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",
     "load_config": "areal_lab.config.load",
+    "read_run": "areal_lab.runlog.read_run",
     "train": "areal_lab.pipeline.train",
 }
 

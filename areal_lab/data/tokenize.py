@@ -7,11 +7,15 @@ seconds and hundreds of MB) into a process that does no tensor math.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 TOKENIZER_FILE = "tokenizer.json"
+_MOST_PREFIXES = 2000
+"""Tokens of a response up to which every prefix of it may be decoded: half a second."""
 
 
 class TextCodec:
@@ -58,6 +62,52 @@ class TextCodec:
         """Text of a completion, without special tokens such as end-of-text."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """Names of the special tokens, which `decode` leaves out, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {int(token): added[token].content for token in added if added[token].special}
+
+    def characters(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
+        """How many characters of its text each token adds; their sum is the text's length.
+
+        A token that ends inside a character adds none of it: the last token of a character adds it.
+
+        Args:
+            tokens: of a completion.
+            text: what `decode` returns for them.
+
+        Returns:
+            None if the text does not grow token by token (it is not theirs, or a long response of
+            bytes that are no characters, in a vocabulary that decodes them in one piece).
+        """
+        added = self._streamed(tokens, text)
+        if added is None and len(tokens) <= _MOST_PREFIXES:
+            added = self._from_prefixes(tokens, text)
+        return added
+
+    def _streamed(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
+        stream, pieces = DecodeStream(skip_special_tokens=True), []
+        try:
+            for token in tokens:
+                pieces.append(stream.step(self._tokenizer, token) or "")
+        except Exception:  # the library raises bare Exceptions where bytes are no characters
+            return None
+        if not (tokens and text.startswith("".join(pieces))):
+            return None if text else (0,) * len(tokens)
+        added = [len(piece) for piece in pieces]
+        added[-1] += len(text) - sum(added)  # a character that was cut off
+        return tuple(added)
+
+    def _from_prefixes(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
+        if not tokens or self.decode(tokens) != text:
+            return None
+        ends = [0]
+        for count in range(1, len(tokens)):
+            ends.append(max(ends[-1], _common_characters(self.decode(tokens[:count]), text)))
+        ends.append(len(text))
+        return tuple(end - start for start, end in pairwise(ends))
+
     def stop_token_ids(self, stops: Sequence[str]) -> tuple[int, ...]:
         """The single token of each stop string.
 
@@ -77,3 +127,9 @@ class TextCodec:
                 )
             ids.append(int(encoding.ids[0]))
         return tuple(ids)
+
+
+def _common_characters(left: str, right: str) -> int:
+    """Length of the common beginning."""
+    differing = (at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return next(differing, min(len(left), len(right)))

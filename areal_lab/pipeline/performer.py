@@ -31,7 +31,7 @@ from areal_lab.pipeline.servers.push import Weights
 from areal_lab.pipeline.servers.server import Server
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import EventLog
-from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
 from areal_lab.training.process.client import TrainerProcess
@@ -123,10 +123,7 @@ class RunPerformer:
         """One optimizer batch in the trainer's process."""
         kept = [self._kept.pop(group) for group in train.groups]
         trajectories = tuple(t for _, of_group in kept for t in of_group)
-        texts = [(scored.problem.prompt, text) for scored, _ in kept for text in scored.completions]
-        await asyncio.to_thread(
-            self.folder.write_trajectories, train.version + 1, trajectories, texts
-        )
+        await asyncio.to_thread(self._write_trajectories, train.version + 1, kept)
         result = await self.trainer.train(
             TrainBatchRequest(version=train.version, trajectories=trajectories)
         )
@@ -136,6 +133,22 @@ class RunPerformer:
         await self.collect_engine_spans()
         self._report(result.version, result.metrics)
         return result.version
+
+    def _write_trajectories(
+        self, step: Version, kept: list[tuple[ScoredGroup, tuple[Trajectory, ...]]]
+    ) -> None:
+        codec = self.rollout.codec
+        trajectories = [t for _, of_group in kept for t in of_group]
+        texts = [
+            SampleText(
+                scored.problem.prompt,
+                completion,
+                codec.characters(trajectory.response_tokens, completion),
+            )
+            for scored, of_group in kept
+            for completion, trajectory in zip(scored.completions, of_group, strict=True)
+        ]
+        self.folder.write_trajectories(step, trajectories, texts, special=codec.special_tokens)
 
     async def _export(self, version: Version) -> None:
         """Have the trainer write its weights, once the engines have loaded the version before.

@@ -30,6 +30,16 @@ _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "http
 
 
 @dataclass(frozen=True, slots=True)
+class SampleText:
+    """The texts of one sample."""
+
+    prompt: str
+    completion: str
+    characters: tuple[int, ...] | None
+    """How many characters of the completion each response token adds; None if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths inside one run's folder, and the files a run appends to."""
 
@@ -76,13 +86,28 @@ class RunFolder:
         self,
         step: Version,
         trajectories: Sequence[Trajectory],
-        texts: Sequence[tuple[str, str]],
+        texts: Sequence[SampleText],
+        *,
+        special: Mapping[int, str],
     ) -> None:
-        """Write the samples of one training step; `texts` are their prompts and completions."""
-        with (self.path / "trajectories" / f"step-{step:05d}.jsonl").open("w") as file:
-            for trajectory, (prompt, completion) in zip(trajectories, texts, strict=True):
-                line = _as_line(trajectory, step, prompt, completion)
-                file.write(json.dumps(line) + "\n")
+        """Write the samples of one training step, a line per group; `trajectories` reads them.
+
+        The file appears complete or not at all.
+
+        Args:
+            step: number of the step, from 1.
+            trajectories: in the order of training.
+            texts: of each trajectory.
+            special: names of special tokens by id; those that occur are written.
+        """
+        path = self.path / "trajectories" / f"step-{step:05d}.jsonl"
+        temporary = path.with_name(f".{path.name}.tmp")
+        samples = zip(trajectories, texts, strict=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            for _, members in itertools.groupby(samples, key=lambda sample: sample[0].group):
+                line = _group_line(step, list(members), special)
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        os.replace(temporary, path)
 
     def point_model_to(self, checkpoint: Path) -> None:
         """Make the link `model` point to this checkpoint."""
@@ -105,21 +130,37 @@ def _fresh_folder(parent: Path, stem: str) -> Path:
     raise AssertionError("itertools.count does not end")
 
 
-def _as_line(
-    trajectory: Trajectory, step: Version, prompt: str, completion: str
+def _group_line(
+    step: Version, samples: Sequence[tuple[Trajectory, SampleText]], special: Mapping[int, str]
 ) -> dict[str, object]:
+    first, text = samples[0]
+    occurring = {token for trajectory, _ in samples for token in trajectory.response_tokens}
     return {
         "step": step,
-        "group": trajectory.group,
+        "group": first.group,
+        "prompt": text.prompt,
+        "prompt_tokens": first.prompt_tokens,
+        "special": {token: special[token] for token in sorted(occurring & special.keys())},
+        "samples": [_sample_value(trajectory, text) for trajectory, text in samples],
+    }
+
+
+def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]:
+    known = {} if text.characters is None else {"characters": text.characters}
+    return {
         "sample": trajectory.sample,
-        "prompt": prompt,
-        "completion": completion,
+        "completion": text.completion,
+        **known,
         "reward": trajectory.reward,
         "rewards": trajectory.rewards,
         "finish_reason": trajectory.finish_reason,
-        "prompt_tokens": trajectory.prompt_tokens,
         "parts": [
-            {"version": part.version, "tokens": part.tokens, "logprobs": part.logprobs}
+            {
+                "version": part.version,
+                "tokens": part.tokens,
+                # Nine digits are every float32 exactly, which is what training takes.
+                "logprobs": [float(f"{value:.9g}") for value in part.logprobs],
+            }
             if isinstance(part, Segment)
             else {"observation": part.tokens}
             for part in trajectory.parts

@@ -246,16 +246,21 @@ def end_of(record: Record) -> float:
             return record.t_s
 
 
-def read_log(lines: Iterable[str]) -> Log:
+def read_log(lines: Iterable[str], *, after: Log | None = None) -> Log:
     """Read a log; an incomplete last line, as a killed writer leaves it, is skipped and reported.
+
+    Args:
+        lines: of the log, from its header on, or those that follow `after`.
+        after: the log so far.
 
     Raises:
         ValueError: naming the line, if it cannot be read, or if the first is not a header.
     """
-    header: RunHeader | None = None
-    records: list[Record] = []
+    header = None if after is None else after.header
+    records: list[Record] = [] if after is None else list(after.records)
+    first = 1 if after is None else 2 + len(records)
     broken: tuple[int, json.JSONDecodeError] | None = None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         if broken is not None:
             raise ValueError(f"line {broken[0]} of the log is not JSON: {broken[1]}")
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from areal_lab.data.tokenize import TextCodec
 from tests.data.byte_tokenizer import BEGIN, END, byte_tokenizer, save_byte_tokenizer
@@ -21,6 +22,82 @@ def test_decode_undoes_encode(text: str) -> None:
     codec = TextCodec(byte_tokenizer())
     assert codec.decode(codec.encode(text)) == text
     assert len(codec.encode(text)) == len(text.encode())
+
+
+multibyte = st.text("aé€😀ॐ\u200d\ufffd \n", max_size=12)
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """Words with a leading space, and bytes for other characters, as Llama 2 has them."""
+    pieces = ["<unk>", "\u2581", "\u2581a", "b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def assert_texts_grow_token_by_token(
+    codec: TextCodec, tokens: tuple[int, ...], *, final: bool = True
+) -> None:
+    """`final` says that later tokens never change the text of earlier ones."""
+    text = codec.decode(tokens)
+    added = codec.characters(tokens, text)
+    assert added is not None
+    assert sum(added) == len(text)
+    assert len(added) == len(tokens)
+    assert min(added, default=0) >= 0
+    for count in range(len(tokens) if final else 0):
+        so_far = text[: sum(added[:count])]
+        # Nothing is said before its bytes are there.
+        assert codec.decode(tokens[:count]).startswith(so_far)
+
+
+@given(multibyte)
+def test_the_last_byte_of_a_character_adds_it(text: str) -> None:
+    codec = TextCodec(byte_tokenizer())
+    tokens = codec.encode(text)
+    assert_texts_grow_token_by_token(codec, tokens)
+    if "\ufffd" not in text:  # which looks like a character that is not complete yet
+        expected = [n for c in text for n in [0] * (len(c.encode()) - 1) + [1]]
+        assert list(codec.characters(tokens, text) or ()) == expected
+
+
+@given(multibyte, st.integers(1, 3))
+def test_a_character_that_was_cut_off_belongs_to_the_last_token(text: str, cut: int) -> None:
+    codec = TextCodec(byte_tokenizer())
+    tokens = codec.encode(text + "😀")[:-cut]
+    assert_texts_grow_token_by_token(codec, tokens)
+    added = codec.characters(tokens, codec.decode(tokens))
+    assert added is not None
+    assert added[-1] > 0
+
+
+BYTES = st.sampled_from([0xE2, 0x82, 0xAC, 0x20, 0x61, 0xF0, 0x9F]) | st.integers(0, 255)
+
+
+@given(st.lists(st.integers(0, 257), max_size=10), st.lists(BYTES, max_size=10))
+def test_bytes_that_are_no_characters_have_a_place_too(ids: list[int], values: list[int]) -> None:
+    assert_texts_grow_token_by_token(TextCodec(byte_tokenizer()), tuple(ids))
+    # This one decodes a whole run of bytes at once: as text, or as one mark a byte.
+    of_words = TextCodec(byte_fallback_tokenizer())
+    assert_texts_grow_token_by_token(of_words, tuple(4 + value for value in values), final=False)
+
+
+def test_the_text_of_other_tokens_is_refused() -> None:
+    codec = TextCodec(byte_tokenizer())
+    assert codec.characters(codec.encode("abc"), "abx") is None
+    assert codec.characters((), "a") is None
+    assert codec.characters((), "") == ()
+    assert codec.characters((END, END), "") == (0, 0)
 
 
 def test_special_tokens_are_the_models_own_and_never_text() -> None:

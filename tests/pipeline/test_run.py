@@ -18,6 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
+import areal_lab
 from areal_lab.host.processes import ChildDied
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.pipeline.progress import Silent
@@ -105,6 +106,28 @@ def test_sampler_and_trainer_agree_on_fresh_tokens(
     assert first["lag_token_max"] == 0
     # |log pi_theta - log pi_behav| < 1e-4 is a ratio of 1 to 1e-4.
     assert first["sampler_gap_max"] < 1e-4
+
+
+def test_the_run_is_read_back_as_frames_and_columns(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, summary = interrupted
+    run = areal_lab.read_run(folder)
+    samples, tokens = run.samples, run.tokens
+    assert len(samples) == summary["trained_samples"]
+    assert len(tokens) == summary["trained_tokens"] == samples["tokens"].sum()
+    assert tokens["lag"].mean() == pytest.approx(summary["lag"]["token"]["mean"])
+    written = [sample for step in trained_samples(folder) for sample in step]
+    for row, sample in enumerate(written):
+        assert tokens["ids"][tokens.of(row)].tolist() == [
+            token for part in sample["parts"] for token in part["tokens"]
+        ]
+        assert "".join(tokens.texts(row)) == sample["completion"] == samples["completion"][row]
+    # The log and the trainer count lags separately.
+    assert list(run.steps.index) == [line["step"] for line in run.metrics]
+    for name in ("lag_token_mean", "lag_head_mean", "lag_tail_max"):
+        assert list(run.steps[name]) == pytest.approx([line[name] for line in run.metrics])
+    assert (run.groups["outcome"] == "trained").sum() == STEPS * 3
 
 
 def test_the_run_folder_holds_what_is_promised(

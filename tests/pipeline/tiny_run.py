@@ -74,7 +74,8 @@ def do_run(
 def trained_samples(folder: Path) -> list[list[dict[str, Any]]]:
     """What each step was trained on."""
     files = sorted((folder / "trajectories").glob("step-*.jsonl"))
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    groups = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [[{**group, **one} for group in step for one in group["samples"]] for step in groups]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

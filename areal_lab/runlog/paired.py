@@ -1,0 +1,67 @@
+"""Two runs side by side: samples of the same prompts.
+
+    first   prompt A (group 0)   prompt B (1)   prompt A (2)
+                |                    |              '------- no partner
+    second  prompt A (group 3)   prompt B (0)
+
+The k-th group of a prompt in one run is paired with its k-th group in the other one, sample by
+sample. Needs pandas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_lab.extras import require
+from areal_lab.runlog.read_run import RecordedRun
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COMPARED = ("step", "group", "reward", "tokens", "lag_mean", "completion")
+
+
+def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
+    """One row per pair of samples, in the order of the first run.
+
+    Columns are `prompt`, `occurrence` (of the prompt, from 0) and `sample`; for both runs, ending
+    in `_first` and `_second`, `row` (of the sample in `RecordedRun.samples` and `tokens`), `step`,
+    `group`, `reward`, `tokens`, `lag_mean` and `completion`; and `same_tokens`, the number of
+    tokens with which both responses begin.
+
+    Raises:
+        ValueError: if a run has no trajectories, which hold the prompts.
+        MissingExtra: without pandas.
+    """
+    require("paired_samples", "notebooks", "pandas")
+    sides = [_with_occurrence(run) for run in (first, second)]
+    keys = ["prompt", "occurrence", "sample"]
+    pairs = sides[0].merge(sides[1], on=keys, suffixes=("_first", "_second"))
+    pairs["same_tokens"] = [
+        _same_tokens(first, second, rows)
+        for rows in zip(pairs["row_first"], pairs["row_second"], strict=True)
+    ]
+    return pairs
+
+
+def _with_occurrence(run: RecordedRun) -> Any:
+    samples = run.samples
+    if "prompt" not in samples:
+        raise ValueError(
+            f"{run.source} has no trajectories, so its prompts are not known; runs of "
+            "`areal-lab train` have them"
+        )
+    groups = samples[["prompt", "group"]].drop_duplicates().sort_values("group")
+    groups["occurrence"] = groups.groupby("prompt").cumcount()
+    numbered = samples.reset_index(names="row").merge(groups, on=["prompt", "group"])
+    return numbered[["prompt", "occurrence", "sample", "row", *_COMPARED]]
+
+
+def _same_tokens(first: RecordedRun, second: RecordedRun, rows: tuple[int, int]) -> int:
+    left, right = (
+        run.tokens["ids"][run.tokens.of(row)]
+        for run, row in zip((first, second), rows, strict=True)
+    )
+    length = min(len(left), len(right))
+    differing = (left[:length] != right[:length]).nonzero()[0]
+    return int(differing[0]) if len(differing) else length
