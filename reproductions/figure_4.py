@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from areal_lab.plots.style import BLUE, GREY, VERMILION, finished, new_figure
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
 from reproductions.harness import expected, length, main, run
@@ -20,7 +21,8 @@ from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
 QUICK = {"1.5B": (32, 256)}
@@ -183,11 +185,10 @@ def title(curves: Curves) -> str:
     )
 
 
-def draw(curves: Curves) -> Figure:
+@finished
+def draw(curves: Curves) -> Picture:
     """A panel per model and context; the numbers above points are AReaL's speed-up."""
     from matplotlib.lines import Line2D
-
-    from areal_lab.plots.style import BLUE, new_figure
 
     models = list(dict.fromkeys(model for model, _ in curves))
     contexts = list(dict.fromkeys(context for _, context in curves))
@@ -214,8 +215,6 @@ def draw(curves: Curves) -> Figure:
 
 def _panel(axes: Axes, curve: Mapping[int, Point]) -> None:
     from matplotlib.ticker import LogLocator
-
-    from areal_lab.plots.style import BLUE, GREY, VERMILION
 
     gpus = sorted(curve)
     sides = (

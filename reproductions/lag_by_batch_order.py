@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from areal_lab.plots.style import BLUE, VERMILION, finished, new_figure, whole_numbers
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED
 from reproductions.harness import length, main, run
@@ -28,7 +29,8 @@ from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 ETAS = (1, 2, 4, 8)
 DRAWN_ETA = 4
@@ -200,10 +202,9 @@ def title(runs: Runs) -> str:
     )
 
 
-def draw(runs: Runs) -> Figure:
+@finished
+def draw(runs: Runs) -> Picture:
     """Lags by order, with lags above eta in red, and throughput."""
-    from areal_lab.plots.style import new_figure
-
     figure = new_figure(10, 1.2 + 1.25 * len(ORDERS))
     panels = figure.subplots(len(ORDERS), 2, sharex="col", width_ratios=(3, 1.3), squeeze=False)
     last = max(_largest(runs[order, DRAWN_ETA]) for order in ORDERS)
@@ -217,8 +218,6 @@ def draw(runs: Runs) -> Figure:
 
 
 def _draw_lags(axes: Axes, order: str, own: Replicated, last: int) -> None:
-    from areal_lab.plots.style import BLUE, VERMILION, whole_numbers
-
     heads = shares(own, "head")
     colors = [VERMILION if lag > DRAWN_ETA else BLUE for lag in heads]
     bars = axes.bar(list(heads), [100 * share for share in heads.values()], 0.8, color=colors)
@@ -235,8 +234,6 @@ def _draw_lags(axes: Axes, order: str, own: Replicated, last: int) -> None:
 
 
 def _draw_cost(axes: Axes, own: Replicated, first: Replicated) -> None:
-    from areal_lab.plots.style import BLUE
-
     ratio = own.ratio(first, lambda result: result.tokens_per_s)
     axes.barh(0, ratio.mean, 0.5, color=BLUE)
     if 0 < ratio.half_width < math.inf:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.stats.statistics import Estimate
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from areal_lab.plots.picture import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Reproduction:
     """Findings, in sentences generated from the numbers."""
     sensitivity: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """The same numbers under other assumptions; flat records."""
-    figure: Callable[[], Figure] | None = None
+    figure: Callable[[], Picture] | None = None
     """Draws the picture; None draws the gaps."""
     title: str = ""
     """Title of that figure."""

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_lab.plots.style import BLUE, GREY, VERMILION, entitle, finished, new_figure, save_picture
 from benchmarks.harness import Arguments, machine, table
 from reproductions.records import Reproduction, Row
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from areal_lab.plots.picture import Picture
 
 
 def to_text(result: Reproduction, arguments: Arguments) -> str:
@@ -65,17 +66,15 @@ def to_markdown(result: Reproduction) -> str:
 
 def draw(result: Reproduction, path: Path) -> None:
     """Draw its own figure, or the gap of every row: hollow if fitted, grey lines at the aim."""
-    from areal_lab.plots.style import save_picture
-
     if result.figure is not None:
-        save_picture(result.figure, path, result.title)
-        return
-    save_picture(lambda: _draw_gaps(result.rows), path, f"{result.name}: ours against the paper")
+        figure, title = result.figure(), result.title
+    else:
+        figure, title = _draw_gaps(result.rows), f"{result.name}: ours against the paper"
+    save_picture(entitle(figure, title, alt=result.claim), path)
 
 
-def _draw_gaps(rows: Sequence[Row]) -> Figure:
-    from areal_lab.plots.style import BLUE, GREY, VERMILION, new_figure
-
+@finished
+def _draw_gaps(rows: Sequence[Row]) -> Picture:
     rows = [row for row in rows if row.paper is not None]
     figure = new_figure(8, 1.2 + 0.3 * len(rows))
     axes = figure.subplots()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from areal_lab.plots.style import finished, new_figure
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
 from reproductions.harness import configured, length, main, run
@@ -31,7 +32,8 @@ from simulator.workload.streams import LENGTHS, stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 GPUS = 16
 SPLITS, QUICK_SPLITS = (2, 4, 6, 8, 10, 12, 14), (4, 12)
@@ -200,10 +202,9 @@ def findings(maps: Maps) -> list[str]:
     return found
 
 
-def draw(maps: Maps) -> Figure:
+@finished
+def draw(maps: Maps) -> Picture:
     """Three maps; solid line at equal speed, dashed line where both sides are equally idle."""
-    from areal_lab.plots.style import new_figure
-
     figure = new_figure(13.5, 4.9)
     panels = figure.subplots(1, 3, width_ratios=(7, 7, 5.6))
     split_label = f"GPUs that generate, of {GPUS}\n<- generation-bound        train-bound ->"

@@ -251,4 +251,4 @@ def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -
     title = f"{config.name}, simulated"
     if len(engines) > _DRAWN_ENGINES:
         title += f"; {_DRAWN_ENGINES} of {len(engines)} engines"
-    return save_picture(lambda: draw_timeline(drawn, zoom_s=zoom_s), path, title)
+    return save_picture(draw_timeline(drawn, zoom_s=zoom_s, title=title), path)

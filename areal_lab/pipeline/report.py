@@ -203,9 +203,9 @@ def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
     from areal_lab.plots.style import save_picture
     from areal_lab.plots.timeline import draw_timeline
 
-    pictures = {
-        "reward.png": lambda: draw_reward(run.metrics, run.summary),
-        "timeline.png": lambda: draw_timeline(run.log),
-        "staleness.png": lambda: draw_staleness(run.log),
+    drawn = {
+        "reward.png": draw_reward(run.metrics, run.summary, title=run.title),
+        "timeline.png": draw_timeline(run.log, title=run.title),
+        "staleness.png": draw_staleness(run.log, title=run.title),
     }
-    return [save_picture(draw, folder / name, run.title) for name, draw in pictures.items()]
+    return [save_picture(picture, folder / name) for name, picture in drawn.items()]

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from areal_lab.plots.style import (
     BLUE,
     GREY,
+    NARROW,
     SKY,
     VERMILION,
+    entitle,
+    finished,
     new_figure,
     nothing_yet,
     whole_numbers,
@@ -17,19 +20,29 @@ from areal_lab.plots.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 _RUNNING_MEAN_STEPS = 5
 
 
-def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure:
+@finished
+def draw_reward(
+    metrics: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    *,
+    width: float = 8.0,
+    title: str | None = None,
+) -> Picture:
     """Draw the training reward per step, its running mean, and the held-out rewards.
 
     Args:
         metrics: one object per step, with `step`, `reward_mean` and `time_s`.
         summary: `reward_before` and `reward_after`, if they were measured.
+        width: in inches.
+        title: in place of the picture's own.
     """
-    figure = new_figure(8, 4.2)
+    figure = new_figure(width, 4.2)
     axes: Axes = figure.subplots()
     steps = [int(line["step"]) for line in metrics]
     rewards = [float(line["reward_mean"]) for line in metrics]
@@ -55,10 +68,24 @@ def draw_reward(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     if len(steps) > 1:
         _wall_seconds_on_top(axes, steps, [float(line["time_s"]) for line in metrics], first)
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower center", ncols=2)
+        figure.legend(loc="outside lower center", ncols=1 if width < NARROW else 2)
     if not steps:
         nothing_yet(axes, "no training step finished")
-    return figure
+    return entitle(figure, title or "Reward of each training step", alt=_said(rewards, summary))
+
+
+def _said(rewards: Sequence[float], summary: Mapping[str, Any]) -> str:
+    if not rewards:
+        return "Axes for the reward of each training step; no training step finished."
+    first, last = rewards[:_RUNNING_MEAN_STEPS], rewards[-_RUNNING_MEAN_STEPS:]
+    said = (
+        f"Mean reward of {len(rewards)} training steps: {sum(first) / len(first):.3f} in the first "
+        f"{len(first)}, {sum(last) / len(last):.3f} in the last {len(last)}."
+    )
+    for key, when in (("reward_before", "before"), ("reward_after", "after")):
+        if held_out := summary.get(key):
+            said += f" On held-out problems {float(held_out['mean']):.3f} {when} training."
+    return said
 
 
 def _held_out_point(

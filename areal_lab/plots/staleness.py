@@ -10,7 +10,10 @@ from areal_lab.plots.style import (
     BLUE,
     GREEN,
     GREY,
+    NARROW,
     ORANGE,
+    entitle,
+    finished,
     new_figure,
     nothing_yet,
     whole_numbers,
@@ -19,13 +22,21 @@ from areal_lab.runlog.lags import mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from areal_lab.plots.picture import Picture
 
 
-def draw_staleness(log: Log) -> Figure:
-    """Draw the lags of trained tokens and samples: over the whole run, and step by step."""
-    figure = new_figure(10, 4)
-    share, steps = figure.subplots(1, 2)
+@finished
+def draw_staleness(log: Log, *, width: float = 10.0, title: str | None = None) -> Picture:
+    """Draw the lags of trained tokens and samples: over the whole run, and step by step.
+
+    Args:
+        log: the log of a run, real or simulated.
+        width: in inches; a narrow picture has one panel above the other.
+        title: in place of the picture's own.
+    """
+    narrow = width < NARROW
+    figure = new_figure(width, 6.4 if narrow else 4)
+    share, steps = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
     batches = list(trained_batches(log))
     kinds = (
         ("token: all tokens", BLUE, total(b.token_lags for b in batches)),
@@ -61,4 +72,11 @@ def draw_staleness(log: Log) -> Figure:
             axes.legend(loc="upper left", ncols=1 if axes is share else 2)
         else:
             nothing_yet(axes, "no training step finished")
-    return figure
+    said = "Lags of trained tokens; no training step finished."
+    if batches:
+        tokens = kinds[0][2]
+        said = (
+            f"Lags of the tokens of {len(batches)} training steps: mean {mean_lag(tokens):.2f} "
+            f"versions, largest {max(tokens, default=0)}."
+        )
+    return entitle(figure, title or "Lag of the trained tokens and samples", alt=said)

@@ -1,22 +1,42 @@
 """The style of all pictures: colors, sizes, the title, and saving.
 
-Colors are those of Okabe and Ito, which color-blind readers can distinguish. matplotlib is imported
-when a picture is drawn, not when the command line starts.
+A function `draw_*` that users call is made like this, and its picture is finished:
+
+    @finished
+    def draw_reward(metrics, *, width: float = 8.0, title: str | None = None) -> Picture:
+        figure = new_figure(width, 4.2)
+        ...
+        return entitle(figure, title or "Reward of each training step", alt="A line that ...")
+
+`width` is in inches; a figure below `NARROW` has fewer panels. `picture.alt` says in words what is
+shown. Colors are those of Okabe and Ito, which color-blind readers can distinguish. matplotlib is
+imported when a picture is drawn, not when the command line starts.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
 ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
 GREY = "#8C8C8C"
+
+COLUMN: Final = 7.0
+"""Width in inches for the column of a notebook, where it is shown with the letters of the text."""
+NARROW: Final = 9.0
+"""Pictures of less than this width, in inches, have fewer panels and columns."""
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 130,
@@ -31,32 +51,61 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.7,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "hatch.linewidth": 0.5,
 }
 
-
-def save_picture(draw: Callable[[], Figure], path: Path, title: str) -> Path:
-    """Draw in the common style, add the title, and write the file, and its folder; returns it."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        figure = draw()
-        # A bold letter is about two thirds as wide as its size: a long title needs smaller ones.
-        fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * max(1, len(title)))
-        size = min(10.0, fitting)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=size, fontweight="bold")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    return path
+_LEAST_LETTERS: Final = 9.0
+"""Smallest letters of a title, in points; a longer one takes two lines."""
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure; sizes in inches."""
+def finished(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a function that draws in the common style, whatever the caller's settings are."""
+
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def new_figure(width: float, height: float) -> Picture:
+    """An empty figure; sizes in inches.
+
+    Raises:
+        ValueError: if the width is not at least 3 inches, where no label has room.
+    """
     # Not pyplot, which keeps figures alive and needs a display.
-    from matplotlib.figure import Figure
+    from areal_lab.plots.picture import Picture
 
-    return Figure(figsize=(width, height))
+    if not width >= 3:
+        raise ValueError(f"width is {width:g} inches, but must be at least 3; 7 fits a notebook")
+    figure = Picture(figsize=(width, height))
+    figure.style = STYLE
+    return figure
+
+
+def entitle(figure: Picture, title: str, *, alt: str) -> Picture:
+    """Set the title, as large as the width permits, and the description in words."""
+    # A bold letter is about two thirds as wide as its size: a long title needs smaller ones.
+    fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * max(1, len(title)))
+    size = max(_LEAST_LETTERS, min(10.0, fitting))
+    letters = int(0.98 * 72 * figure.get_figwidth() / (0.67 * size))
+    shown = "\n".join(textwrap.wrap(title, letters)) if len(title) > letters else title
+    figure.suptitle(shown, x=0.01, ha="left", fontsize=size, fontweight="bold")
+    figure.alt = alt
+    return figure
+
+
+def save_picture(figure: Picture, path: Path) -> Path:
+    """Write the file, and its folder; returns the path. PNG and SVG hold the description."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    described = figure.alt and path.suffix in (".png", ".svg")
+    figure.savefig(path, metadata={"Description": figure.alt} if described else None)
+    return path
 
 
 def whole_numbers(axes: Axes) -> None:

@@ -21,6 +21,8 @@ from areal_lab.plots.style import (
     SKY,
     VERMILION,
     YELLOW,
+    entitle,
+    finished,
     new_figure,
     nothing_yet,
 )
@@ -49,7 +51,8 @@ from areal_lab.runlog.records import GroupRecord, Log, engine_process
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 _KIND_COLORS = {
     "decode": BLUE,
@@ -93,11 +96,17 @@ _LABEL_SHARE = 0.025
 """Smallest distance of version labels, as a share of the window; closer ones are omitted."""
 
 
-def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
+@finished
+def draw_timeline(
+    log: Log, *, zoom_s: float = 20.0, width: float = 12.0, title: str | None = None
+) -> Picture:
     """Draw the activity of each process: the whole run, a part of it, and the groups in that part.
 
     Args:
+        log: the log of a run, real or simulated.
         zoom_s: length of the part, from the middle of training.
+        width: in inches.
+        title: in place of the picture's own.
     """
     activities = activity(log)
     window = (0.0, max(log.end_s, 1.0))
@@ -109,7 +118,7 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
     looks = _Looks(activities)
     handles, labels = looks.legend(min_s=_MIN_SHARE * window[1])
     legend_rows = -(-len(labels) // _LEGEND_COLUMNS)
-    figure = new_figure(12, sum(heights) + 2.4 + 0.2 * legend_rows)
+    figure = new_figure(width, sum(heights) + 2.4 + 0.2 * legend_rows)
     whole, part, below = figure.subplots(3, 1, height_ratios=heights)
     pushes = [r.t_s for r in log.events if isinstance(r.event, WeightsPushed)]
     _draw_rows(whole, activities, looks, window)
@@ -129,7 +138,8 @@ def draw_timeline(log: Log, *, zoom_s: float = 20.0) -> Figure:
         axes.set_xlabel("seconds since the start of the log")
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS)
-    return figure
+    said = f"Rows for {len(activities)} processes: what each does over {window[1]:,.0f} s."
+    return entitle(figure, title or "Activity of each process", alt=said)
 
 
 class _Looks:

@@ -55,7 +55,7 @@ class _Markup:
         return str(self._markup)
 
 
-def svg(figure: Figure, *, alt: str) -> Svg:
+def svg(figure: Figure, *, alt: str | None = None) -> Svg:
     """Turn a figure into inline SVG as wide as its column, for light and dark pages.
 
     Show the result as it is, or put it into an f-string of `mo.md`. Several figures may stand on
@@ -63,11 +63,13 @@ def svg(figure: Figure, *, alt: str) -> Svg:
 
     Args:
         figure: the figure; it is not changed.
-        alt: what it shows, in a sentence or two, for readers without sight.
+        alt: what it shows, in a sentence or two, for readers without sight; None takes the one
+            that pictures of this library have.
 
     Raises:
-        ValueError: if `alt` is empty.
+        ValueError: if there is no description.
     """
+    alt = getattr(figure, "alt", "") if alt is None else alt
     if not alt.strip():
         raise ValueError("alt is empty; say in a sentence what the figure shows")
     markup = _rendered(figure)

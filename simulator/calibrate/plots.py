@@ -17,11 +17,14 @@ from areal_lab.plots.style import (
     BLUE,
     GREEN,
     GREY,
+    NARROW,
     ORANGE,
     PURPLE,
     SKY,
     VERMILION,
     YELLOW,
+    entitle,
+    finished,
     new_figure,
     save_picture,
     whole_numbers,
@@ -31,12 +34,13 @@ from simulator.calibrate.fit_run import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
+    from areal_lab.plots.picture import Picture
     from simulator.calibrate.replay import Replay
 
 _IDLE: Final = "idle: "
 _LEAST_SHARE: Final = 0.005
+_LEAST_PANEL_IN: Final = 3.2
 _TRAIN: Final = "train"
 _GENERATE: Final = "generate"
 _TOGETHER: Final = {
@@ -50,15 +54,35 @@ embedded engine prefills while it decodes."""
 
 def write_fit(calibration: Calibration, path: Path) -> Path:
     """Draw `fit.png`."""
-    return save_picture(lambda: draw_fit(calibration.parts), path, calibration.about)
+    return save_picture(draw_fit(calibration.parts, title=calibration.about), path)
 
 
-def draw_fit(parts: Sequence[PartFit]) -> Figure:
-    """A panel for each part; predictions of points on the line are exact."""
+@finished
+def draw_fit(
+    parts: Sequence[PartFit], *, width: float | None = None, title: str | None = None
+) -> Picture:
+    """A panel for each part; predictions of points on the line are exact.
+
+    Args:
+        parts: the fitted parts, at least one.
+        width: in inches; None gives each panel 4.2. Narrow panels stand above one another.
+        title: in place of the picture's own.
+
+    Raises:
+        ValueError: if there is no part.
+    """
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    figure = new_figure(4.2 * len(parts), 4.4)
-    for axes, part in zip(np.ravel(figure.subplots(1, len(parts))), parts, strict=True):
+    if not parts:
+        raise ValueError("there is no fitted part to draw; give the `parts` of a calibration")
+    width = 4.2 * len(parts) if width is None else width
+    columns = min(len(parts), max(1, int(width / _LEAST_PANEL_IN)))
+    rows = -(-len(parts) // columns)
+    figure = new_figure(width, 4.4 * rows)
+    panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for axes in panels[len(parts) :]:
+        axes.set_axis_off()
+    for axes, part in zip(panels, parts, strict=False):
         out = part.held_out
         # Milliseconds per step for stretches of many steps.
         steps = np.array([point.steps for point in part.points]) if part.points else 1.0
@@ -81,19 +105,36 @@ def draw_fit(parts: Sequence[PartFit]) -> Figure:
             axis.set_major_formatter(FormatStrFormatter("%g"))
             axis.set_minor_formatter(NullFormatter())
         axes.legend(loc="upper left")
-    return figure
+    said = ", ".join(f"{part.name} {part.held_out_error:.1%}" for part in parts)
+    return entitle(
+        figure,
+        title or "Measured against predicted time of each part",
+        alt=f"Points near the diagonal: predictions close to measurements. Held-out error: {said}.",
+    )
 
 
 def write_replay(replay: Replay, path: Path, costs: str) -> Path:
     """Draw `replay.png`; `costs` names the source of the simulated costs."""
     title = f"{replay.name}: measured, and predicted with the costs of {costs}"
-    return save_picture(lambda: draw_replay(replay), path, title)
+    return save_picture(draw_replay(replay, title=title), path)
 
 
-def draw_replay(replay: Replay) -> Figure:
-    """Steps on the left, shares of time on the right."""
-    figure = new_figure(12, 4.6)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
+@finished
+def draw_replay(replay: Replay, *, width: float = 12.0, title: str | None = None) -> Picture:
+    """Steps on the left, shares of time on the right; one above the other in a narrow picture.
+
+    Args:
+        replay: the measured run and its prediction.
+        width: in inches.
+        title: in place of the picture's own.
+    """
+    narrow = width < NARROW
+    figure = new_figure(width, 8.0 if narrow else 4.6)
+    left, right = (
+        figure.subplots(2, 1, height_ratios=(1, 1.2))
+        if narrow
+        else figure.subplots(1, 2, width_ratios=(1, 1.2))
+    )
     numbers = np.arange(1, len(replay.measured_steps_s) + 1)
     left.plot(numbers, replay.measured_steps_s, "o-", color=BLUE, label="measured")
     left.plot(numbers, replay.predicted_steps_s, "s--", color=VERMILION, label="predicted")
@@ -103,11 +144,17 @@ def draw_replay(replay: Replay) -> Figure:
     left.set_ylim(bottom=0)
     left.legend()
     whole_numbers(left)
-    _draw_use(right, replay)
-    return figure
+    _draw_use(right, replay, columns=2 if narrow else 3)
+    measured, predicted = np.mean(replay.measured_steps_s), np.mean(replay.predicted_steps_s)
+    return entitle(
+        figure,
+        title or f"{replay.name}: measured and predicted",
+        alt=f"A line for the measured and one for the predicted seconds of each training step; "
+        f"their means are {measured:.3g} and {predicted:.3g} s. Beside it shares of time.",
+    )
 
 
-def _draw_use(axes: Axes, replay: Replay) -> None:
+def _draw_use(axes: Axes, replay: Replay, *, columns: int) -> None:
     """Two bars for each pool, measured and predicted: busy in colors, idle in patterns."""
     bars = [
         (pool, which, use[pool])
@@ -135,7 +182,7 @@ def _draw_use(axes: Axes, replay: Replay) -> None:
     axes.grid(visible=False)
     handles = [axes.barh(0, 0, **look) for look in looks.values()]
     axes.legend(
-        handles, list(looks), loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=7
+        handles, list(looks), loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
     )
 
 

@@ -16,6 +16,8 @@ from areal_lab.plots.style import (
     PURPLE,
     SKY,
     VERMILION,
+    entitle,
+    finished,
     new_figure,
     nothing_yet,
     save_picture,
@@ -26,7 +28,8 @@ from simulator.stats.format import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 _NOTHING: Final = 0.002
 """Relative change below which a bar is invisible."""
@@ -39,10 +42,11 @@ def draw_plan(plan: Plan, path: Path) -> Path:
     """Draw both panels and write the file; returns its path."""
     config = plan.config
     title = f"{config.name}: {config.steps:,} steps of {config.base.model}, simulated"
-    return save_picture(lambda: _draw(plan), path, title)
+    return save_picture(entitle(_draw(plan), title, alt=""), path)
 
 
-def _draw(plan: Plan) -> Figure:
+@finished
+def _draw(plan: Plan) -> Picture:
     figure = new_figure(13, 5)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     draw_front(left, plan)

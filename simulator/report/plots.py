@@ -10,7 +10,7 @@ Each shows one simulation, or several side by side. Colors are those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,11 +20,14 @@ from areal_lab.plots.style import (
     BLACK,
     BLUE,
     GREEN,
+    NARROW,
     ORANGE,
     PURPLE,
     SKY,
     VERMILION,
     YELLOW,
+    entitle,
+    finished,
     new_figure,
     save_picture,
     whole_numbers,
@@ -38,7 +41,8 @@ from simulator.stats.statistics import estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from areal_lab.plots.picture import Picture
 
 _BUSY_COLORS: Final[Mapping[str, str]] = {
     "decode": BLUE,
@@ -57,76 +61,113 @@ _OTHER_COLORS: Final = ("#999933", "#882255", "#117733", "#AA4499", "#661100", "
 _LEAST_SHARE: Final = 0.001
 """Smallest share of a pool's time that is drawn."""
 _LEGEND_COLUMNS: Final = 3
+_LEAST_WRITTEN_IN: Final = 0.6
+"""Width of a bar's part in inches below which its share is not written into it."""
 _LETTERS: Final = "ABCDEF"
 _RUN_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def write_plots(runs: Sequence[Replicated], folder: Path) -> list[Path]:
     """Draw all pictures of up to six simulations into a folder, which is created."""
-    pictures: dict[str, Callable[[], Figure]] = {
-        "utilization.png": lambda: draw_utilization(runs),
-        "lags.png": lambda: draw_lags(runs),
-        "steps.png": lambda: draw_steps(runs),
-    }
-    return [save_picture(draw, folder / name, _title(runs)) for name, draw in pictures.items()]
+    pictures = {"utilization": draw_utilization, "lags": draw_lags, "steps": draw_steps}
+    return [
+        save_picture(draw(runs, title=_title(runs)), folder / f"{name}.png")
+        for name, draw in pictures.items()
+    ]
 
 
-def draw_utilization(runs: Sequence[Replicated]) -> Figure:
-    """A bar for each pool: activities, then causes of idleness; mean over the seeds."""
+@finished
+def draw_utilization(
+    runs: Sequence[Replicated], *, width: float = 10.0, title: str | None = None
+) -> Picture:
+    """A bar for each pool: activities, then causes of idleness; mean over the seeds.
+
+    Args:
+        runs: one simulation, or up to six that are compared.
+        width: in inches.
+        title: in place of the picture's own.
+
+    Raises:
+        ValueError: if there is no simulation, or more than six.
+    """
+    _check_count(runs)
     bars = [
         (run, pool, mark)
         for run, mark in zip(runs, _marks(runs), strict=True)
         for pool in run.results[0].pools
     ]
-    figure = new_figure(10, 1.6 + 0.62 * len(bars))
-    axes: Axes = figure.subplots()
     looks = _Looks(
         [(kind, _shares(run, pool, kind)) for run, pool, _ in bars for kind in ("busy", "idle")]
     )
+    handles, labels = looks.legend()
+    columns = 2 if width < NARROW else 4
+    figure = new_figure(width, 1.35 + 0.62 * len(bars) + 0.2 * -(-len(labels) // columns))
+    axes: Axes = figure.subplots()
     for row, (run, pool, _) in enumerate(bars):
         start = 0.0
         for kind in ("busy", "idle"):
             for name, share in looks.ordered(kind, _shares(run, pool, kind)):
                 axes.barh(row, 100 * share, 0.72, left=100 * start, **looks.of[kind, name])
-                if share >= 0.06:
+                if share >= _LEAST_WRITTEN_IN / width:
                     _write_share(axes, row, start, share, dark=looks.is_dark(kind, name))
                 start += share
     axes.set_yticks(range(len(bars)), [_bar_name(*bar) for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set(xlim=(0, 100), xlabel="share of the pool's GPU time (%), after warm-up")
     axes.grid(visible=False)
-    handles, labels = looks.legend()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    return figure
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    said = "; ".join(
+        f"{_bar_name(run, pool, mark)}: busy {sum(_shares(run, pool, 'busy').values()):.0%}"
+        for run, pool, mark in bars
+    )
+    own = "Share of each pool's GPU time"
+    return entitle(figure, title or own, alt=f"A bar for each pool of GPUs. {said}.")
 
 
-def draw_lags(runs: Sequence[Replicated]) -> Figure:
-    """Shares of trained tokens by lag, and of samples by the lag of their first and last token."""
-    figure = new_figure(11, 3.6)
-    panels = figure.subplots(1, 3, sharey=True)
+@finished
+def draw_lags(
+    runs: Sequence[Replicated], *, width: float = 11.0, title: str | None = None
+) -> Picture:
+    """Shares of trained tokens by lag, and of samples by the lag of their first and last token.
+
+    Args:
+        runs: one simulation, or up to six that are compared.
+        width: in inches; a narrow picture shows the tokens only.
+        title: in place of the picture's own.
+
+    Raises:
+        ValueError: if there is no simulation, or more than six.
+    """
+    _check_count(runs)
     kinds = (
         ("token", "trained tokens"),
         ("head", "samples, by their first token"),
         ("tail", "samples, by their last token"),
-    )
+    )[: 1 if width < NARROW else 3]
+    figure = new_figure(width, 3.6)
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     highest = 0
-    width = 0.8 / len(runs)
-    for axes, (kind, title) in zip(panels, kinds, strict=True):
-        for place, run in enumerate(runs):
+    thickness = 0.8 / len(runs)
+    said = []
+    for axes, (kind, name) in zip(panels, kinds, strict=True):
+        for place, (run, mark) in enumerate(zip(runs, _marks(runs), strict=True)):
             shares, errors = _lag_shares(run, kind)
             highest = max(highest, *shares)
             mean = estimate([mean_lag(result.lags(kind)) for result in run.results]).mean
-            places = [lag + (place - (len(runs) - 1) / 2) * width for lag in shares]
+            places = [lag + (place - (len(runs) - 1) / 2) * thickness for lag in shares]
+            label = f"{mark}mean {mean:.2f}, max {max(shares)}"
             axes.bar(
                 places,
                 [100 * share for share in shares.values()],
-                width,
+                thickness,
                 yerr=errors,
                 error_kw={"linewidth": 0.8, "capsize": 2},
-                color=_RUN_COLORS[place % len(_RUN_COLORS)],
-                label=f"{_marks(runs)[place]}mean {mean:.2f}, max {max(shares)}",
+                color=_RUN_COLORS[place],
+                label=label,
             )
-        axes.set(xlabel="lag (versions)", title=title)
+            if kind == "token":
+                said.append(label)
+        axes.set(xlabel="lag (versions)", title=name if len(kinds) > 1 else "")
         whole_numbers(axes)
         axes.set_ylim(0, 108 + 8 * len(runs))  # room for the legend
         axes.set_yticks(range(0, 101, 20))
@@ -134,47 +175,79 @@ def draw_lags(runs: Sequence[Replicated]) -> Figure:
     for axes in panels:
         axes.set_xlim(-0.6, max(highest, 1) + 0.6)
     panels[0].set_ylabel("share (%)")
-    return figure
+    alt = f"Bars: share of the trained tokens by lag in versions; {'; '.join(said)}."
+    own = "Lag of the trained tokens" + (" and samples" if len(kinds) > 1 else "")
+    return entitle(figure, title or own, alt=alt)
 
 
-def draw_steps(runs: Sequence[Replicated]) -> Figure:
-    """Seconds and effective throughput of every step; thin lines are seeds, thick ones means."""
-    figure = new_figure(10, 5.2)
-    panels = figure.subplots(2, 1, sharex=True)
-    for place, run in enumerate(runs):
-        color = _RUN_COLORS[place % len(_RUN_COLORS)]
+@finished
+def draw_steps(
+    runs: Sequence[Replicated], *, width: float = 10.0, title: str | None = None
+) -> Picture:
+    """Seconds and effective throughput of every step; thin lines are seeds, thick ones means.
+
+    Args:
+        runs: one simulation, or up to six that are compared.
+        width: in inches; a narrow picture shows the seconds only.
+        title: in place of the picture's own.
+
+    Raises:
+        ValueError: if there is no simulation, or more than six.
+    """
+    _check_count(runs)
+    names = ("seconds per step", "trained tokens per second")[: 1 if width < NARROW else 2]
+    figure = new_figure(width, 0.2 + 2.5 * len(names) + 0.5 * (len(names) == 1))
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    columns = 1 if width < NARROW else _LEGEND_COLUMNS
+    said = []
+    for place, (run, mark) in enumerate(zip(runs, _marks(runs), strict=True)):
+        color = _RUN_COLORS[place]
         seconds = np.array([result.columns["step_s"] for result in run.results])
         tokens = np.array([result.columns["tokens"] for result in run.results])
-        for axes, values in zip(panels, (seconds, tokens / seconds), strict=True):
-            steps = np.arange(1, values.shape[1] + 1)
-            warmup = run.results[0].warmup_steps
+        warmup = run.results[0].warmup_steps
+        steps = np.arange(1, seconds.shape[1] + 1)
+        for axes, name in zip(panels, names, strict=True):
+            in_seconds = name == names[0]
+            values = seconds if in_seconds else tokens / seconds
             if len(run.results) > 1:
                 for seed, one in enumerate(values):
                     label = "thin: each seed; thick: their mean" if place == seed == 0 else None
                     axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35, label=label)
             average = float(values[:, warmup:].mean())
-            if axes is panels[1]:  # tokens over seconds, not the mean of their quotients
+            if not in_seconds:  # tokens over seconds, not the mean of their quotients
                 average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
-            unit = "s" if axes is panels[0] else "tokens/s"
-            label = f"{_marks(runs)[place]}{number(average)} {unit} after warm-up (dashed)"
-            axes.plot(steps, values.mean(axis=0), color=color, linewidth=1.6, label=label)
+            label = f"{mark}{number(average)} {'s' if in_seconds else 'tokens/s'} after warm-up"
+            axes.plot(
+                *(steps, values.mean(axis=0)),
+                **{"color": color, "linewidth": 1.6, "label": f"{label} (dashed)"},
+            )
             axes.plot(
                 [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
             )
+            said.append(label)
     warmup = max(run.results[0].warmup_steps for run in runs)
-    for axes, name in zip(panels, ("seconds per step", "trained tokens per second"), strict=True):
+    for axes, name in zip(panels, names, strict=True):
         if warmup:
             axes.axvspan(0.5, warmup + 0.5, color="#EEEEEE", zorder=0, label="warm-up, excluded")
         entries = len(axes.get_legend_handles_labels()[1])
-        rows = -(-entries // _LEGEND_COLUMNS)
+        rows = -(-entries // columns)
         axes.set_ylim(0, (1.13 + 0.12 * rows) * axes.get_ylim()[1])
         axes.set_ylabel(name)
         axes.yaxis.set_major_formatter("{x:,g}")
-        axes.legend(loc="upper right", ncols=_LEGEND_COLUMNS)
-    panels[1].set_xlabel("training step")
-    panels[1].set_xlim(0.5, None)
-    whole_numbers(panels[1])
-    return figure
+        axes.legend(loc="upper right", ncols=columns)
+    panels[-1].set_xlabel("training step")
+    panels[-1].set_xlim(0.5, None)
+    whole_numbers(panels[-1])
+    alt = f"A line for the duration of every training step; {'; '.join(said)}."
+    return entitle(figure, title or "Duration of the training steps", alt=alt)
+
+
+def _check_count(runs: Sequence[Replicated]) -> None:
+    if not 1 <= len(runs) <= len(_RUN_COLORS):
+        raise ValueError(
+            f"got {len(runs)} simulations, but a picture shows 1 to {len(_RUN_COLORS)}; "
+            "give a list of them"
+        )
 
 
 class _Looks:
@@ -204,7 +277,7 @@ class _Looks:
 
     def is_dark(self, kind: str, name: str) -> bool:
         """Whether text on it must be white."""
-        return self.of[kind, name]["facecolor"] in (BLUE, BLACK, PURPLE, VERMILION, "#882255")
+        return self.of[kind, name]["facecolor"] in (BLUE, PURPLE, VERMILION, "#882255")
 
     def legend(self) -> tuple[list[Any], list[str]]:
         """Handles and labels."""
@@ -233,11 +306,10 @@ def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool
         f"{100 * share:.0f} %",
         ha="center",
         va="center",
-        fontsize=8,
         color="#FFFFFF" if dark else BLACK,
     )
     if not dark:  # readable on a pattern
-        text.set_bbox({"facecolor": "#FFFFFF", "alpha": 0.75, "linewidth": 0, "pad": 1})
+        text.set_bbox({"facecolor": "#FFFFFF", "alpha": 0.85, "linewidth": 0, "pad": 1})
 
 
 def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:

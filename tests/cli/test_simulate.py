@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,11 +95,11 @@ def test_a_comparison_writes_two_traces_and_two_gantts(
 ) -> None:
     drawn: dict[str, tuple[str, float]] = {}
 
-    def draw(_: Log, *, zoom_s: float) -> float:
-        return zoom_s
+    def draw(_: Log, *, zoom_s: float, title: str) -> tuple[str, float]:
+        return title, zoom_s
 
-    def save(picture: Callable[[], float], path: Path, title: str) -> Path:
-        drawn[path.name] = title, picture()
+    def save(picture: tuple[str, float], path: Path) -> Path:
+        drawn[path.name] = picture
         return path
 
     monkeypatch.setattr("areal_lab.plots.timeline.draw_timeline", draw)

@@ -62,11 +62,7 @@ def test_the_sentences_about_orders_have_their_numbers(tmp_path: Path) -> None:
     strict = lag_by_batch_order.finding("strict start order", runs)
     assert "no sample begins more than" in strict
     assert "less throughput" in strict
-    picture = save_picture(
-        lambda: lag_by_batch_order.draw(runs),
-        tmp_path / "lags.png",
-        lag_by_batch_order.title(runs),
-    )
+    picture = save_picture(lag_by_batch_order.draw(runs), tmp_path / "lags.png")
     assert picture.stat().st_size > 10_000
 
 
@@ -96,11 +92,7 @@ def test_the_sentences_about_the_map_count_its_cells(tmp_path: Path) -> None:
     lost = sum(cell.mean <= 1 for cell in drawn.over_turns.values())
     assert f"Against taking turns: not faster in {lost} of 35 cells." in found
     assert "Against one-step overlap: not faster in 0 of 35 cells." in found
-    picture = save_picture(
-        lambda: where_asynchrony_pays.draw(drawn),
-        tmp_path / "map.png",
-        "map",
-    )
+    picture = save_picture(where_asynchrony_pays.draw(drawn), tmp_path / "map.png")
     assert picture.stat().st_size > 10_000
 
 
@@ -117,9 +109,5 @@ def test_curves_grow_as_said(tmp_path: Path) -> None:
     curves = {("1.5B", "16k"): curve}
     title = figure_4.title(curves)
     assert title.startswith("Twice the GPUs: 1.00 times")
-    picture = save_picture(
-        lambda: figure_4.draw(curves),
-        tmp_path / "curves.png",
-        title,
-    )
+    picture = save_picture(figure_4.draw(curves), tmp_path / "curves.png")
     assert picture.stat().st_size > 10_000
