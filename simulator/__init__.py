@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from simulator.plan.result import Plan as Plan
     from simulator.plan.schema import PlanConfig as PlanConfig
     from simulator.plan.schema import load_plan as load_plan
+    from simulator.plan.schema import plan_yaml as plan_yaml
+    from simulator.plan.search import PlanSearch as PlanSearch
     from simulator.plan.search import find_plan as find_plan
+    from simulator.plan.summary import question_lines as question_lines
+    from simulator.plan.summary import recommendation_lines as recommendation_lines
     from simulator.plan.trial import workers as workers
     from simulator.run.one_seed import run_system as run_system
     from simulator.run.result import Replicated as Replicated
@@ -60,7 +64,11 @@ _HOMES = {
     "presets": "simulator.config.load",
     # plan
     "find_plan": "simulator.plan.search",
+    "PlanSearch": "simulator.plan.search",
+    "question_lines": "simulator.plan.summary",
+    "recommendation_lines": "simulator.plan.summary",
     "load_plan": "simulator.plan.schema",
+    "plan_yaml": "simulator.plan.schema",
     "workers": "simulator.plan.trial",
     "PlanConfig": "simulator.plan.schema",
     "Plan": "simulator.plan.result",

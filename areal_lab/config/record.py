@@ -17,11 +17,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError, field_validator
@@ -112,9 +122,7 @@ class Record(BaseModel):
                 if not isinstance(record, Record) or leaf not in type(record).model_fields:
                     raise AttributeError
             except AttributeError:
-                names = [setting.name for setting in settings(type(self))]
-                message = f"unknown setting {name!r}{nearest(name, names)}"
-                found.append(Problem(Kind.SETTINGS, name, message))
+                found.append(_unknown(name, [one.name for one in settings(type(self))]))
                 continue
             known = record.__dict__[leaf]
             # Equal values need no validation, which takes most of the time; True equals 1.
@@ -123,6 +131,17 @@ class Record(BaseModel):
         if found:
             raise ConfigError(*found)
         return changed
+
+
+class Bounds(NamedTuple):
+    """Range of the numbers that a setting allows; None where there is no bound."""
+
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    """A number must be above `least`, which itself is not allowed."""
+    below: bool = False
+    """A number must be below `most`, which itself is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +173,26 @@ class Setting:
         bare = _bare(self.hint)
         return bare is str or (
             get_origin(bare) is Literal and all(isinstance(one, str) for one in get_args(bare))
+        )
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The names that it allows, or allows in its list; empty if it is not a choice."""
+        bare = _bare(self.hint)
+        if get_origin(bare) is list:
+            bare = _bare(get_args(bare)[0])
+        return get_args(bare) if get_origin(bare) is Literal else ()
+
+    @property
+    def bounds(self) -> Bounds:
+        """Range of its number, or of the numbers in its list."""
+        found = {
+            type(one): getattr(one, type(one).__name__.lower())
+            for one in _annotations(self.hint)
+            if type(one) in _SIGNS
+        }
+        return Bounds(
+            found.get(Ge, found.get(Gt)), found.get(Le, found.get(Lt)), Gt in found, Lt in found
         )
 
     @property
@@ -208,6 +247,20 @@ def settings(record: type[Record], prefix: str = "") -> Iterator[Setting]:
         yield from settings(group, below_it)
 
 
+def find_setting(record: type[Record], name: str) -> Setting:
+    """The setting with this dotted name: its default, bounds, choices and unit.
+
+        find_setting(TrainConfig, "actor.eps_clip").bounds    Bounds(least=0, most=None, above=True)
+
+    Raises:
+        ConfigError: in one line, with the nearest name, if there is none.
+    """
+    known = {one.name: one for one in settings(record)}
+    if name not in known:
+        raise ConfigError(_unknown(name, known))
+    return known[name]
+
+
 def value_of(record: Any, name: str) -> Any:
     """The value of a setting or a group of settings, by dotted name."""
     for part in name.split("."):
@@ -222,6 +275,11 @@ def shown_default(default: Any) -> str:
     if default is None:
         return "null"
     return '""' if default == "" else str(default)
+
+
+def _unknown(name: str, known: Iterable[str]) -> Problem:
+    message = f"unknown setting {name!r}{nearest(name, list(known))}"
+    return Problem(Kind.SETTINGS, name, message)
 
 
 def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = "") -> Setting:

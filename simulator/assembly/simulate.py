@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from areal_lab.runlog.records import Record, encode
@@ -86,6 +85,9 @@ def replicate(
         for seed in seeds:
             note(simulate(config, seed=seed))
     else:
+        # Not at the top of the module: Python in a browser has no processes.
+        from concurrent.futures import ProcessPoolExecutor, as_completed
+
         with ProcessPoolExecutor(workers) as pool:
             futures = [pool.submit(simulate, config, seed=seed) for seed in seeds]
             for future in as_completed(futures):

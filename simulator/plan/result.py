@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU, Price
@@ -170,11 +170,17 @@ class Plan:
     comparisons: tuple[Comparison, ...] = ()
     sensitivity: Sensitivity | None = None
     simulations: int = 0
+    least_hours: Mapping[int, float] = field(default_factory=dict)
+    """Lower bound of each candidate's hours by its number, in closed form."""
+    remaining: int = 0
+    """Candidates that the search had not reached when it was stopped."""
+    stopped_in: str = ""
+    """The stage in which it was stopped; empty if it is complete."""
 
     @property
     def bounded(self) -> int:
         """Candidates that are not simulated, because a simulated one beats their lower bound."""
-        return len(self.space.possible) - len(self.screened)
+        return len(self.space.possible) - len(self.screened) - self.remaining
 
     @property
     def gentler(self) -> Outcome | None:

@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge, Gt, Lt
 from pydantic import Field
 
+from areal_lab.config.dump import to_yaml
 from areal_lab.config.load import load_record
 from areal_lab.config.problem import ConfigError, Kind, Problem, below, problems_of
 from areal_lab.config.record import About, Count, NonNegative, Record, Whole
@@ -153,14 +154,31 @@ def load_plan(source: str | Path | None, overrides: Sequence[str] = ()) -> PlanC
     """
     path = None if source is None else settings_file(source, plan_questions(), "plan")
     start = PlanConfig()
+    if path is not None:
+        start.name = path.stem
     plan = load_record(start, path, overrides, ALIASES, may_be_empty=False)
     if plan.simulation:
         start.base = load_simulation(plan.simulation)
         plan = load_record(start, path, overrides, ALIASES)
-    if path is not None and plan.name == start.name:
-        plan.name = path.stem
     check_plan(plan)
     return plan
+
+
+def plan_yaml(plan: PlanConfig) -> str:
+    """A plan as the text of a file for `areal-lab plan`; only what differs from the defaults.
+
+        Path("my_plan.yaml").write_text(plan_yaml(plan))    load_plan("my_plan.yaml") == plan
+
+    Settings of `base` are written where they differ from the file or preset `simulation`.
+
+    Raises:
+        ValueError: there is no such file or preset, or a text that YAML cannot hold.
+    """
+    # The name always differs, and is written: without one, a plan has the name of its file.
+    start = PlanConfig(name=f"not {plan.name}")
+    if plan.simulation:
+        start.base = load_simulation(plan.simulation)
+    return to_yaml(plan, start, head=["Run it with: areal-lab plan FILE"])
 
 
 def check_plan(plan: PlanConfig) -> None:

@@ -1,10 +1,10 @@
 """The search of a plan: from a plan file to the front, the recommendation and its sensitivity.
 
-    candidates --closed form--> lower bound of each one's hours
-      --screen, most promising first--> one seed, few steps; skip candidates that cannot win
-      --evaluate near the front--> all seeds --> front, recommendation
-      --on the same GPUs--> best synchronous against best asynchronous
-      --one input at a time--> sensitivity
+    candidates --closed form--> lower bound of each one's hours                     bounds
+      --most promising first--> one seed, few steps; skip those that cannot win     screening
+      --near the front--> all seeds --> front, recommendation                       evaluation
+      --on the same GPUs--> best synchronous against best asynchronous              comparison
+      --one input at a time--> sensitivity                                          sensitivity
 
 All candidates have the same random numbers. Rounds have the same size for any number of processes,
 so that the result does not depend on it.
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
 from simulator.costs.economics import HOUR_S, Cost
 from simulator.plan.bound import least_step_s
@@ -24,6 +24,7 @@ from simulator.plan.result import (
     Comparison,
     Outcome,
     Plan,
+    Sensitivity,
     best_of,
     hourly_cost,
     point_of,
@@ -31,7 +32,7 @@ from simulator.plan.result import (
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import sensitivity
 from simulator.plan.space import Candidate, Space, expand
-from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, shortened
+from simulator.plan.trial import Job, Progress, Run, Silent, run_here, shortened
 from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
@@ -45,6 +46,21 @@ _ALIKE: Final = 2
 
 Bound = Callable[[Candidate], float]
 """Least seconds of a training step."""
+Stage: TypeAlias = Literal["bounds", "screening", "evaluation", "comparison", "sensitivity"]
+
+
+class Step(NamedTuple):
+    """Where a search is."""
+
+    stage: Stage
+    done: int
+    """Of `total`; 0 starts the stage, or the next part of a comparison."""
+    total: int
+    """Candidates, or in later stages simulations."""
+
+
+def _least_s(candidate: Candidate) -> float:
+    return least_step_s(candidate.config)
 
 
 def find_plan(
@@ -52,9 +68,9 @@ def find_plan(
     run: Run = run_here,
     *,
     progress: Progress | None = None,
-    bound: Bound = lambda candidate: least_step_s(candidate.config),
+    bound: Bound = _least_s,
 ) -> Plan:
-    """Search the candidates of a plan file.
+    """Search the candidates of a plan file, to the end; `PlanSearch` can be stopped.
 
     Args:
         run: performs simulations; `simulator.plan.trial.workers` makes one that uses several
@@ -65,32 +81,16 @@ def find_plan(
         ValueError: the plan needs a price that is unknown, or candidates differ in something that a
             measured number of the base depends on.
     """
-    search = _Search(config, run, progress or Silent(), bound)
-    space = expand(config)
-    check_measured(config, space.possible)
-    _check_prices(config, [search.hourly(one) for one in space.possible], space)
-    search.screen(space.possible)
-    search.evaluate(_worth_evaluating(search.screened.values(), config))
-    found = _without_duplicates(front([(one, one.point) for one in search.evaluated.values()]))
-    found.sort(key=lambda one: (one.candidate.gpus, one.hours.mean, one.candidate.number))
-    best = best_of(tuple(search.evaluated.values()), config.objective, config.limits)
-    chosen = best or (found[0] if found else None)
-    comparisons = search.compare(chosen, found, space.possible) if chosen else ()
-    sensitive = None
-    if best is not None and config.search.sensitivity:
-        finalists = nearest_to(best, search.evaluated.values(), config.search.sensitivity)
-        sensitive = sensitivity(config, best, finalists, search.run_jobs, search.progress)
-    return Plan(
-        config=config,
-        space=space,
-        screened=tuple(search.screened.values()),
-        outcomes=tuple(search.evaluated.values()),
-        front=tuple(found),
-        best=best,
-        comparisons=comparisons,
-        sensitivity=sensitive,
-        simulations=search.simulations,
-    )
+    search = PlanSearch(config, run, bound=bound)
+    progress = progress or Silent()
+    done = 0
+    for step in search:
+        if step.done:
+            progress.advance(step.done - done)
+        else:
+            progress.stage(step.stage, step.total)
+        done = step.done
+    return search.plan
 
 
 def nearest_to(best: Outcome, outcomes: Iterable[Outcome], count: int) -> list[Outcome]:
@@ -107,66 +107,142 @@ def nearest_to(best: Outcome, outcomes: Iterable[Outcome], count: int) -> list[O
     return [best, *others[: count - 1]]
 
 
-class _Search:
-    """Outcomes so far, by candidate number."""
+class PlanSearch:
+    """A search that performs one simulation at a time, and knows at any time what it has found.
 
-    def __init__(self, config: PlanConfig, run: Run, progress: Progress, bound: Bound) -> None:
-        self.progress = progress
-        self.screened: dict[int, Outcome] = {}
-        self.evaluated: dict[int, Outcome] = {}
-        self.simulations = 0
+        search = PlanSearch(config)
+        for step in search:                             one simulation, or the start of a stage
+            print(step.stage, step.done, step.total, search.plan.best)
+            if enough():
+                break                                   `search.plan` stays; `next(search)` resumes
+
+    With processes (`simulator.plan.trial.workers`), those of a round are simulated ahead.
+    """
+
+    def __init__(self, config: PlanConfig, run: Run = run_here, *, bound: Bound = _least_s) -> None:
+        """List and check the candidates, a millisecond each; nothing is simulated yet.
+
+        Args:
+            run: performs simulations.
+            bound: least seconds of a candidate's training step.
+
+        Raises:
+            ValueError: as `find_plan`.
+        """
         self._config = config
         self._run = run
         self._bound = bound
         self._hourly: dict[int, Cost] = {}
         self._least_h: dict[int, float] = {}
+        self._space = expand(config)
+        check_measured(config, self._space.possible)
+        _check_prices(config, [self._cost(one) for one in self._space.possible], self._space)
+        self._waiting = {one.number for one in self._space.possible}
+        """Candidates that are neither screened nor skipped."""
+        self._screened: dict[int, Outcome] = {}
+        self._evaluated: dict[int, Outcome] = {}
+        self._in_play: dict[int, Outcome] | None = None
+        """What the front and the recommendation are chosen from; None takes all screened ones."""
+        self._comparisons: tuple[Comparison, ...] = ()
+        self._sensitivity: Sensitivity | None = None
+        self._simulations = 0
+        self._stage: Stage | Literal[""] = "bounds"
+        self._steps = self._search()
 
-    def hourly(self, candidate: Candidate) -> Cost:
+    def __iter__(self) -> Self:
+        """Itself: a second loop continues the first."""
+        return self
+
+    def __next__(self) -> Step:
+        """Perform one simulation, or start a stage."""
+        step = next(self._steps)
+        self._stage = step.stage
+        return step
+
+    @property
+    def plan(self) -> Plan:
+        """What is known by now; a screened candidate that waits for evaluation has one seed.
+
+        The sensitivity has the inputs that were simulated at both ends.
+        """
+        in_play = self._screened if self._in_play is None else self._in_play
+        found = front([(one, one.point) for one in in_play.values()])
+        return Plan(
+            config=self._config,
+            space=self._space,
+            screened=tuple(self._screened.values()),
+            outcomes=tuple(self._evaluated.values()),
+            front=tuple(sorted(_without_duplicates(found), key=_fewest_gpus)),
+            best=best_of(tuple(in_play.values()), self._config.objective, self._config.limits),
+            comparisons=self._comparisons,
+            sensitivity=self._sensitivity,
+            simulations=self._simulations,
+            least_hours=dict(self._least_h),
+            remaining=len(self._waiting),
+            stopped_in=self._stage,
+        )
+
+    def _search(self) -> Generator[Step]:
+        """All stages."""
+        possible = self._space.possible
+        yield from self._screen(possible)
+        worth = _worth_evaluating(self._screened.values(), self._config)
+        self._in_play = {one.candidate.number: one for one in worth}
+        yield from self._evaluate(worth)
+        plan = self.plan
+        chosen = plan.best or (plan.front[0] if plan.front else None)
+        if chosen is not None:
+            yield from self._compare(chosen, plan.front, possible)
+        best, finalists = plan.best, self._config.search.sensitivity
+        if best is not None and finalists:
+            some = nearest_to(best, self._evaluated.values(), finalists)
+            yield from self._vary(best, some)
+        self._stage = ""
+
+    def _cost(self, candidate: Candidate) -> Cost:
         """Cost of one hour of a candidate's cluster."""
         if candidate.number not in self._hourly:
             self._hourly[candidate.number] = hourly_cost(candidate, self._config.prices)
         return self._hourly[candidate.number]
 
-    def least_hours(self, candidate: Candidate) -> float:
+    def _least_hours(self, candidate: Candidate) -> float:
         """Lower bound for the whole run, by the closed form."""
         if candidate.number not in self._least_h:
             seconds = _BOUND_SLACK * self._bound(candidate) * self._config.steps
             self._least_h[candidate.number] = seconds / HOUR_S
         return self._least_h[candidate.number]
 
-    def run_jobs(self, jobs: Sequence[Job]) -> Iterator[Trial]:
-        """Perform jobs, and count them."""
-        for trial in self._run(jobs):
-            self.simulations += 1
-            self.progress.advance()
-            yield trial
-
-    def screen(self, candidates: Sequence[Candidate]) -> None:
+    def _screen(self, candidates: Sequence[Candidate]) -> Generator[Step]:
         """Simulate one seed and few steps of all candidates that may be on the front."""
-        self.progress.stage("bounds", len(candidates))
+        yield Step("bounds", 0, len(candidates))
         points = []
         for one in candidates:
-            points.append((one, point_of(self.least_hours(one), one, self.hourly(one))))
-            self.progress.advance()
+            points.append((one, point_of(self._least_hours(one), one, self._cost(one))))
+            yield Step("bounds", len(points), len(candidates))
         least = {one.number: point for one, point in points}
         left = most_promising_first(points)
-        self.progress.stage("screening", len(left))
+        done = 0
+        yield Step("screening", 0, len(left))
         while left:
-            self._screen_some(left[:_ROUND])
-            known = [one.point for one in self.screened.values()]
-            before, left = (
-                len(left[_ROUND:]),
-                [
-                    one
-                    for one in left[_ROUND:]
-                    if not any(dominates(point, least[one.number]) for point in known)
-                ],
-            )
-            self.progress.advance(before - len(left))
+            now, left = left[:_ROUND], left[_ROUND:]
+            for _ in self._screen_some(now):
+                done += 1
+                yield Step("screening", done, len(candidates))
+            known = [one.point for one in self._screened.values()]
+            cannot_win = {
+                one.number
+                for one in left
+                if any(dominates(point, least[one.number]) for point in known)
+            }
+            if cannot_win:
+                self._waiting -= cannot_win
+                left = [one for one in left if one.number not in cannot_win]
+                done += len(cannot_win)
+                yield Step("screening", done, len(candidates))
 
-    def evaluate(self, outcomes: Sequence[Outcome]) -> None:
+    def _evaluate(self, outcomes: Sequence[Outcome]) -> Generator[Step]:
         """Simulate all seeds and more steps."""
-        new = [one for one in outcomes if one.candidate.number not in self.evaluated]
+        new = [one for one in outcomes if one.candidate.number not in self._evaluated]
         base, search = self._config.base, self._config.search
         seeds = range(base.seed, base.seed + search.seeds)
         jobs = [
@@ -174,29 +250,37 @@ class _Search:
             for one in new
             for seed in seeds
         ]
-        if jobs:
-            self.progress.stage("evaluation", len(jobs))
-        trials = list(self.run_jobs(jobs))
-        for place, one in enumerate(new):
-            some = trials[place * len(seeds) : (place + 1) * len(seeds)]
-            self.evaluated[one.candidate.number] = dataclasses.replace(one, trials=tuple(some))
+        if not jobs:
+            return
+        yield Step("evaluation", 0, len(jobs))
+        trials = []
+        for done, trial in enumerate(self._run(jobs), start=1):
+            self._simulations += 1
+            trials.append(trial)
+            if len(trials) == len(seeds):
+                one = new[done // len(seeds) - 1]
+                known = dataclasses.replace(one, trials=tuple(trials))
+                number = one.candidate.number
+                self._evaluated[number] = known
+                if self._in_play is not None and number in self._in_play:
+                    self._in_play[number] = known
+                trials = []
+            yield Step("evaluation", done, len(jobs))
 
-    def compare(
+    def _compare(
         self, chosen: Outcome, found: Sequence[Outcome], candidates: Sequence[Candidate]
-    ) -> tuple[Comparison, ...]:
+    ) -> Generator[Step]:
         """Best synchronous and asynchronous: on the recommended, the fewest and the most GPUs."""
         clusters = dict.fromkeys(one.candidate.cluster for one in (chosen, found[0], found[-1]))
         pairs: list[tuple[Outcome, Outcome]] = []
         for cluster in clusters:
             here = [one for one in candidates if one.cluster == cluster]
-            rivals = [
-                self._fastest([one for one in here if one.stale is stale])
-                for stale in (False, True)
-            ]
-            if rivals[0] is not None and rivals[1] is not None:
-                pairs.append((rivals[0], rivals[1]))
-        self.evaluate([one for pair in pairs for one in pair])
-        return tuple(
+            slow = yield from self._fastest([one for one in here if not one.stale])
+            fast = yield from self._fastest([one for one in here if one.stale])
+            if slow is not None and fast is not None:
+                pairs.append((slow, fast))
+        yield from self._evaluate([one for pair in pairs for one in pair])
+        self._comparisons = tuple(
             Comparison(
                 synchronous=self._evaluated_best(pair[0]),
                 asynchronous=self._evaluated_best(pair[1]),
@@ -209,45 +293,62 @@ class _Search:
         candidate = screened.candidate
         alike = [
             one
-            for one in self.evaluated.values()
+            for one in self._evaluated.values()
             if one.candidate.cluster == candidate.cluster and one.candidate.stale == candidate.stale
         ]
         return min(alike, key=lambda one: (one.hours.mean, one.candidate.number))
 
-    def _fastest(self, candidates: Sequence[Candidate]) -> Outcome | None:
+    def _fastest(self, candidates: Sequence[Candidate]) -> Generator[Step, None, Outcome | None]:
         """The fastest candidate by screening; skips those whose lower bound is too slow."""
-        left = sorted(candidates, key=lambda one: (self.least_hours(one), one.number))
+        left = sorted(candidates, key=lambda one: (self._least_hours(one), one.number))
         best: Outcome | None = None
         while left:
             now, left = left[:_RIVALS], left[_RIVALS:]
-            new = [one for one in now if one.number not in self.screened]
+            new = [one for one in now if one.number not in self._screened]
             if new:
-                self.progress.stage("comparison", len(new))
-            self._screen_some(new)
-            some = [self.screened[one.number] for one in now]
+                yield Step("comparison", 0, len(new))
+            for done, _ in enumerate(self._screen_some(new), start=1):
+                yield Step("comparison", done, len(new))
+            some = [self._screened[one.number] for one in now]
             best = min(
                 [*some, *([best] if best else [])],
                 key=lambda one: (one.hours.mean, one.candidate.number),
             )
-            left = [one for one in left if self.least_hours(one) < best.hours.mean]
+            left = [one for one in left if self._least_hours(one) < best.hours.mean]
         return best
 
-    def _screen_some(self, candidates: Sequence[Candidate]) -> None:
+    def _vary(self, best: Outcome, finalists: Sequence[Outcome]) -> Generator[Step]:
+        """Simulate the finalists with other inputs."""
+        jobs, so_far = sensitivity(self._config, best, finalists)
+        yield Step("sensitivity", 0, len(jobs))
+        trials = []
+        for trial in self._run(jobs):
+            self._simulations += 1
+            trials.append(trial)
+            self._sensitivity = so_far(trials)
+            yield Step("sensitivity", len(trials), len(jobs))
+
+    def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[None]:
+        """Simulate candidates; yields after each."""
         search, seed = self._config.search, self._config.base.seed
         jobs = [
             self._job(one, seed, search.screening_steps, search.screening_warmup_steps)
             for one in candidates
         ]
-        for one, trial in zip(candidates, self.run_jobs(jobs), strict=True):
-            self.screened[one.number] = Outcome(
-                candidate=one,
-                trials=(trial,),
-                steps=self._config.steps,
-                hourly=self.hourly(one),
+        for one, trial in zip(candidates, self._run(jobs), strict=True):
+            self._simulations += 1
+            self._waiting.discard(one.number)
+            self._screened[one.number] = Outcome(
+                candidate=one, trials=(trial,), steps=self._config.steps, hourly=self._cost(one)
             )
+            yield
 
     def _job(self, candidate: Candidate, seed: int, steps: int, warmup_steps: int) -> Job:
         return Job(config=shortened(candidate.config, steps, warmup_steps), seed=seed)
+
+
+def _fewest_gpus(one: Outcome) -> tuple[int, float, int]:
+    return (one.candidate.gpus, one.hours.mean, one.candidate.number)
 
 
 def _worth_evaluating(outcomes: Iterable[Outcome], config: PlanConfig) -> list[Outcome]:

@@ -25,7 +25,7 @@ from simulator.costs.trainer_speeds import speed_error
 from simulator.costs.weight_sync import weight_sync
 from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan.schema import PlanConfig
-from simulator.plan.trial import Job, Progress, Trial, shortened
+from simulator.plan.trial import Job, Trial, shortened
 from simulator.stats.format import number
 from simulator.workload.lengths import lengths_from
 
@@ -56,18 +56,17 @@ class _Varied:
 
 
 def sensitivity(
-    plan: PlanConfig,
-    best: Outcome,
-    finalists: Sequence[Outcome],
-    run: Callable[[Sequence[Job]], Iterator[Trial]],
-    progress: Progress,
-) -> Sensitivity:
-    """Simulate the finalists with every input at both ends.
+    plan: PlanConfig, best: Outcome, finalists: Sequence[Outcome]
+) -> tuple[list[Job], Callable[[Sequence[Trial]], Sensitivity]]:
+    """Prepare simulations of the finalists with every input at both ends.
 
     Args:
         best: the recommendation, one of the finalists.
-        finalists: outcomes that might become the best.
-        progress: receives the number of simulations.
+        finalists: outcomes that might become the best, with all seeds; the first seed is varied.
+
+    Returns:
+        The jobs, and a function of the trials of the first of them: the sensitivity to those inputs
+        whose trials are complete.
     """
     tried = list(_inputs(best.candidate.config))
     steps, warmup = plan.search.steps, plan.search.warmup_steps
@@ -86,36 +85,39 @@ def sensitivity(
                     jobs[which, side, place] = changed
                 elif finalists[place] is best:
                     why[which, side] = wrong[0].message
-    progress.stage("sensitivity", len(as_they_are) + len(jobs))
-    trials = list(run([*as_they_are, *jobs.values()]))
-    base = [
-        dataclasses.replace(one, trials=(trial,))
-        for one, trial in zip(finalists, trials, strict=False)
-    ]
-    by_job = dict(zip(jobs, trials[len(base) :], strict=True))
-
-    def end(which: int, side: int) -> End:
-        outcomes = tuple(
-            dataclasses.replace(one, trials=(by_job[which, side, place],))
-            for place, one in enumerate(base)
-            if (which, side, place) in by_job
-        )
-        return End(
-            value=tried[which].ends[side][0],
-            outcomes=outcomes,
-            best=_best_then(outcomes, best, plan),
-            why_not=why.get((which, side), ""),
-        )
-
-    inputs = [
-        Input(name=one.name, value=one.value, source=one.source, low=end(k, 0), high=end(k, 1))
-        for k, one in enumerate(tried)
-    ]
+    # The evaluation has simulated them as they are, with the same seed and steps.
+    base = [dataclasses.replace(one, trials=one.trials[:1]) for one in finalists]
     own = next(one for one in base if one.candidate is best.candidate)
-    if price := _price(own, base, plan):
-        inputs.append(price)
-    inputs.sort(key=lambda one: -swing(one, own, measure(plan.objective)))
-    return Sensitivity(base=own, finalists=len(base), inputs=tuple(inputs))
+    price = _price(own, base, plan)
+
+    def so_far(trials: Sequence[Trial]) -> Sensitivity:
+        by_job = dict(zip(jobs, trials, strict=False))
+        unknown = {which for which, _, _ in list(jobs)[len(trials) :]}
+
+        def end(which: int, side: int) -> End:
+            outcomes = tuple(
+                dataclasses.replace(one, trials=(by_job[which, side, place],))
+                for place, one in enumerate(base)
+                if (which, side, place) in by_job
+            )
+            return End(
+                value=tried[which].ends[side][0],
+                outcomes=outcomes,
+                best=_best_then(outcomes, best, plan),
+                why_not=why.get((which, side), ""),
+            )
+
+        inputs = [
+            Input(name=one.name, value=one.value, source=one.source, low=end(k, 0), high=end(k, 1))
+            for k, one in enumerate(tried)
+            if k not in unknown
+        ]
+        if price:
+            inputs.append(price)
+        inputs.sort(key=lambda one: -swing(one, own, measure(plan.objective)))
+        return Sensitivity(base=own, finalists=len(base), inputs=tuple(inputs))
+
+    return list(jobs.values()), so_far
 
 
 def _best_then(outcomes: Sequence[Outcome], own: Outcome, plan: PlanConfig) -> Outcome | None:

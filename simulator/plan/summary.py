@@ -51,12 +51,17 @@ def question_lines(plan: Plan) -> Iterator[str]:
         f"{plan.bounded:,} excluded by their lower bound; {len(plan.screened):,} simulated once, "
         f"{len(plan.outcomes):,} of them with {plan.config.search.seeds} seeds"
     )
+    if plan.stopped_in:
+        left = plan.remaining
+        waits = f", with {left:,} candidate{'s' if left > 1 else ''} left" if left else ""
+        yield f"stopped during {plan.stopped_in}{waits}"
 
 
 def recommendation_lines(plan: Plan) -> Iterator[str]:
     """The recommendation in words; if there is none, the limits to raise."""
     best, limits = plan.best, plan.config.limits
-    name = _SUMS[plan.config.objective]
+    so_far = "so far, " if plan.stopped_in else ""
+    name = f"{so_far}{_SUMS[plan.config.objective]}"
     if best is not None:
         candidate = best.candidate
         yield (
@@ -79,12 +84,16 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
     if not plan.space.possible:
         yield "no candidate is possible, for the reasons above"
         return
-    fastest = min(plan.outcomes, key=lambda one: one.hours.mean)
+    if not plan.screened:
+        yield "no candidate is simulated yet"
+        return
+    known = plan.outcomes or plan.screened
+    fastest = min(known, key=lambda one: one.hours.mean)
     yield (
-        f"no candidate is within the limits; the fastest is {fastest.candidate.hardware} "
+        f"{so_far}no candidate is within the limits; the fastest is {fastest.candidate.hardware} "
         f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {hours(fastest)}"
     )
-    priced = [one for one in plan.outcomes if one.dollars is not None]
+    priced = [one for one in known if one.dollars is not None]
     if priced and math.isfinite(limits.budget_dollars):
         cheapest = min(priced, key=lambda one: one.value("dollars"))
         yield (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -100,6 +99,9 @@ def workers(count: int) -> Iterator[Run]:
     if count <= 1:
         yield run_here
         return
+    # Not at the top of the module: Python in a browser has no processes.
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(count) as pool:
         try:
             yield lambda jobs: pool.map(run_job, jobs)

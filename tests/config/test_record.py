@@ -11,7 +11,16 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field
 
 from areal_lab.config.problem import ConfigError
-from areal_lab.config.record import About, Count, Record, Share, settings, value_of
+from areal_lab.config.record import (
+    About,
+    Bounds,
+    Count,
+    Record,
+    Share,
+    find_setting,
+    settings,
+    value_of,
+)
 
 
 class Shelf(Record):
@@ -49,6 +58,46 @@ def test_allowed_values_are_described_in_words() -> None:
         "first.order": "a list of integers <= 9",
         "first.kind": "one of pie, cake",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("name", Bounds()),
+        ("first.width_s", Bounds(0)),
+        ("first.cakes", Bounds(1)),
+        ("first.heat", Bounds(0, 5, above=True, below=True)),
+        ("first.share", Bounds(0, 1)),
+        ("first.order", Bounds(None, 9)),
+    ],
+)
+def test_a_control_is_made_from_the_bounds_of_a_setting(name: str, bounds: Bounds) -> None:
+    setting = find_setting(Shop, name)
+    assert setting.name == name
+    assert setting.bounds == bounds
+    record = Shop()
+    for limit, excluded in ((bounds.least, bounds.above), (bounds.most, bounds.below)):
+        if limit is not None:
+            value = [limit] if name == "first.order" else limit
+            if excluded:
+                with pytest.raises(ConfigError):
+                    record.with_settings({name: value})
+            else:
+                assert value_of(record.with_settings({name: value}), name) == value
+
+
+def test_choices_are_listed_also_those_of_a_list() -> None:
+    class Menu(Record):
+        kinds: list[Literal["pie", "cake"]] = Field(default_factory=list)
+
+    assert find_setting(Shop, "first.kind").choices == ("pie", "cake")
+    assert find_setting(Menu, "kinds").choices == ("pie", "cake")
+    assert find_setting(Shop, "first.cakes").choices == ()
+
+
+def test_a_setting_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'cakes'; did you mean 'first.cakes'?"):
+        find_setting(Shop, "cakes")
 
 
 @pytest.mark.parametrize(
