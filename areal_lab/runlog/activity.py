@@ -169,9 +169,10 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in log.spans:
         spans[span.process].append(span)
-    background = _Background(log, recorded=frozenset(spans))
+    end_s = log.end_s  # looks at every record
+    background = _Background(log, end_s, recorded=frozenset(spans))
     return {
-        process: _overlay(_innermost(spans[process]), background.of(process), log.end_s)
+        process: _overlay(_innermost(spans[process]), background.of(process), end_s)
         for process in dict.fromkeys([*log.header.processes, *background, *spans])
     }
 
@@ -238,9 +239,9 @@ def _overlay(
 class _Background:
     """The activity of each process as it follows from events and actions."""
 
-    def __init__(self, log: Log, recorded: frozenset[str]) -> None:
+    def __init__(self, log: Log, end_s: float, recorded: frozenset[str]) -> None:
         self._recorded = recorded
-        self._end_s = log.end_s
+        self._end_s = end_s
         self._changes: dict[str, list[tuple[float, str, bool]]] = {}
         self._generating: dict[int, set[GroupId]] = {}
         self._scoring: dict[int, set[GroupId]] = {}
