@@ -13,7 +13,7 @@ Extra = Literal["train", "notebooks"]
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
         *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "gguf"),
-        *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx", "cloudpickle", "xxhash"),
+        *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx2", "cloudpickle", "xxhash"),
     ),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
 }

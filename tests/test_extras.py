@@ -53,7 +53,7 @@ def base_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for module, owners in packages_distributions().items()
         if not {distribution(owner) for owner in owners} & {*base, "areal-lab"}
     ]
-    assert {"torch", "transformers", "httpx", "jaxtyping", "pytest"} <= set(absent)
+    assert {"torch", "transformers", "httpx2", "jaxtyping", "pytest"} <= set(absent)
     folder = tmp_path_factory.mktemp("base_install")
     # Python imports it at its start, in every process; None in sys.modules is "not found".
     (folder / "sitecustomize.py").write_text(
@@ -184,7 +184,7 @@ def test_an_import_names_the_missing_extra(
 
 
 def test_only_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    require("this", "train", "xxhash", "httpx")
+    require("this", "train", "xxhash", "httpx2")
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(MissingExtra) as caught:
         require("this", "train")

@@ -61,7 +61,7 @@ class Facts:
     system: str
     machine: str
     requirements: tuple[str, ...] | None
-    """Requirements of the package, such as `rich>=13.9` and `httpx>=0.28; extra == "train"`; None
+    """Requirements of the package, such as `rich>=13.9` and `httpx2>=2.0; extra == "train"`; None
     if it is not installed."""
     versions: Mapping[str, str | None]
     """Installed version of each required package."""

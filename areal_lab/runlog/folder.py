@@ -26,7 +26,7 @@ from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.host.cpu import processor_name
 from areal_lab.host.home import expanded
 
-_REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx", "uvicorn")
+_REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx2", "uvicorn")
 
 
 @dataclass(frozen=True, slots=True)

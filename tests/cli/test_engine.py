@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -141,7 +141,7 @@ def test_serve_runs_until_ctrl_c(tmp_path: Path) -> None:
         address = re.search(r"http://127\.0\.0\.1:\d+", first)
         assert address is not None, serving.stderr.read()
         assert f"'rollout.addresses=[\"{address.group()}\"]'" in serving.stdout.readline()
-        info = httpx.get(f"{address.group()}/model_info", trust_env=False).json()
+        info = httpx2.get(f"{address.group()}/model_info", trust_env=False).json()
         assert info["weight_version"] == "5"
         pidfd = os.pidfd_open(int(child_of(serving.pid)))
         serving.send_signal(signal.SIGINT)

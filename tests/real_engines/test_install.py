@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from areal_lab.engines.launch.backends import INSTALLABLE
@@ -58,7 +58,7 @@ def test_served_by_hand_until_ctrl_c(engine: str, tmp_path: Path) -> None:
         assert address is not None, serving.stderr.read()
         children = Path(f"/proc/{serving.pid}/task/{serving.pid}/children").read_text().split()
         (server,) = map(int, children)
-        with httpx.Client(base_url=address.group(1), timeout=60, trust_env=False) as http:
+        with httpx2.Client(base_url=address.group(1), timeout=60, trust_env=False) as http:
             answer = http.post(
                 "/v1/completions",
                 json={

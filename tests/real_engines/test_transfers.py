@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -267,12 +267,12 @@ def test_a_server_whose_group_is_left_replies_at_once(
             "shapes": [[128]],
             "group_name": sender._group.name,
         }
-        async with httpx.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWER_S) as http:
+        async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWER_S) as http:
             (await http.post("/begin_weight_update", json={})).raise_for_status()
             waiting = asyncio.create_task(http.post("/update_weights_from_distributed", json=body))
             assert not (await asyncio.wait({waiting}, timeout=1.0))[0]
             await asyncio.to_thread(sender.close)
-            assert (await waiting).status_code == httpx.codes.BAD_REQUEST
+            assert (await waiting).status_code == httpx2.codes.BAD_REQUEST
         assert lab.engine.child.process.returncode is None
         # The update that was left open is ended, and the group forgotten.
         assert (await push(grouped, lab, 2)).failures == ()

@@ -38,7 +38,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -58,9 +58,9 @@ ANSWERS_S = 10.0
 """A server that replies does so within this time; SGLang's /health hangs for 20 s."""
 
 
-async def bare(lab: Lab, path: str, body: dict[str, Any]) -> httpx.Response:
+async def bare(lab: Lab, path: str, body: dict[str, Any]) -> httpx2.Response:
     """A request as anybody could send it."""
-    async with httpx.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWERS_S) as http:
+    async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWERS_S) as http:
         return await http.post(path, json=body)
 
 
@@ -96,7 +96,7 @@ def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
             await client.pause(PauseMode.IN_PLACE)
             body = {"model_path": str(lab.weights(1).path), "weight_version": "1"}
             answer = await bare(lab, "/update_weights_from_disk", body)
-            assert answer.status_code == httpx.codes.BAD_REQUEST
+            assert answer.status_code == httpx2.codes.BAD_REQUEST
             assert "cache was not flushed" in answer.json()["message"]
             assert await client.version() == 0
             assert await client.digest() != before

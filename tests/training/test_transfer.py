@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import pytest
 from safetensors.torch import load_file
 
@@ -236,11 +236,11 @@ def test_a_folder_is_read_by_each_engine(tmp_path: Path) -> None:
 
 
 def test_the_client_compares_the_version_itself() -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"weight_version": "3"})
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"weight_version": "3"})
 
     async def run() -> None:
-        client = EngineClient("http://a", transport=httpx.MockTransport(handler))
+        client = EngineClient("http://a", transport=httpx2.MockTransport(handler))
         await client.confirm_push(3, PauseMode.RETRACT)
         with pytest.raises(VersionMismatch, match="was sent version 4 but holds 3"):
             await client.confirm_push(4, PauseMode.RETRACT)

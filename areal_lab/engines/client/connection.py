@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 
 from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.errors import EngineError, EngineUnreachable
@@ -31,7 +31,7 @@ class Connection:
     """Requests to one server."""
 
     def __init__(
-        self, base_url: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+        self, base_url: str, *, timeout_s: float, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
         """Create a connection; nothing is sent yet.
 
@@ -43,10 +43,10 @@ class Connection:
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         """Longest wait for the reply to a `call`."""
-        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-        self._http = httpx.AsyncClient(
+        self._timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
+        self._http = httpx2.AsyncClient(
             base_url=self.base_url,
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_ALIVE_S),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_KEEP_ALIVE_S),
             trust_env=False,  # engines are addressed directly, never through a proxy
             transport=transport,
         )
@@ -63,7 +63,7 @@ class Connection:
             reply = await self._http.request(
                 call.method, call.path, json=call.body, timeout=self._timeout
             )
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise self.unreachable(call, _describe(error)) from error
         if reply.is_error:
             raise self._refused(call, reply)
@@ -79,7 +79,7 @@ class Connection:
             EngineError: if the reply is another error.
         """
         self._check_open(call)
-        timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        timeout = httpx2.Timeout(None, connect=_CONNECT_S)
         try:
             async with self._http.stream(
                 call.method, call.path, json=call.body, timeout=timeout
@@ -88,11 +88,11 @@ class Connection:
                     await reply.aread()
                     refused = self._refused(call, reply)
                     # A server that merely refuses a request replies with 400.
-                    broken = reply.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+                    broken = reply.status_code == httpx2.codes.INTERNAL_SERVER_ERROR
                     raise EngineUnreachable(str(refused)) if broken else refused
                 async for message in self._messages(call, reply):
                     yield message
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise self.unreachable(call, _describe(error)) from error
 
     async def status(self, call: Call) -> int | None:
@@ -101,7 +101,7 @@ class Connection:
             return None
         try:
             reply = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return None
         return reply.status_code
 
@@ -128,7 +128,7 @@ class Connection:
         if self._http.is_closed:
             raise self.unreachable(call, "the connection was closed")
 
-    async def _messages(self, call: Call, reply: httpx.Response) -> AsyncIterator[Any]:
+    async def _messages(self, call: Call, reply: httpx2.Response) -> AsyncIterator[Any]:
         """Events of a stream, or the parts of a whole reply."""
         if not reply.headers.get("content-type", "").startswith("text/event-stream"):
             whole = self._decoded(call, await reply.aread())
@@ -154,18 +154,18 @@ class Connection:
                 f"{call.path} ({error}): {start!r}{'...' * (len(data) > _LONGEST_EXCERPT)}"
             ) from error
 
-    def _refused(self, call: Call, reply: httpx.Response) -> EngineError:
+    def _refused(self, call: Call, reply: httpx2.Response) -> EngineError:
         return EngineError(
             f"engine {self.base_url} refused {call.method} {call.path} "
             f"({reply.status_code}): {_reason(reply)}"
         )
 
 
-def _describe(error: httpx.TransportError) -> str:
+def _describe(error: httpx2.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _reason(reply: httpx.Response) -> str:
+def _reason(reply: httpx2.Response) -> str:
     try:
         body = reply.json()
     except ValueError:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from areal_lab.control.events import Version
 from areal_lab.engines.client.connection import Connection
@@ -51,7 +51,7 @@ class EngineClient:
         stream_interval: int = STREAM_INTERVAL,
         request_timeout_s: float | None = None,
         control_timeout_s: float | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client; nothing is sent yet.
 
@@ -237,7 +237,7 @@ class EngineClient:
         """Whether the server replies and its model is loaded; never raises for a silent server."""
         status = await self._connection.status(self.api.ready)
         # A paused SGLang reports that it is not ready; if we paused it, that is expected.
-        return status == httpx.codes.OK or (status is not None and self._paused is not None)
+        return status == httpx2.codes.OK or (status is not None and self._paused is not None)
 
     async def ping_compute(self) -> None:
         """Return when the compute process behind the server has replied.

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from areal_lab.control.events import Version
 from areal_lab.engines.client.dialect import (
@@ -107,7 +107,7 @@ def read(reply: Reply) -> Chunk:
 def _error(reply: Reply) -> EngineError:
     """The error in a reply that is not a message: a dead compute process, or a refusal."""
     error = reply.get("error") if isinstance(reply, Mapping) else None
-    if isinstance(error, Mapping) and error.get("code") == httpx.codes.INTERNAL_SERVER_ERROR:
+    if isinstance(error, Mapping) and error.get("code") == httpx2.codes.INTERNAL_SERVER_ERROR:
         return EngineUnreachable(f"it is broken: {error.get('message')!s:.200}")
     return EngineError(f"the reply is {reply!r:.200}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import httpx
+import httpx2
 
 from areal_lab.engines.client.dialect import Dialect
 from areal_lab.engines.client.sglang import SGLANG
@@ -30,7 +30,7 @@ def dialect_of(backend: Backend, build: Build) -> Dialect:
 
 
 async def dialect_at(
-    base_url: str, *, transport: httpx.AsyncBaseTransport | None = None
+    base_url: str, *, transport: httpx2.AsyncBaseTransport | None = None
 ) -> Dialect:
     """The dialect of the server at this address: the one in which it reports a weight version.
 
@@ -38,16 +38,16 @@ async def dialect_at(
         EngineUnreachable: if nothing responds.
         EngineError: if the server speaks neither dialect, or lacks a feature we need.
     """
-    async with httpx.AsyncClient(
+    async with httpx2.AsyncClient(
         base_url=base_url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
     ) as http:
         dialects = list(DIALECTS.values())
         try:
             replies = await asyncio.gather(*(http.get(one.held.path) for one in dialects))
             for dialect, reply in zip(dialects, replies, strict=True):
-                if reply.status_code == httpx.codes.OK and "weight_version" in reply.text:
+                if reply.status_code == httpx2.codes.OK and "weight_version" in reply.text:
                     return await _variant(dialect, http)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             what = str(error) or type(error).__name__
             raise EngineUnreachable(f"no engine responds at {base_url} ({what})") from error
     paths = " nor ".join(one.held.path for one in dialects)
@@ -57,7 +57,7 @@ async def dialect_at(
     )
 
 
-async def _variant(dialect: Dialect, http: httpx.AsyncClient) -> Dialect:
+async def _variant(dialect: Dialect, http: httpx2.AsyncClient) -> Dialect:
     """The dialect, in its CPU variant if the server runs on a CPU."""
     if dialect is not VLLM:
         return dialect

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import httpx
+import httpx2
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import EMBEDDED, Backend, ServerOptions, backend_of
@@ -250,7 +250,7 @@ async def _wait_until_ready(
 ) -> None:
     died = asyncio.ensure_future(engine.child.died())
     try:
-        async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+        async with httpx2.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
             while not died.done():
                 if await _is_ready(http, engine, backend, options):
                     if backend.version_path:
@@ -266,7 +266,7 @@ async def _wait_until_ready(
 
 
 async def _is_ready(
-    http: httpx.AsyncClient, engine: EngineProcess, backend: Backend, options: ServerOptions
+    http: httpx2.AsyncClient, engine: EngineProcess, backend: Backend, options: ServerOptions
 ) -> bool:
     """Whether the server is ready.
 
@@ -282,9 +282,9 @@ async def _is_ready(
             raise _taken(engine.child.name, options.port)
     try:
         reply = await http.get(backend.ready_path)
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False
-    return reply.status_code == httpx.codes.OK
+    return reply.status_code == httpx2.codes.OK
 
 
 async def _wait_until_gone(group: int) -> None:

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from types import TracebackType
 from typing import Any
 
-import httpx
+import httpx2
 from torch import Tensor
 
 from areal_lab.control.events import Version
@@ -60,9 +60,9 @@ class EngineLink:
         self._has_sessions = True
         self._computes_on_a_cpu = False
         """Whether it reports the checksums of `checksums.py`; on a GPU it hashes differently."""
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=target.base_url,
-            timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
+            timeout=httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             trust_env=False,  # engines are addressed directly, never through a proxy
             verify=_certificates(),
         )
@@ -88,7 +88,7 @@ class EngineLink:
         self.ranks = int(reported.get("tp_size") or self.ranks)
         self._computes_on_a_cpu = reported.get("device") == "cpu"
         reply = self._request(Phase.OPEN, "POST", "/begin_weight_update", b"{}")
-        if reply.status_code == httpx.codes.NOT_FOUND:
+        if reply.status_code == httpx2.codes.NOT_FOUND:
             self._has_sessions = False  # SGLang before 0.5.21
         elif reply.is_error:
             self.post(Phase.OPEN, "/end_weight_update", {})
@@ -151,13 +151,13 @@ class EngineLink:
 
     def _request(
         self, phase: Phase, method: str, path: str, content: bytes | None
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         try:
             return self._http.request(method, path, content=content, headers=_JSON)
-        except httpx.TimeoutException as error:
+        except httpx2.TimeoutException as error:
             what = f"no reply to {path} within {self.timeout_s:g} s"
             raise self.failure(phase, "unreachable", what) from error
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             what = f"{path}: {str(error) or type(error).__name__}"
             raise self.failure(phase, "unreachable", what) from error
 
@@ -165,10 +165,10 @@ class EngineLink:
 @cache
 def _certificates() -> ssl.SSLContext:
     """Loaded once: otherwise each client would read all certificates again, 0.7 MiB."""
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx2.create_ssl_context(trust_env=False)
 
 
-def _reason(reply: httpx.Response, fields: Mapping[str, Any]) -> str:
+def _reason(reply: httpx2.Response, fields: Mapping[str, Any]) -> str:
     message = fields.get("message") or fields.get("error")
     if isinstance(message, dict):
         message = message.get("message")

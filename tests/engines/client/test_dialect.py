@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from areal_lab.engines.client.dialect import Call, Dialect, Digest, GenerateOptions, Span
@@ -192,18 +192,18 @@ OF_NOTHING = hashlib.sha256().hexdigest()
 def test_vllm_on_a_cpu_has_to_have_our_extension(
     sums: dict[str, str], extended: bool, expected: Dialect | None
 ) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         match request.url.path:
             case "/weight_info":
-                return httpx.Response(200, json={"weight_version": "0"})
+                return httpx2.Response(200, json={"weight_version": "0"})
             case "/weight_checker":
-                return httpx.Response(200, json={"checksums": sums})
+                return httpx2.Response(200, json={"checksums": sums})
             case "/collective_rpc":
                 assert json.loads(request.content) == {"method": "can_reload_all_weights"}
-                return httpx.Response(200 if extended else 500)
-        return httpx.Response(404)
+                return httpx2.Response(200 if extended else 500)
+        return httpx2.Response(404)
 
-    asked = dialect_at("http://a", transport=httpx.MockTransport(answer))
+    asked = dialect_at("http://a", transport=httpx2.MockTransport(answer))
     if expected is None:
         with pytest.raises(EngineError, match="start it with `areal-lab engine serve vllm`"):
             asyncio.run(asked)
@@ -212,14 +212,14 @@ def test_vllm_on_a_cpu_has_to_have_our_extension(
 
 
 def test_malformed_json_about_the_sums_is_named() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/weight_info":
-            return httpx.Response(200, json={"weight_version": "0"})
-        return httpx.Response(200 if request.url.path == "/weight_checker" else 404, text="{half")
+            return httpx2.Response(200, json={"weight_version": "0"})
+        return httpx2.Response(200 if request.url.path == "/weight_checker" else 404, text="{half")
 
     said = "http://a sent malformed JSON in reply to /weight_checker .*'{half'"
     with pytest.raises(EngineError, match=said):
-        asyncio.run(dialect_at("http://a", transport=httpx.MockTransport(answer)))
+        asyncio.run(dialect_at("http://a", transport=httpx2.MockTransport(answer)))
 
 
 def vllm_message(tokens: list[int], **choice: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,12 +48,12 @@ def span(version: str, start: int, end: int) -> dict[str, Any]:
 
 
 def answering(
-    handler: Callable[[httpx.Request], httpx.Response],
+    handler: Callable[[httpx2.Request], httpx2.Response],
     act: Callable[[EngineClient], Coroutine[Any, Any, T]],
     api: Dialect = SGLANG,
 ) -> T:
     async def scenario() -> T:
-        client = EngineClient(URL, api=api, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, api=api, transport=httpx2.MockTransport(handler))
         try:
             return await act(client)
         finally:
@@ -65,8 +65,8 @@ def answering(
 def answered(one: dict[str, Any]) -> Generated:
     """The client's result for this reply."""
 
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=[one])
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=[one])
 
     (result,) = answering(handler, lambda client: client.generate([request("a", [5])]))
     return result
@@ -114,9 +114,9 @@ def test_contradictions_are_errors(meta: dict[str, Any], message: str) -> None:
 def test_a_batch_is_one_request() -> None:
     sent: list[dict[str, Any]] = []
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         sent.append(json.loads(http.content))
-        return httpx.Response(200, json=[reply([1]), reply([2])])
+        return httpx2.Response(200, json=[reply([1]), reply([2])])
 
     requests = [request("a", [5, 6], seed=8), request("b", [5], stop_token_ids=(3,))]
     results = answering(handler, lambda client: client.generate(requests))
@@ -136,7 +136,7 @@ def weights(tmp_path: Path) -> WeightsFolder:
     return write_weights(tiny_model(), tmp_path, 7, dtype=torch.float32)
 
 
-Server = Callable[[httpx.Request], httpx.Response]
+Server = Callable[[httpx2.Request], httpx2.Response]
 
 
 def sglang_server(
@@ -148,17 +148,17 @@ def sglang_server(
 ) -> Server:
     """Answers what an update asks for; `calls` gets path and body of each request."""
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         if calls is not None:
             calls.append((http.url.path, json.loads(http.content or b"null")))
         match http.url.path:
             case "/update_weights_from_disk":
                 status = 200 if success else 400
-                return httpx.Response(status, json={"success": success, "message": "a reason"})
+                return httpx2.Response(status, json={"success": success, "message": "a reason"})
             case "/model_info":
-                return httpx.Response(200, json={"weight_version": version})
+                return httpx2.Response(200, json={"weight_version": version})
             case _:
-                return httpx.Response(200, json={"success": True, "checksum": checksum})
+                return httpx2.Response(200, json={"success": True, "checksum": checksum})
 
     return handler
 
@@ -200,7 +200,7 @@ def test_a_digest_of_another_kind_has_to_follow_the_weights(tmp_path: Path) -> N
     def loads(*steps: tuple[WeightsFolder, str]) -> None:
         now = {}
 
-        def handler(http: httpx.Request) -> httpx.Response:
+        def handler(http: httpx2.Request) -> httpx2.Response:
             return sglang_server(now["digest"], version=now["version"])(http)
 
         async def act(client: EngineClient) -> None:
@@ -232,7 +232,7 @@ def test_a_refusal_after_the_weights_changed_differs_from_one_before(tmp_path: P
 
         now: dict[str, Any] = {"checksum": "old"}
 
-        def handler(http: httpx.Request) -> httpx.Response:
+        def handler(http: httpx2.Request) -> httpx2.Response:
             return sglang_server(**now)(http)  # as it is when it is asked
 
         answering(handler, act)
@@ -253,19 +253,19 @@ def test_a_digest_of_some_weights_proves_less(tmp_path: Path) -> None:
     )
     nothing = hashlib.sha256().hexdigest()
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         body = json.loads(http.content or b"null")
         match http.url.path:
             case "/update_weight_version":
                 now["version"] = body["new_version"]
             case "/weight_info":
-                return httpx.Response(200, json={"weight_version": now["version"]})
+                return httpx2.Response(200, json={"weight_version": now["version"]})
             case "/weight_checker":
                 sums = {"norm": "same", "linear": nothing}
-                return httpx.Response(200, json={"checksums": sums})
+                return httpx2.Response(200, json={"checksums": sums})
             case "/collective_rpc" if now["refuse"]:
-                return httpx.Response(500, json={"error": {"message": "no room"}})
-        return httpx.Response(200, json={})
+                return httpx2.Response(500, json={"error": {"message": "no room"}})
+        return httpx2.Response(200, json={})
 
     now: dict[str, Any] = {"version": "6", "refuse": False}
 
@@ -321,9 +321,9 @@ def test_one_mode_holds_for_a_pause_and_its_update(weights: WeightsFolder) -> No
 def test_later_requests_share_no_prefix_with_a_cache_left_in_place(weights: WeightsFolder) -> None:
     calls: list[Any] = []
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         answer = sglang_server(weights.checksum, calls=calls)(http)
-        return httpx.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
+        return httpx2.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
 
     async def act(client: EngineClient) -> None:
         for mode in (PauseMode.RETRACT, PauseMode.IN_PLACE, PauseMode.IN_PLACE):
@@ -341,9 +341,9 @@ def test_requests_held_by_a_pause_in_place_share_nothing_older_either(
     """They are sent before the update and run after it."""
     calls: list[Any] = []
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         answer = sglang_server(weights.checksum, calls=calls)(http)
-        return httpx.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
+        return httpx2.Response(200, json=[reply([1])]) if "generate" in http.url.path else answer
 
     async def act(client: EngineClient) -> None:
         await client.generate([request("a", [5])])
@@ -366,10 +366,10 @@ def test_an_engine_whose_weights_are_unknown_stays_paused(
     calls: list[Any] = []
     told = {"echo": {"version": "6"}, "refusal": {"success": False}}.get(failing, {})
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         answer = sglang_server(weights.checksum, calls=calls, **told)(http)
         if failing == "update" and http.url.path == "/update_weights_from_disk":
-            raise httpx.ReadTimeout("too slow", request=http)
+            raise httpx2.ReadTimeout("too slow", request=http)
         return answer
 
     errors = {"update": EngineUnreachable, "echo": VersionMismatch, "refusal": EngineError}
@@ -384,7 +384,7 @@ def test_the_first_refusal_of_a_client_is_looked_behind_too(weights: WeightsFold
     """It knows of no load before, so it asks for the digest before and after."""
     digests = iter(["before", "after"])
 
-    def handler(http: httpx.Request) -> httpx.Response:
+    def handler(http: httpx2.Request) -> httpx2.Response:
         checksum = next(digests) if http.url.path == "/weights_checker" else ""
         return sglang_server(checksum, success=False)(http)
 
@@ -455,8 +455,8 @@ def test_the_check_computes_what_the_writer_computed(
 
 
 def test_an_engine_that_is_gone_is_named() -> None:
-    def handler(http: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("Connection refused", request=http)
+    def handler(http: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("Connection refused", request=http)
 
     for act in (lambda c: c.generate([request("a", [5])]), EngineClient.version):
         with pytest.raises(EngineUnreachable) as raised:
@@ -477,15 +477,15 @@ def test_a_call_after_the_connection_was_closed_finds_the_engine_gone() -> None:
         with pytest.raises(EngineUnreachable, match="POST /generate: the connection was closed"):
             await client.generate([request("a", [5])])
 
-    answering(lambda _: httpx.Response(200, json={}), act)
+    answering(lambda _: httpx2.Response(200, json={}), act)
 
 
 @pytest.mark.parametrize(("status", "lost"), [(500, True), (400, False)])
 def test_a_server_that_says_that_it_is_broken_is_lost_and_one_that_refuses_is_not(
     status: int, lost: bool
 ) -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(status, json={"error": {"message": "why"}})
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, json={"error": {"message": "why"}})
 
     with pytest.raises(EngineError, match="why") as raised:
         answering(handler, lambda client: client.generate([request("a", [5])]))
@@ -494,8 +494,8 @@ def test_a_server_that_says_that_it_is_broken_is_lost_and_one_that_refuses_is_no
 
 @pytest.mark.parametrize("content", [b'{"text": "a', b"<html>" + 500 * b"x", b"\xff\xfe", b""])
 def test_malformed_json_is_an_engine_that_is_lost(content: bytes) -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "application/json"}, content=content)
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=content)
 
     for act, asked in (
         (EngineClient.version, "GET /model_info"),
@@ -511,8 +511,8 @@ def test_malformed_json_is_an_engine_that_is_lost(content: bytes) -> None:
 
 
 def test_a_refusal_says_why() -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(400, json={"error": {"message": "the context is 8"}})
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(400, json={"error": {"message": "the context is 8"}})
 
     with pytest.raises(EngineError, match=r"refused POST /generate \(400\): the context is 8"):
         answering(handler, lambda client: client.generate([request("a", [5])]))
@@ -566,22 +566,22 @@ def test_samples_that_an_abort_pause_ended_are_sent_again(order: str) -> None:
     async def scenario() -> Generated:
         came, ended = asyncio.Event(), asyncio.Event()
 
-        async def handler(http: httpx.Request) -> httpx.Response:
+        async def handler(http: httpx2.Request) -> httpx2.Response:
             paths.append(http.url.path)
             if http.url.path == "/abort_request":
                 ended.set()
             if http.url.path != "/generate":
-                return httpx.Response(200, json={})
+                return httpx2.Response(200, json={})
             body = json.loads(http.content)
             sent.append(body["input_ids"][0])
             names.update(body["rid"])
             if order == "before" and len(sent) == 1:
                 came.set()
                 await ended.wait()
-                return httpx.Response(200, json=[reply([7, 8], finish_reason={"type": "abort"})])
-            return httpx.Response(200, json=[reply([9])])
+                return httpx2.Response(200, json=[reply([7, 8], finish_reason={"type": "abort"})])
+            return httpx2.Response(200, json=[reply([9])])
 
-        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
         if order == "before":
             drawing = asyncio.create_task(client.generate([request("a", [5], 3)]))
             await came.wait()
@@ -619,16 +619,16 @@ def test_an_aborted_sample_that_had_ended_is_not_sent_again(
     async def scenario() -> Generated:
         told = asyncio.Event()
 
-        async def handler(http: httpx.Request) -> httpx.Response:
+        async def handler(http: httpx2.Request) -> httpx2.Response:
             sent.append(http.url.path)
             if http.url.path == "/abort_request":
                 told.set()
             if http.url.path != "/generate":
-                return httpx.Response(200, json={})
+                return httpx2.Response(200, json={})
             await told.wait()
-            return httpx.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
+            return httpx2.Response(200, json=[reply([7, last], finish_reason={"type": "abort"})])
 
-        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
         client.note_model(weights.path)
         one = request("a", [5], max_new_tokens, stop_token_ids=(3,))
         generating = asyncio.ensure_future(client.generate([one]))

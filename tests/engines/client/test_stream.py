@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,7 +150,7 @@ def failing(
     """What `generate` of two samples raises when the stream goes like this; it stays open without
     an ending."""
 
-    class Stream(httpx.AsyncByteStream):
+    class Stream(httpx2.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             for piece in pieces:
                 yield piece
@@ -159,12 +159,12 @@ def failing(
             if timeout_s is not None:
                 await asyncio.Event().wait()
 
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
 
     async def scenario() -> EngineUnreachable:
         client = EngineClient(
-            URL, request_timeout_s=timeout_s, transport=httpx.MockTransport(handler)
+            URL, request_timeout_s=timeout_s, transport=httpx2.MockTransport(handler)
         )
         with pytest.raises(EngineUnreachable) as raised:
             await client.generate([request("a", [5], 9), request("b", [6], 9)])
@@ -177,7 +177,7 @@ def failing(
 def test_received_tokens_are_part_of_the_error() -> None:
     stream = event(0, [7, 8], 2) + event(1, [3], 1, "stop") + event(0, [9], 3)
     for pieces in ([stream], [stream[:30], stream[30:]], [bytes([one]) for one in stream]):
-        error = failing(pieces, httpx.ReadError("reset"))
+        error = failing(pieces, httpx2.ReadError("reset"))
         assert f"engine {URL} is unreachable" in str(error)
         assert error.partial["a"].segments == (Segment((7, 8, 9), (-1.0,) * 3, 4),)
         assert error.partial["a"].finish_reason == "abort"
@@ -199,7 +199,7 @@ def test_a_malformed_message_is_an_engine_that_is_gone() -> None:
 
 def test_tokens_of_an_unclear_version_are_discarded_and_counted() -> None:
     later = event(0, [9, 9], 4).replace(b'"weight_version": "4"', b'"weight_version": "5"')
-    error = failing([event(0, [7, 8], 2), later], httpx.ReadError("reset"))
+    error = failing([event(0, [7, 8], 2), later], httpx2.ReadError("reset"))
     assert error.partial["a"].segments == (Segment((7, 8), (-1.0,) * 2, 4),)
     assert error.discarded_tokens == 2
 
@@ -216,22 +216,22 @@ def test_time_in_which_this_client_has_paused_the_engine_is_no_silence() -> None
     async def scenario() -> list[Generated]:
         resumed = asyncio.Event()
 
-        class Stream(httpx.AsyncByteStream):
+        class Stream(httpx2.AsyncByteStream):
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 yield event(0, [7], 1)
                 await resumed.wait()
                 yield event(0, [8], 2, "length")
 
-        def handler(http: httpx.Request) -> httpx.Response:
+        def handler(http: httpx2.Request) -> httpx2.Response:
             match http.url.path:
                 case "/generate":
                     kind = {"content-type": "text/event-stream"}
-                    return httpx.Response(200, headers=kind, stream=Stream())
+                    return httpx2.Response(200, headers=kind, stream=Stream())
                 case "/continue_generation":
                     resumed.set()
-            return httpx.Response(200, json={})
+            return httpx2.Response(200, json={})
 
-        client = EngineClient(URL, request_timeout_s=0.05, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, request_timeout_s=0.05, transport=httpx2.MockTransport(handler))
         await client.pause(PauseMode.RETRACT)
         answers = asyncio.ensure_future(client.generate([request("a", [5], 2)]))
         assert not (await asyncio.wait({answers}, timeout=0.5))[0]
@@ -250,27 +250,27 @@ def test_an_abort_that_breaks_the_reply_costs_no_other_sample(gone: bool) -> Non
     async def scenario() -> list[Generated]:
         arrived, aborted = asyncio.Event(), asyncio.Event()
 
-        class Stream(httpx.AsyncByteStream):
+        class Stream(httpx2.AsyncByteStream):
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 yield event(0, [7], 1) + event(1, [3], 1)
                 arrived.set()
                 await aborted.wait()
-                raise httpx.RemoteProtocolError("incomplete chunked read")
+                raise httpx2.RemoteProtocolError("incomplete chunked read")
 
-        def handler(http: httpx.Request) -> httpx.Response:
+        def handler(http: httpx2.Request) -> httpx2.Response:
             if http.url.path == "/abort_request":
                 aborted.set()
-                return httpx.Response(200)
+                return httpx2.Response(200)
             sent.append(json.loads(http.content)["input_ids"])
             if len(sent) > 1 and gone:
-                raise httpx.ConnectError("refused", request=http)
+                raise httpx2.ConnectError("refused", request=http)
             kind = {"content-type": "text/event-stream"}
             rest = event(0, [8], 1, "length") + b"data: [DONE]\n\n"
-            return httpx.Response(
-                200, headers=kind, stream=Stream() if len(sent) == 1 else httpx.ByteStream(rest)
+            return httpx2.Response(
+                200, headers=kind, stream=Stream() if len(sent) == 1 else httpx2.ByteStream(rest)
             )
 
-        client = EngineClient(URL, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
         both = [request("a", [5], 9), request("b", [6], 2)]
         answers = asyncio.ensure_future(client.generate(both))
         await arrived.wait()
@@ -300,7 +300,7 @@ def test_samples_sent_one_by_one_fail_together() -> None:
     async def scenario() -> EngineUnreachable:
         both = asyncio.Barrier(2)
 
-        class Stream(httpx.AsyncByteStream):
+        class Stream(httpx2.AsyncByteStream):
             def __init__(self, name: str) -> None:
                 self._name = name
 
@@ -310,17 +310,17 @@ def test_samples_sent_one_by_one_fail_together() -> None:
                 yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
                 await both.wait()
                 if self._name == "a":
-                    raise httpx.ReadError("reset")
+                    raise httpx2.ReadError("reset")
                 await asyncio.Event().wait()
 
-        def handler(http: httpx.Request) -> httpx.Response:
+        def handler(http: httpx2.Request) -> httpx2.Response:
             if http.url.path == "/weight_info":
-                return httpx.Response(200, json={"weight_version": "4"})
+                return httpx2.Response(200, json={"weight_version": "4"})
             name = json.loads(http.content)["request_id"].partition("#")[0]
             kind = {"content-type": "text/event-stream"}
-            return httpx.Response(200, headers=kind, stream=Stream(name))
+            return httpx2.Response(200, headers=kind, stream=Stream(name))
 
-        client = EngineClient(URL, api=VLLM, transport=httpx.MockTransport(handler))
+        client = EngineClient(URL, api=VLLM, transport=httpx2.MockTransport(handler))
         with pytest.raises(EngineUnreachable) as raised:
             await client.generate([request("a", [5], 9), request("b", [6], 9)])
         await client.close()

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -144,7 +144,7 @@ def test_a_batch_comes_back_in_order_with_true_logprobs(lab: Lab) -> None:
 
 def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
     async def scenario() -> None:
-        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
             body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 3}}
             answer = (await http.post("/generate", json=body)).json()
             info = (await http.get("/model_info")).json()
@@ -161,7 +161,7 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         assert meta["e2e_latency"] > 0
         assert info["weight_version"] == "0"
         assert info["dtype"] == "float32"
-        assert health.status_code == httpx.codes.OK
+        assert health.status_code == httpx2.codes.OK
 
     lab.run(scenario())
 
@@ -198,9 +198,9 @@ def test_bad_requests_get_one_line(
     lab: Lab, path: str, body: dict[str, object], message: str
 ) -> None:
     async def scenario() -> None:
-        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
             answer = await http.post(path, json=body)
-        assert answer.status_code == httpx.codes.BAD_REQUEST
+        assert answer.status_code == httpx2.codes.BAD_REQUEST
         text = answer.json()["error"]["message"]
         assert message in text
         assert "\n" not in text
@@ -211,10 +211,10 @@ def test_bad_requests_get_one_line(
 @pytest.mark.parametrize("path", ["/generate", "/pause_generation"])
 def test_a_body_that_is_not_json_is_named_so(lab: Lab, path: str) -> None:
     async def scenario() -> None:
-        async with httpx.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
             json_type = {"content-type": "application/json"}
             answer = await http.post(path, content=b"{'", headers=json_type)
-        assert answer.status_code == httpx.codes.BAD_REQUEST
+        assert answer.status_code == httpx2.codes.BAD_REQUEST
         assert answer.json()["error"]["message"].startswith("the body is not JSON: Expecting ")
 
     lab.run(scenario())
@@ -325,9 +325,9 @@ def test_a_client_that_hangs_up_frees_its_rows(lab: Lab) -> None:
     lab.run(scenario())
 
 
-async def update_bare(lab: Lab, weights: WeightsFolder) -> httpx.Response:
+async def update_bare(lab: Lab, weights: WeightsFolder) -> httpx2.Response:
     """An update as anybody could ask for it; our client pauses the engine first."""
-    async with httpx.AsyncClient(base_url=lab.engine.base_url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=60) as http:
         body = {"model_path": str(weights.path), "weight_version": str(weights.version)}
         return await http.post("/update_weights_from_disk", json=body)
 
@@ -383,7 +383,7 @@ def test_activity_of_the_engine_is_reported_in_order(lab: Lab) -> None:
 
 
 def test_a_port_in_use_is_named_before_anything_starts(lab: Lab, tmp_path: Path) -> None:
-    port = httpx.URL(lab.engine.base_url).port
+    port = httpx2.URL(lab.engine.base_url).port
     assert port is not None
     weights, _ = lab.weights(1)
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from areal_lab.engines.launch import start as launch
@@ -178,7 +178,7 @@ def test_a_stopped_server_leaves_nothing_behind(folder: Path) -> None:
 def test_a_server_stopped_at_once_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
-        async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+        async with httpx2.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
             await http.get("/more")
         assert len(left_behind(folder)) == 4
         await engine.stop(at_once=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from areal_lab.engines.client.dialect import Dialect
@@ -60,11 +60,11 @@ class Fake:
     no_list: bool = False
     """Whether it lists no models."""
 
-    async def __call__(self, http: httpx.Request) -> httpx.Response:
+    async def __call__(self, http: httpx2.Request) -> httpx2.Response:
         path = http.url.path.removeprefix("/v1") if "lora" in http.url.path else http.url.path
         body = json.loads(http.content or b"{}")
         if self.refuse and path == self.refuse:
-            return httpx.Response(400, json={"error_message": "it is too large"})
+            return httpx2.Response(400, json={"error_message": "it is too large"})
         match path:
             case "/load_lora_adapter":
                 assert body["lora_path"].startswith("/w/v")
@@ -72,28 +72,28 @@ class Fake:
             case "/unload_lora_adapter":
                 self.adapters.remove(body["lora_name"])
             case "/v1/models" if self.no_list:
-                return httpx.Response(200, text="a page")
+                return httpx2.Response(200, text="a page")
             case "/v1/models":
                 listed = [(BASE, None), *((name, BASE) for name in self.adapters)]
-                return httpx.Response(
+                return httpx2.Response(
                     200, json={"data": [{"id": name, "parent": up} for name, up in listed]}
                 )
             case "/update_weight_version":
                 self.version = body["new_version"]
             case "/model_info" | "/weight_info":
-                return httpx.Response(200, json={"weight_version": self.version})
+                return httpx2.Response(200, json={"weight_version": self.version})
             case "/abort_request" | "/abort_requests":
                 self.aborts += 1
                 if self.aborts >= self.deaf:
                     self.ended.set()
             case "/generate" | "/inference/v1/generate":
                 return await self._draw(body)
-        return httpx.Response(200, json={"success": True})
+        return httpx2.Response(200, json={"success": True})
 
-    async def _draw(self, body: dict[str, Any]) -> httpx.Response:
+    async def _draw(self, body: dict[str, Any]) -> httpx2.Response:
         name = body.get("lora_path") or body.get("model") or BASE
         if name not in (BASE, *self.adapters):
-            return httpx.Response(400, json={"error": {"message": f"{name} is not loaded"}})
+            return httpx2.Response(400, json={"error": {"message": f"{name} is not loaded"}})
         self.drawn_by.append(name)
         self.begun.set()
         reason = "length"
@@ -102,7 +102,7 @@ class Fake:
             await self.ended.wait()
             reason = "abort"
         answer = self._sglang if self.api is SGLANG else self._vllm
-        return httpx.Response(200, json=answer([7, 8], reason))
+        return httpx2.Response(200, json=answer([7, 8], reason))
 
     def _sglang(self, tokens: list[int], reason: str) -> Any:
         spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
@@ -130,7 +130,7 @@ def play(act: Callable[[EngineClient, Fake], Awaitable[None]], api: Dialect) -> 
 
     async def scenario() -> None:
         fake = Fake(api)
-        client = EngineClient("http://engine:1", api=api, transport=httpx.MockTransport(fake))
+        client = EngineClient("http://engine:1", api=api, transport=httpx2.MockTransport(fake))
         client.use_adapters(0)
         try:
             async with asyncio.timeout(30):

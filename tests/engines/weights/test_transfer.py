@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -157,7 +157,7 @@ def test_a_running_response_continues_under_the_new_weights(
 
 
 def test_an_update_that_was_left_open_is_ended(lab: Lab, pusher: Pusher) -> None:
-    httpx.post(f"{lab.engine('a').base_url}/begin_weight_update").raise_for_status()
+    httpx2.post(f"{lab.engine('a').base_url}/begin_weight_update").raise_for_status()
     assert lab.push(pusher, "a").failures == ()
     assert lab.error("a") < 1e-5
 
@@ -223,7 +223,7 @@ def test_a_process_group_that_an_engine_left_is_formed_again(lab: Lab) -> None:
     assert sender._group is not None
     # No other reference: a group is closed when its last reference is dropped.
     name = sender._group.name
-    httpx.post(
+    httpx2.post(
         f"{lab.engine('b').base_url}/destroy_weights_update_group", json={"group_name": name}
     ).raise_for_status()
     assert lab.push(pusher, "a", "b").failures == ()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from areal_lab.engines.client.addresses import CannotAttach
@@ -28,7 +28,7 @@ WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
 
 def servers(
-    answer: Callable[[], Awaitable[httpx.Response]],
+    answer: Callable[[], Awaitable[httpx2.Response]],
     push_to: Callable[[], Awaitable[object]],
     silent_s: float = 20.0,
     stalled: Callable[[], bool] = lambda: False,
@@ -39,11 +39,11 @@ def servers(
         stalled: whether the compute process hangs while the HTTP process replies.
     """
 
-    async def handle(request: httpx.Request) -> httpx.Response:
+    async def handle(request: httpx2.Request) -> httpx2.Response:
         return await (never() if stalled() and request.url.path == "/server_info" else answer())
 
     async def attached() -> EngineClient:
-        return EngineClient("http://engine", transport=httpx.MockTransport(handle))
+        return EngineClient("http://engine", transport=httpx2.MockTransport(handle))
 
     async def load(_: EngineClient) -> Any:
         return await push_to()
@@ -83,12 +83,12 @@ def test_a_server_that_replies_may_take_long() -> None:
         asked = 0
         often = asyncio.Event()
 
-        async def answer() -> httpx.Response:
+        async def answer() -> httpx2.Response:
             nonlocal asked
             asked += 1
             if asked == 5:
                 often.set()
-            return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+            return httpx2.Response(200, json={"weight_version": "3", "version": "1.2"})
 
         one = servers(answer, often.wait)
         await one.start()
@@ -100,8 +100,8 @@ def test_a_server_that_replies_may_take_long() -> None:
 
 
 def test_a_server_with_a_hung_compute_process_is_lost_unless_paused() -> None:
-    async def answer() -> httpx.Response:
-        return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+    async def answer() -> httpx2.Response:
+        return httpx2.Response(200, json={"weight_version": "3", "version": "1.2"})
 
     async def scenario() -> None:
         stalled = asyncio.Event()
@@ -134,8 +134,8 @@ def test_a_server_with_a_hung_compute_process_is_lost_unless_paused() -> None:
 
 
 def test_an_error_with_its_weights_is_raised_unchanged() -> None:
-    async def answer() -> httpx.Response:
-        return httpx.Response(200)
+    async def answer() -> httpx2.Response:
+        return httpx2.Response(200)
 
     async def refuse() -> None:
         raise EngineError("no room")
@@ -152,18 +152,18 @@ def test_a_server_that_dies_over_its_first_weights_is_lost_with_its_exit(
     monkeypatch.setattr("areal_lab.pipeline.servers.pool.RESTART_PAUSE_S", 0.0)
     dies = False
 
-    async def answer(_: httpx.Request) -> httpx.Response:
+    async def answer(_: httpx2.Request) -> httpx2.Response:
         if dies:
             os.kill(opened[-1].child.pid, signal.SIGKILL)
-            raise httpx.ConnectError("connection refused")
-        return httpx.Response(200, json={"weight_version": "3", "version": "1.2"})
+            raise httpx2.ConnectError("connection refused")
+        return httpx2.Response(200, json={"weight_version": "3", "version": "1.2"})
 
     opened: list[EngineProcess] = []
 
     async def start() -> EngineProcess:
         command = [sys.executable, "-c", "import signal; signal.pause()"]
         child = await start_command("engine 0", command, log_path=tmp_path / "engine.log")
-        client = EngineClient("http://engine", transport=httpx.MockTransport(answer))
+        client = EngineClient("http://engine", transport=httpx2.MockTransport(answer))
         opened.append(EngineProcess(child=child, client=client, base_url="http://engine"))
         return opened[-1]
 
