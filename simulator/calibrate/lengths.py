@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.workload.lengths import LogNormalLengths
+from simulator.workload.lognormal import LogNormalLengths
 
 _SIGMAS: Final = np.geomspace(0.02, 3.0, 120)
 """Spreads of ln(tokens) to try, in steps of 4 %."""

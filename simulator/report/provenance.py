@@ -18,7 +18,8 @@ from simulator.costs.prefill import prefill_cost
 from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
-from simulator.workload.lengths import TraceLengths, lengths_from
+from simulator.workload.lengths import lengths_from
+from simulator.workload.trace_lengths import TraceLengths
 
 UNCERTAIN: Final = 0.15
 """Mean relative error from which a part gets a warning."""

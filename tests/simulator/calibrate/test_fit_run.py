@@ -24,7 +24,7 @@ from simulator.calibrate.report import configuration, to_yaml
 from simulator.calibrate.work import EnginePoint
 from simulator.config.load import load_simulation
 from simulator.costs.roofline import smooth_max
-from simulator.workload.lengths import LogNormalLengths
+from simulator.workload.lognormal import LogNormalLengths
 from simulator.workload.recorded_run import TrainingPoint
 from tests.simulator.calibrate import recordings
 from tests.simulator.calibrate.recordings import known, record

@@ -15,7 +15,8 @@ from simulator.assembly.check import problems
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
 from simulator.config.schema import ClusterConfig, SimulationConfig
 from simulator.plan.schema import PlanConfig
-from simulator.workload.lengths import LogNormalLengths, lengths_from
+from simulator.workload.lengths import lengths_from
+from simulator.workload.lognormal import LogNormalLengths
 
 OF_THE_PAPER = [name for name in presets() if name.startswith(("figure_", "table_"))]
 # Table 1 of the paper (arXiv:2505.24298): GPUs and steps.

@@ -26,7 +26,7 @@ from simulator.run.draws import Draws
 from simulator.run.one_seed import run_system
 from simulator.run.reward_queue import RewardQueue
 from simulator.run.system import Seconds, UpdateSeconds
-from simulator.workload.lengths import LogNormalLengths
+from simulator.workload.lognormal import LogNormalLengths
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Drawn,

@@ -18,7 +18,9 @@ from simulator.workload.histogram import (
     read_histogram,
     shipped_histograms,
 )
-from simulator.workload.lengths import ConstantLengths, LogNormalLengths, TraceLengths, lengths_from
+from simulator.workload.lengths import ConstantLengths, lengths_from
+from simulator.workload.lognormal import LogNormalLengths
+from simulator.workload.trace_lengths import TraceLengths
 
 # Means of the published files, before they were binned.
 PUBLISHED_MEANS = {

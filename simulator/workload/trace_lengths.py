@@ -1,0 +1,108 @@
+"""Response lengths as observed: those of a histogram, scaled to a mean. Tokens."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.workload.histogram import Histogram
+from simulator.workload.sampling import check_mean, correlated_scores, increasing_root, rounded
+
+_NORMAL: Final = NormalDist()
+
+
+class TraceLengths:
+    """Observed lengths, all multiplied by one factor to reach the wanted mean.
+
+    Lengths inside a group are correlated by rank (a Gaussian copula), which leaves the distribution
+    of the trace unchanged.
+    """
+
+    def __init__(
+        self,
+        histogram: Histogram,
+        *,
+        wanted_mean_tokens: float,
+        max_tokens: int,
+        group_correlation: float = 0.0,
+        drift_per_step: float = 0.0,
+    ) -> None:
+        """See `LengthConfig`; `wanted_mean_tokens` of 0 leaves the lengths unchanged."""
+        self.max_tokens = max_tokens
+        self._weights = histogram.weight / histogram.weight.sum()
+        self._means = histogram.mean_tokens
+        self._half_widths = histogram.half_width_tokens
+        self._correlation = group_correlation
+        self._drift = math.log1p(drift_per_step)
+        # Scores at the edges between bins: drawing scores then needs no distribution function.
+        shares = np.cumsum(self._weights)[:-1]
+        self._edges = np.array([_normal_quantile(share) for share in shares])
+        # Beyond these, every length is 1, or the cap.
+        self._lowest_scale = 0.5 / histogram.to_tokens[-1]
+        self._highest_scale = 2 * max_tokens / histogram.from_tokens[0]
+        self.scale = 1.0
+        """Factor on the lengths of the trace."""
+        if wanted_mean_tokens != 0:
+            check_mean(wanted_mean_tokens, max_tokens)
+            self.scale = increasing_root(
+                self._scaled_mean, wanted_mean_tokens, self._lowest_scale, self._highest_scale
+            )
+
+    def draw(
+        self, generator: np.random.Generator, groups: int, samples: int, *, step: float = 0.0
+    ) -> NDArray[np.int64]:
+        """[groups, samples] tokens."""
+        bins = np.searchsorted(
+            self._edges, correlated_scores(generator, groups, samples, self._correlation)
+        )
+        tokens = generator.random((groups, samples))
+        tokens -= 0.5
+        tokens *= (2 * self._half_widths)[bins]
+        tokens += self._means[bins]
+        tokens *= self._scale_at(step)
+        np.clip(tokens, 1.0, self.max_tokens, out=tokens)
+        return rounded(tokens, generator, self.max_tokens)
+
+    def mean_tokens(self, step: float = 0.0) -> float:
+        """Mean after the cap."""
+        return self._scaled_mean(self._scale_at(step))
+
+    def capped_share(self, step: float = 0.0) -> float:
+        """Share of the responses that the cap cuts off."""
+        scale = self._scale_at(step)
+        low, high = self._bounds(scale)
+        above = np.where(
+            high > low, (high - self.max_tokens) / _width(low, high), low > self.max_tokens
+        )
+        return float(np.clip(above, 0.0, 1.0) @ self._weights)
+
+    def _scale_at(self, step: float) -> float:
+        scale = self.scale * math.exp(min(step * self._drift, 600.0))
+        return float(min(max(scale, self._lowest_scale), self._highest_scale))
+
+    def _bounds(self, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        spread = self._half_widths
+        return scale * (self._means - spread), scale * (self._means + spread)
+
+    def _scaled_mean(self, scale: float) -> float:
+        """Mean of the bins, each uniform, clipped to 1 and to the cap."""
+        low, high = self._bounds(scale)
+        middle, width, cap = (low + high) / 2, _width(low, high), float(self.max_tokens)
+        over = np.where(low >= cap, middle - cap, np.maximum(high - cap, 0.0) ** 2 / (2 * width))
+        under = np.where(high <= 1, 1 - middle, np.maximum(1 - low, 0.0) ** 2 / (2 * width))
+        return float((middle - over + under) @ self._weights)
+
+
+def _width(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Width of a bin; 1 for a bin of one length, which only avoids a division by 0."""
+    return np.where(high > low, high - low, 1.0)
+
+
+def _normal_quantile(share: float) -> float:
+    if 0 < share < 1:
+        return _NORMAL.inv_cdf(share)
+    return -math.inf if share <= 0 else math.inf
