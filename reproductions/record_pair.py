@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.host.cpu import processor_name
-from simulator.calibrate.fit_run import LEAST_STEPS
+from simulator.calibrate.length_source import LEAST_STEPS
 
 SIGMA = 0.684
 """Spread of ln(tokens): DeepSeek-R1, short prompts and long responses (ServeGen traces)."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.stats.components import components
 from simulator.stats.statistics import Estimate
 
 TABLE = Path(__file__).parent / "lengths_within_prompt.csv"
@@ -49,15 +50,11 @@ def measured() -> list[Prompt]:
 
 def variances(prompts: Sequence[Prompt]) -> tuple[float, float]:
     """Variances of ln(tokens) between and within prompts, by analysis of variance."""
-    answers = np.array([prompt.answers for prompt in prompts], np.float64)
+    counts = np.array([prompt.answers for prompt in prompts], np.float64)
     means = np.array([prompt.mean_ln_tokens for prompt in prompts])
     spreads = np.array([prompt.sd_ln_tokens for prompt in prompts])
-    total = answers.sum()
-    within = float(((answers - 1) * spreads**2).sum() / (total - len(prompts)))
-    around = means - (answers * means).sum() / total
-    between_squares = float((answers * around**2).sum() / (len(prompts) - 1))
-    size = (total - (answers**2).sum() / total) / (len(prompts) - 1)
-    return max(0.0, float((between_squares - within) / size)), within
+    found = components(counts, means, spreads)
+    return float(found.between), float(found.within)
 
 
 def correlation_in_all(prompts: Sequence[Prompt], sigma: float = SIGMA) -> float:

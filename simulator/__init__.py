@@ -5,6 +5,7 @@
     many = simulator.replicate(config)           all seeds: 95 % intervals
     plan = simulator.find_plan(simulator.load_plan("plan.yaml"))    which cluster to rent
     fitted = simulator.calibrate_from(Path("run"))                  costs of a recorded run
+    lengths = simulator.fit_lengths("lengths.csv")                  your response lengths
 
 Names are loaded on first use; none of them loads torch.
 """
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from simulator.assembly.simulate import simulate as simulate
     from simulator.calibrate.fit_run import Calibration as Calibration
     from simulator.calibrate.fit_run import calibrate_from as calibrate_from
+    from simulator.calibrate.length_fit import LengthFit as LengthFit
+    from simulator.calibrate.lengths import fit_lengths as fit_lengths
     from simulator.calibrate.replay import Replay as Replay
     from simulator.calibrate.replay import replay as replay
     from simulator.catalogue.find_gpu import GPU as GPU
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from simulator.run.system import System as System
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
+    from simulator.workload.traces import traces as traces
 
 _HOMES = {
     # simulate
@@ -79,6 +83,10 @@ _HOMES = {
     "read_run": "areal_lab.runlog.read_run",
     "replay": "simulator.calibrate.replay",
     "Replay": "simulator.calibrate.replay",
+    # response lengths
+    "fit_lengths": "simulator.calibrate.lengths",
+    "LengthFit": "simulator.calibrate.length_fit",
+    "traces": "simulator.workload.traces",
     # check and build
     "check_config": "simulator.assembly.check",
     "problems": "simulator.assembly.check",

@@ -22,8 +22,10 @@ from areal_lab.control.events import Interrupt
 from areal_lab.runlog.lags import TrainedBatch
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from simulator.calibrate.engine import fit_decode, fit_engine
-from simulator.calibrate.fit import PartFit, fit_training, is_held_out
-from simulator.calibrate.lengths import LengthFit, fit_lengths, groups_of_steps
+from simulator.calibrate.fit import PartFit, fit_training
+from simulator.calibrate.length_fit import LengthFit
+from simulator.calibrate.length_source import LEAST_STEPS, lengths_of_run
+from simulator.calibrate.lengths import fit_observed
 from simulator.calibrate.settings import (
     Value,
     cluster_settings,
@@ -40,7 +42,6 @@ from simulator.calibrate.work import (
 from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
-    response_tokens,
     scoring_seconds,
     training_points,
     update_seconds,
@@ -48,8 +49,6 @@ from simulator.workload.recorded_run import (
 
 FIRST: Final = frozenset({1})
 """Training steps that fits exclude."""
-LEAST_STEPS: Final = 6
-"""Fewest finished training steps of a run: one is excluded, 2 and 5 are held out."""
 _SHARED: Final = 0.98
 """Share of prompt tokens computed by the engine above which there is no note."""
 _ROUGH: Final = (
@@ -151,7 +150,7 @@ def _from_run(
         [point for point in training_points(run) if point.step in used], prompt_tokens or 0.0
     )
     parts = tuple(part for part in (decode, prefill, training) if part is not None)
-    lengths = _lengths(run, steps)
+    lengths = fit_observed(lengths_of_run(run))
     schedule = run.log.header.limits.get("schedule")
     about = f"fitted to the run {run.folder.name} ({len(steps)} steps, {schedule})"
     settings: dict[str, Value] = {
@@ -181,14 +180,6 @@ def _from_run(
         settings={**settings, **own},
         notes=tuple(notes),
     )
-
-
-def _lengths(run: RecordedRun, steps: Sequence[TrainedBatch]) -> LengthFit:
-    tokens = response_tokens(run.log)
-    fitted = [batch.groups for batch in steps if not is_held_out(batch.version)]
-    held_out = [batch.groups for batch in steps if is_held_out(batch.version)]
-    cap = run.settings.get("gconfig.max_new_tokens")
-    return fit_lengths(groups_of_steps(tokens, fitted), groups_of_steps(tokens, held_out), cap)
 
 
 def _model(run: RecordedRun, own: Mapping[str, Value]) -> dict[str, Value]:

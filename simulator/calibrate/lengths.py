@@ -1,145 +1,190 @@
-"""Fit the length model to the responses of a run: log-normal, with a spike at the cap.
+r"""Fit a distribution of response lengths: log-normal with a spike at the cap, or one length.
 
-tokens of each group --> mean after the cap, spread, correlation inside a group
-                     --> distance of the distribution from the held-out responses
+    numbers, CSV, trace, run --observed_lengths--> Observed --fit_observed--> LengthFit
+
+The mean is that of the observed lengths, since the average work of a step depends on it alone.
+The spread, sigma, maximizes the likelihood of all lengths. One that reached the cap says only that
+it would have been at least as long (a censored observation):
+
+$$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
+z(x) = (\ln x - \mu) / \sigma $$
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.workload.lognormal import LogNormalLengths
+from simulator.calibrate.length_fit import (
+    Family,
+    LengthFit,
+    WithinPrompts,
+    distance,
+    lognormal,
+)
+from simulator.calibrate.length_source import Groups, LengthSource, Observed, observed_lengths
+from simulator.config.schema import LengthConfig
+from simulator.stats.components import components, correlation_interval, summaries
+from simulator.workload.histogram import Histogram
+from simulator.workload.lengths import ConstantLengths, Distribution
 
 _SIGMAS: Final = np.geomspace(0.02, 3.0, 120)
-"""Spreads of ln(tokens) to try, in steps of 4 %."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthFit:
-    """Fitted distribution of the response lengths of a run."""
-
-    kind: str
-    """`lognormal`, or `constant` if all are equal."""
-    mean_tokens: float
-    sigma: float
-    max_tokens: int
-    group_correlation: float
-    answers: int
-    held_out_answers: int
-    distance: float
-    """Kolmogorov-Smirnov distance: largest difference between the cumulative distributions of the
-    model and of the held-out responses; 0 to 1."""
-
-    def settings(self) -> dict[str, str | float]:
-        """The fit as settings, by dotted name."""
-        given: dict[str, str | float] = {"kind": self.kind, "mean_tokens": self.mean_tokens}
-        if self.kind == "lognormal":
-            given |= {"sigma": self.sigma, "group_correlation": self.group_correlation}
-        given["max_tokens"] = self.max_tokens
-        return {f"workload.answers.{name}": value for name, value in given.items()}
+"""Spreads of ln(tokens) to try, in steps of 4 %; then finer ones around the best."""
+_FINER: Final = 41
+_SPIKE: Final = 5.0
+"""How many times more frequent than its neighbors the longest length must be to be a cap."""
+_NEIGHBORS: Final = 0.9
+"""Neighbors are the lengths from this share of the longest one on."""
+_MOSTLY_CUT: Final = 0.3
+"""Share of lengths at the cap above which sigma is a guess."""
 
 
 def fit_lengths(
-    fitted: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]], max_tokens: int | None
+    source: LengthSource,
+    *,
+    max_tokens: int | None = None,
+    column: str = "",
+    prompt_column: str = "",
 ) -> LengthFit:
-    """Fit to the groups of some training steps, and compare with those of others.
+    """Fit the distribution of response lengths, from whatever has them.
+
+        fit = fit_lengths("lengths.csv")    a CSV file, a run folder, a trace's name, or numbers
+        fit.quantiles([0.5, 0.99])          tokens
+        print(fit.to_yaml())                a block for `areal-lab simulate`
 
     Args:
-        fitted: tokens of the responses of each group.
-        held_out: the same, not used by the fit.
-        max_tokens: cap of the responses; None uses the longest one.
+        source: numbers (lists of lists are responses by prompt), a CSV file or its text, a run
+            folder or its events.jsonl, or the name of a shipped trace.
+        max_tokens: the cap with which they were generated. None takes that of the run; otherwise
+            the longest length, and a note says whether it looks like a cap.
+        column: column of a table with the lengths; empty finds it by its name.
+        prompt_column: column of a table that names the prompt of each response.
 
     Raises:
-        ValueError: one line: there are no responses.
+        ValueError: one line: there are no lengths, or the first value that is none, with its line;
+            or a cap below the longest length.
     """
-    tokens = _flat(fitted)
-    if not len(tokens):
-        raise ValueError("no group of the run has responses; there is nothing to fit lengths to")
-    longest = int(max(tokens.max(), _flat(held_out).max(initial=0)))
-    cap = max(longest, max_tokens or 0)
-    mean = float(tokens.mean())
-    counts = {"answers": len(tokens), "held_out_answers": len(_flat(held_out))}
-    if tokens.min() == tokens.max() or not 1 < mean < cap:
-        return LengthFit(
-            kind="constant",
-            mean_tokens=float(round(mean)),
-            sigma=0.0,
-            max_tokens=cap,
-            group_correlation=0.0,
-            distance=float((_flat(held_out) != round(mean)).mean()) if held_out else 0.0,
-            **counts,
+    observed = observed_lengths(source, column=column, prompt_column=prompt_column)
+    longest = math.ceil(observed.histogram.longest)
+    if max_tokens is not None and max_tokens < longest:
+        raise ValueError(
+            f"max_tokens is {max_tokens}, but a response has {longest:,} tokens; it is the cap "
+            "with which the lengths were generated (a lower one can be chosen when they are "
+            "exported)"
         )
-    likelihoods = [_log_likelihood(tokens, _model(mean, sigma, cap), cap) for sigma in _SIGMAS]
-    sigma = float(_SIGMAS[int(np.argmax(likelihoods))])
+    return fit_observed(observed if max_tokens is None else replace(observed, cap=max_tokens))
+
+
+def fit_observed(observed: Observed) -> LengthFit:
+    """Fit to lengths that were read; see `fit_lengths`."""
+    histogram = observed.histogram
+    held_out = [float(one) for group in observed.held_out for one in group]
+    cap = math.ceil(max([histogram.longest, observed.cap or 1, *held_out]))
+    known = observed.cap is not None or _has_spike(histogram)
+    # Without a cap, every length is a whole one, the longest, too.
+    reached = histogram.share_at_least(cap) if known else 0.0
+    within = within_prompts(observed.groups)
+    compared = Histogram.of_lengths(held_out) if held_out else histogram
+    kind: Family
+    model: Distribution
+    mean, sigma = histogram.mean, 0.0
+    if len(histogram.weight) == 1 or not 1 < mean < cap:
+        kind, mean = "constant", float(round(mean))
+        model = ConstantLengths(tokens=mean, max_tokens=cap)
+    else:
+        kind, sigma = "lognormal", _most_likely_sigma(histogram, mean, cap, reached)
+        model = lognormal(mean, sigma, cap)
     return LengthFit(
-        kind="lognormal",
+        kind=kind,
         mean_tokens=mean,
         sigma=sigma,
         max_tokens=cap,
-        group_correlation=group_correlation(fitted),
-        distance=_distance(_flat(held_out), _model(mean, sigma, cap), cap) if held_out else 0.0,
-        **counts,
+        capped_share=reached,
+        within_prompts=within,
+        answers=max(1, round(float(histogram.weight.sum()))),
+        held_out_answers=len(held_out),
+        distance=distance(compared, model),
+        notes=(*observed.notes, *_notes(observed, cap, reached, within)),
+        observed=observed,
     )
 
 
-def group_correlation(groups: Sequence[Sequence[int]]) -> float:
-    r"""Correlation of ln(tokens) between two responses to one prompt, 0 to 1; 0 if unknown.
+def within_prompts(groups: Groups) -> WithinPrompts | None:
+    """How alike the responses to one prompt are; None if no prompt has several that differ.
 
-    $$ r = \frac{B - W}{B + (k - 1) W} $$
-
-    with the mean squares B between and W within groups of k responses (analysis of variance, Fisher
-    1925). Only groups of the most frequent size count.
+    By analysis of variance of ln(tokens) (`simulator.stats.components`), whatever the size of the
+    groups. A cap lowers the correlation: lengths at the cap count as they are.
     """
-    sizes = [len(group) for group in groups]
-    size = max(set(sizes), key=sizes.count, default=0)
-    logs = np.log([list(group) for group in groups if len(group) == size])
-    if size < 2 or len(logs) < 2:
-        return 0.0
-    between = size * float(logs.mean(axis=1).var(ddof=1))
-    within = float(logs.var(axis=1, ddof=1).mean())
-    total = between + (size - 1) * within
-    return min(1.0, max(0.0, (between - within) / total)) if total > 0 else 0.0
+    logs = [np.log(np.asarray(group, np.float64)).tolist() for group in groups if len(group)]
+    if len(logs) < 2 or all(len(one) < 2 for one in logs):
+        return None
+    counts, means, spreads = summaries(logs)
+    found = components(counts, means, spreads)
+    if found.between + found.within == 0:  # all lengths are equal
+        return None
+    return WithinPrompts(
+        float(found.correlation),
+        correlation_interval(counts, means, spreads),
+        math.sqrt(found.within),
+    )
 
 
-def groups_of_steps(
-    tokens: Mapping[int, Sequence[int]], steps: Sequence[Sequence[int]]
-) -> list[Sequence[int]]:
-    """The responses of the groups of some training steps."""
-    return [tokens[group] for groups in steps for group in groups if group in tokens]
+def _has_spike(histogram: Histogram) -> bool:
+    """Whether the longest length is so frequent that it must be a cap."""
+    longest = histogram.longest
+    at_end = histogram.to_tokens == longest
+    count = float(histogram.weight[at_end].sum())
+    below = (histogram.to_tokens >= _NEIGHBORS * longest) & ~at_end
+    tokens = max(1.0, (1 - _NEIGHBORS) * longest)
+    # A whole number of tokens as frequent as those around it.
+    expected = float(histogram.weight[below].sum()) / tokens
+    return len(histogram.weight) > 1 and count >= 2 and count > _SPIKE * expected
 
 
-def _model(mean: float, sigma: float, cap: int) -> LogNormalLengths:
-    return LogNormalLengths(wanted_mean_tokens=mean, sigma=float(sigma), max_tokens=cap)
+def _most_likely_sigma(histogram: Histogram, mean: float, cap: int, reached: float) -> float:
+    tokens, weight = histogram.mean_tokens, histogram.weight / histogram.weight.sum()
+    whole = tokens < cap if reached > 0 else tokens <= cap
+    logs, weight = np.log(tokens[whole]), weight[whole]
+
+    def log_likelihood(sigma: float) -> float:
+        model = lognormal(mean, sigma, cap)
+        scores = (logs - model.mu) / sigma
+        inside = float((-0.5 * scores**2 - math.log(sigma)) @ weight)
+        return inside + reached * math.log(max(model.capped_share(), 1e-300))
+
+    best = max(_SIGMAS.tolist(), key=log_likelihood)
+    step = float(_SIGMAS[1] / _SIGMAS[0])
+    finer: list[float] = np.geomspace(best / step, best * step, _FINER).tolist()
+    return max(finer, key=log_likelihood)
 
 
-def _log_likelihood(tokens: NDArray[np.float64], model: LogNormalLengths, cap: int) -> float:
-    """Log-likelihood of the logs of lengths below the cap, and of the number that reach it."""
-    scores = (np.log(tokens) - model.mu) / model.sigma
-    below = tokens < cap
-    inside = -0.5 * scores[below] ** 2 - math.log(model.sigma)
-    reaching = max(model.capped_share(), 1e-300)
-    return float(inside.sum()) + int((~below).sum()) * math.log(reaching)
-
-
-def _distance(tokens: NDArray[np.float64], model: LogNormalLengths, cap: int) -> float:
-    """Largest difference of the two distribution functions, at whole numbers of tokens."""
-    if not len(tokens):
-        return 0.0
-    largest = 0.0
-    for length in np.unique(tokens):
-        share = float((tokens <= length).mean())
-        # A whole length stands for the lengths that are rounded to it.
-        score = (math.log(length + 0.5) - model.mu) / model.sigma
-        modelled = 1.0 if length >= cap else math.erfc(-score / math.sqrt(2)) / 2
-        largest = max(largest, abs(share - modelled))
-    return largest
-
-
-def _flat(groups: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    return np.array([tokens for group in groups for tokens in group], np.float64)
+def _notes(observed: Observed, cap: int, reached: float, within: WithinPrompts | None) -> list[str]:
+    notes = []
+    if observed.cap is None:
+        seen = (
+            f"The longest length, {cap:,} tokens, is far more frequent than those just below: it "
+            "is taken for the cap."
+            if reached > 0
+            else f"No cap was given and none is visible: the longest length, {cap:,} tokens, is "
+            "where the fitted distribution ends."
+        )
+        notes.append(seen)
+    if reached > 0:
+        notes.append(
+            f"{reached:.2%} of the lengths were cut off at {cap:,} tokens; the fit takes them as "
+            "at least that long."
+        )
+    if reached > _MOSTLY_CUT:
+        notes.append(
+            "So many were cut off that the spread follows from the log-normal form more than from "
+            "lengths that were seen."
+        )
+    if within is None:
+        notes.append(
+            "Which responses answer the same prompt is not known: a simulation takes the default "
+            f"correlation within a prompt, {LengthConfig().group_correlation:g}."
+        )
+    return notes

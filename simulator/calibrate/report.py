@@ -109,9 +109,10 @@ def _more_lines(calibration: Calibration) -> Iterator[str]:
     if lengths is not None:
         kind = f"{lengths.kind}, {number(lengths.mean_tokens)} tokens on average"
         if lengths.kind == "lognormal":
+            correlation = lengths.group_correlation
             kind += (
                 f", sigma {lengths.sigma:.3g}, cut off at {lengths.max_tokens:,}, correlation in a "
-                f"group {lengths.group_correlation:.2f}"
+                f"group {'unknown' if correlation is None else f'{correlation:.2f}'}"
             )
         yield (
             f"lengths: {kind}; fitted to {lengths.answers} responses; Kolmogorov-Smirnov distance "

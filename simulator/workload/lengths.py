@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from areal_lab.config.problem import refusal
 from simulator.config.schema import LengthConfig
-from simulator.workload.histogram import load_histogram
 from simulator.workload.lognormal import LogNormalLengths
 from simulator.workload.recorded_lengths import recorded_lengths
 from simulator.workload.trace_lengths import TraceLengths
+from simulator.workload.traces import load_histogram
 
 
 class Lengths(Protocol):
@@ -39,6 +39,18 @@ class Lengths(Protocol):
 
     def capped_share(self, step: float = 0.0) -> float:
         """Share of the responses that the cap cuts off."""
+        ...
+
+
+class Distribution(Lengths, Protocol):
+    """Lengths with a known distribution, without drift."""
+
+    def share_up_to(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Distribution function at whole lengths."""
+        ...
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lengths up to which these shares of the responses are."""
         ...
 
 
@@ -101,6 +113,14 @@ class ConstantLengths:
     def capped_share(self, step: float = 0.0) -> float:
         """1 or 0: all responses or none."""
         return float(self._wanted(step) > self.max_tokens)
+
+    def share_up_to(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """0 below the length, 1 from there on."""
+        return (np.asarray(tokens) >= self.mean_tokens()).astype(np.float64)
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The length, for every share."""
+        return np.full(np.shape(shares), self.mean_tokens())
 
     def _wanted(self, step: float) -> float:
         # In logarithms, because many steps would overflow.

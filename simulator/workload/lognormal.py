@@ -7,7 +7,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.workload.sampling import check_mean, correlated_scores, increasing_root, rounded
+from simulator.workload.sampling import (
+    check_mean,
+    correlated_scores,
+    increasing_root,
+    normal_quantiles,
+    rounded,
+)
 
 
 class LogNormalLengths:
@@ -57,6 +63,21 @@ class LogNormalLengths:
     def capped_share(self, step: float = 0.0) -> float:
         """Share of the responses that the cap cuts off."""
         return _below((self._mu_at(step) - math.log(self.max_tokens)) / self.sigma)
+
+    def mean_with_cap(self, max_tokens: int) -> float:
+        """Mean of the same lengths, cut at another cap."""
+        return _clipped_mean(self.mu, self.sigma, max_tokens)
+
+    def share_up_to(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Distribution function at whole lengths, which stand for what is rounded to them."""
+        scores = (np.log(np.asarray(tokens, np.float64) + 0.5) - self.mu) / self.sigma
+        below = np.array([_below(score) for score in scores.ravel().tolist()]).reshape(scores.shape)
+        return np.where(np.asarray(tokens) >= self.max_tokens, 1.0, below)
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lengths up to which these shares of the responses are, cut at the cap."""
+        ln_tokens = self.mu + self.sigma * normal_quantiles(shares)
+        return np.exp(np.clip(ln_tokens, 0.0, math.log(self.max_tokens)))
 
     def _mu_at(self, step: float) -> float:
         low, high = _sensible_mu(self.sigma, self.max_tokens)

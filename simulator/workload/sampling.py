@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.config.problem import refusal
+
+_NORMAL: Final = NormalDist()
 
 
 def correlated_scores(
@@ -32,6 +36,18 @@ def rounded(
     whole = tokens.astype(np.int64)
     # exp(ln(cap)) may lie a bit above the cap.
     return np.minimum(whole, max_tokens, out=whole)
+
+
+def normal_quantiles(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scores below which these shares of a standard normal distribution are."""
+    values = [_normal_quantile(share) for share in np.asarray(shares, np.float64).ravel().tolist()]
+    return np.array(values).reshape(np.shape(shares))
+
+
+def _normal_quantile(share: float) -> float:
+    if 0 < share < 1:
+        return _NORMAL.inv_cdf(share)
+    return -math.inf if share <= 0 else math.inf
 
 
 def increasing_root(

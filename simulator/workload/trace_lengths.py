@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.workload.histogram import Histogram
-from simulator.workload.sampling import check_mean, correlated_scores, increasing_root, rounded
-
-_NORMAL: Final = NormalDist()
+from simulator.workload.sampling import (
+    check_mean,
+    correlated_scores,
+    increasing_root,
+    normal_quantiles,
+    rounded,
+)
 
 
 class TraceLengths:
@@ -40,7 +42,7 @@ class TraceLengths:
         self._drift = math.log1p(drift_per_step)
         # Scores at the edges between bins: drawing scores then needs no distribution function.
         shares = np.cumsum(self._weights)[:-1]
-        self._edges = np.array([_normal_quantile(share) for share in shares])
+        self._edges = normal_quantiles(shares)
         # Beyond these, every length is 1, or the cap.
         self._lowest_scale = 0.5 / histogram.to_tokens[-1]
         self._highest_scale = 2 * max_tokens / histogram.from_tokens[0]
@@ -80,6 +82,27 @@ class TraceLengths:
         )
         return float(np.clip(above, 0.0, 1.0) @ self._weights)
 
+    def share_up_to(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Distribution function at whole lengths, which stand for what is rounded to them."""
+        low, high = self._bounds(self.scale)
+        # A bin of one length is wholly below or above; the others are spread evenly.
+        within = (np.asarray(tokens, np.float64)[..., None] + 0.5 - low) / _width(low, high)
+        parts = np.where(high > low, np.clip(within, 0.0, 1.0), within > 0)
+        below: NDArray[np.float64] = np.asarray(parts @ self._weights, np.float64)
+        below[np.asarray(tokens) >= self.max_tokens] = 1.0
+        return below
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lengths up to which these shares of the responses are, cut at the cap."""
+        low, high = self._bounds(self.scale)
+        ends = np.cumsum(self._weights)
+        wanted = np.clip(np.asarray(shares, np.float64), 0.0, 1.0) * ends[-1]
+        bins = np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)
+        weight = np.maximum(self._weights[bins], 1e-300)
+        part = np.clip((wanted - ends[bins] + self._weights[bins]) / weight, 0.0, 1.0)
+        tokens: NDArray[np.float64] = low[bins] + part * (high - low)[bins]
+        return np.clip(tokens, 1.0, float(self.max_tokens), out=tokens)
+
     def _scale_at(self, step: float) -> float:
         scale = self.scale * math.exp(min(step * self._drift, 600.0))
         return float(min(max(scale, self._lowest_scale), self._highest_scale))
@@ -100,9 +123,3 @@ class TraceLengths:
 def _width(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
     """Width of a bin; 1 for a bin of one length, which only avoids a division by 0."""
     return np.where(high > low, high - low, 1.0)
-
-
-def _normal_quantile(share: float) -> float:
-    if 0 < share < 1:
-        return _NORMAL.inv_cdf(share)
-    return -math.inf if share <= 0 else math.inf

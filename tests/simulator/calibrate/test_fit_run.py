@@ -17,14 +17,12 @@ from simulator.assembly.simulate import simulate
 from simulator.calibrate.engine import fit_decode, fit_prefill
 from simulator.calibrate.fit import fit_training, is_held_out
 from simulator.calibrate.fit_run import calibrate_from
-from simulator.calibrate.lengths import fit_lengths, group_correlation
 from simulator.calibrate.plots import draw_fit, draw_replay
 from simulator.calibrate.replay import replay
 from simulator.calibrate.report import configuration, to_yaml
 from simulator.calibrate.work import EnginePoint
 from simulator.config.load import load_simulation
 from simulator.costs.roofline import smooth_max
-from simulator.workload.lognormal import LogNormalLengths
 from simulator.workload.recorded_run import TrainingPoint
 from tests.simulator.calibrate import recordings
 from tests.simulator.calibrate.recordings import known, record
@@ -124,28 +122,6 @@ def test_training_steps_are_a_constant_plus_a_time_per_token() -> None:
     ]
     assert fit_training(alike, 0.0).settings == {"trainer.step_s": 3.0, "trainer.token_s": 0.0}
     assert "too similar" in fit_training(alike, 0.0).note
-
-
-def test_lengths_are_recovered_with_their_spike_and_correlation() -> None:
-    model = LogNormalLengths(
-        wanted_mean_tokens=90, sigma=0.7, max_tokens=200, group_correlation=0.5
-    )
-    drawn = model.draw(np.random.default_rng(1), 400, 6).tolist()
-    fit = fit_lengths(drawn[:300], drawn[300:], 200)
-    assert fit.sigma == pytest.approx(0.7, rel=0.08)
-    assert fit.mean_tokens == pytest.approx(90, rel=0.05)
-    assert fit.group_correlation == pytest.approx(0.5, abs=0.1)
-    assert fit.distance < 0.08
-    assert fit_lengths([[7, 7]], [[7]], 9).settings() == {
-        "workload.answers.kind": "constant",
-        "workload.answers.mean_tokens": 7.0,
-        "workload.answers.max_tokens": 9,
-    }
-
-
-def test_responses_that_are_equal_only_within_groups_are_fully_correlated() -> None:
-    assert group_correlation([[10, 10], [500, 500], [90, 90]]) == 1.0
-    assert group_correlation([[10, 500], [500, 10], [10, 500]]) == 0.0
 
 
 # --- from a run ----------------------------------------------------------------------------------

@@ -12,15 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.config.schema import LengthConfig
-from simulator.workload.histogram import (
-    Histogram,
-    load_histogram,
-    read_histogram,
-    shipped_histograms,
-)
+from simulator.workload.histogram import Histogram
 from simulator.workload.lengths import ConstantLengths, lengths_from
 from simulator.workload.lognormal import LogNormalLengths
 from simulator.workload.trace_lengths import TraceLengths
+from simulator.workload.traces import load_histogram, read_histogram, traces
 
 # Means of the published files, before they were binned.
 PUBLISHED_MEANS = {
@@ -177,7 +173,7 @@ def test_constant_lengths_are_constant() -> None:
 
 
 def test_shipped_traces_keep_the_published_means() -> None:
-    assert shipped_histograms() == sorted(PUBLISHED_MEANS)
+    assert list(traces()) == sorted(PUBLISHED_MEANS)
     for name, mean in PUBLISHED_MEANS.items():
         histogram = load_histogram(name)
         assert histogram.mean == pytest.approx(mean, rel=1e-6)
