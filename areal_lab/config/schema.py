@@ -244,5 +244,8 @@ class TrainConfig(Record):
     `rollout.backend` and `rollout.engines`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
+    token_fields: bool = False
+    """Write the log-probs under pi_prox and pi_theta, advantage, importance weight, clipping and
+    entropy of each trained token into `trajectories/`, for `areal_lab.read_run`."""
     plots: bool = True
     """Draw reward.png, timeline.png and staleness.png at the end."""

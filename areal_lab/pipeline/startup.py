@@ -95,6 +95,7 @@ async def start_run(context: RunContext) -> RunPerformer:
             model_path=str(model_path),
             weights_root=str(weights_root),
             loss_file=_pickled(context.loss, folder),
+            fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
             threads=threads.trainer,
         ),
         log_path=folder.log("trainer"),

@@ -168,6 +168,7 @@ def _from_trajectories(samples: Samples) -> pd.DataFrame:
             "tail_version": [int(own[-1]) for own in versions],
             "versions": [len(np.unique(own)) for own in versions],
             "lag_mean": tokens.mean("lag"),
+            "advantage": samples.advantages,
             "finish_reason": [row.finish_reason for row in rows],
             "prompt": [row.prompt for row in rows],
             "completion": [row.completion for row in rows],

@@ -32,7 +32,8 @@ from areal_lab.runlog.summary import run_status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from areal_lab.runlog.trajectories import Samples, Tokens
+    from areal_lab.runlog.token_columns import Tokens
+    from areal_lab.runlog.trajectories import Samples
 
 EVENTS: Final = ("events.jsonl", "events.jsonl.gz")
 METRICS: Final = "metrics.jsonl"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +24,10 @@ from numpy.typing import NDArray
 
 from areal_lab.control.events import PROMPT_VERSION
 from areal_lab.runlog.appended import read_appended
+from areal_lab.runlog.token_columns import UNKNOWN, Column, Tokens
+from areal_lab.runlog.token_fields import read_fields
 
 FOLDER: Final = "trajectories"
-UNKNOWN: Final = -1
-"""Text offsets of tokens whose file has none, and the lag of observations."""
-
-Column = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,130 +50,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
-    """The response tokens of all samples, one array per column.
-
-    Columns, each of length `T`:
-
-    - `sample`: row of the token's sample. `position`: of the token in its response, from 0.
-    - `ids`: in the model's vocabulary.
-    - `behavior_logprobs`: log pi_behav as the engine reported it, in nats; nan on observations.
-    - `versions`: of the policy that generated the token. `lag`: the trainer's version minus that.
-      Both are -1 on observations.
-    - `text_start`, `text_end`: characters of the completion that the token adds; -1 if the file has
-      no offsets. A token that ends inside a character adds none: its last one adds it.
-    """
-
-    columns: Mapping[str, Column]
-    starts: Column
-    """`[N + 1]`: tokens of sample `i` are those from `starts[i]` up to `starts[i + 1]`."""
-    completions: tuple[str, ...]
-    special: Mapping[int, str]
-    """Names of special tokens, which add no text, by id."""
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def __getitem__(self, name: str) -> Column:
-        """A column.
-
-        Raises:
-            KeyError: naming the columns that there are.
-        """
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; there are {', '.join(self.columns)}") from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.columns
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the columns."""
-        return sum(column.nbytes for column in self.columns.values())
-
-    def of(self, sample: int) -> slice:
-        """The tokens of a sample, by its row."""
-        return slice(int(self.starts[sample]), int(self.starts[sample + 1]))
-
-    def rows(self, name: str, samples: Sequence[int] | None = None) -> list[Column]:
-        """A column cut into samples: views, one array each.
-
-        Args:
-            name: of the column.
-            samples: rows to return, in this order; all if None.
-        """
-        column = self[name]
-        chosen = range(len(self.starts) - 1) if samples is None else samples
-        return [column[self.of(sample)] for sample in chosen]
-
-    def mean(self, name: str) -> NDArray[np.float64]:
-        """Mean of a column over the tokens of each sample that have a value, `[N]`.
-
-        Values that are nan are left out, and so are observations in `lag` and `versions`; a sample
-        without a value has nan.
-        """
-        values = self[name].astype(np.float64)
-        known = np.isfinite(values)
-        if name in ("lag", "versions"):
-            known &= values >= 0
-        sums = self._sums(np.where(known, values, 0.0))
-        counts = self._sums(known.astype(np.float64))
-        means: NDArray[np.float64] = np.full(len(sums), np.nan)
-        return np.divide(sums, counts, out=means, where=counts > 0)
-
-    def texts(self, sample: int) -> list[str]:
-        """The text that each token of a sample adds; joined, they are the completion.
-
-        Raises:
-            ValueError: if the file of the sample has no offsets.
-        """
-        tokens = self.of(sample)
-        starts, ends = self["text_start"][tokens], self["text_end"][tokens]
-        if len(starts) and starts[0] == UNKNOWN:
-            raise ValueError(
-                f"sample {sample} was recorded without the text of each token; "
-                "runs of this version of areal_lab have it"
-            )
-        completion = self.completions[sample]
-        return [completion[s:e] for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
-
-    def labels(self, sample: int) -> list[str]:
-        """A readable text for each token of a sample, also where it adds none to the completion.
-
-        `' 17'` is text, `<|im_end|>` a special token, `part of '€'` a token that ends inside a
-        character, and `token 42` an id, where the file has no offsets.
-        """
-        ids = self["ids"][self.of(sample)].tolist()
-        if not self.has_text(sample):
-            return [f"token {token}" for token in ids]
-        labels, following = [], ""
-        for token, text in zip(reversed(ids), reversed(self.texts(sample)), strict=True):
-            if text:
-                labels.append(repr(text))
-                following = text[0]
-            elif token in self.special:
-                labels.append(self.special[token])
-            else:
-                labels.append(f"part of {following!r}" if following else "part of a character")
-        return labels[::-1]
-
-    def has_text(self, sample: int) -> bool:
-        """Whether the file of the sample has the text of each token."""
-        return bool((self["text_start"][self.of(sample)] != UNKNOWN).all())
-
-    def _sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        if len(self.starts) == 1:
-            return np.zeros(0)
-        # Pyodide's intp has 32 bits and refuses int64 indices.
-        sums: NDArray[np.float64] = np.add.reduceat(
-            values, self.starts[:-1].astype(np.intp, copy=False)
-        )
-        return sums
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class StepFile:
     """One file of trajectories/, read."""
 
@@ -183,8 +57,12 @@ class StepFile:
     """Bytes; a file of another size is read again."""
     samples: tuple[Sample, ...]
     columns: Mapping[str, Column]
-    """Of `Tokens`, without `sample`, `position` and `lag`."""
+    """Of `Tokens`, without `sample`, `position`, `lag` and the training fields."""
     special: Mapping[int, str]
+    fields: Mapping[str, Column] | None = None
+    """Training fields; None if there is no file of them (yet)."""
+    advantages: Column | None = None
+    """Of each sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,6 +73,19 @@ class Samples:
     tokens: Tokens = field(default_factory=lambda: _tokens((), ()))
     files: Mapping[str, StepFile] = field(default_factory=dict)
     """By name, for the next reading."""
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """Of each sample, `[N]`; nan if its step has no training fields."""
+        return np.concatenate(
+            [
+                np.full(len(file.samples), np.nan, np.float32)
+                if file.advantages is None
+                else file.advantages
+                for file in self.files.values()
+            ]
+            or [np.zeros(0, np.float32)]
+        )
 
 
 def read_samples(run: Path, before: Samples | None = None) -> Samples:
@@ -210,14 +101,14 @@ def read_samples(run: Path, before: Samples | None = None) -> Samples:
     """
     before = before or Samples()
     paths = sorted((run / FOLDER).glob("step-*.jsonl"))
-    files = {path.name: _unchanged(path, before) or _read_file(path) for path in paths}
+    files = {path.name: _with_fields(path, _known(path, before) or _read(path)) for path in paths}
     if list(files.items()) == list(before.files.items()):
         return before
     rows = tuple(sample for file in files.values() for sample in file.samples)
     return Samples(rows, _tokens(rows, tuple(files.values())), files)
 
 
-def _unchanged(path: Path, before: Samples) -> StepFile | None:
+def _known(path: Path, before: Samples) -> StepFile | None:
     known = before.files.get(path.name)
     return known if known is not None and known.size == path.stat().st_size else None
 
@@ -232,6 +123,9 @@ def _tokens(rows: Sequence[Sample], files: Sequence[StepFile]) -> Tokens:
     for name, dtype in _FILE_COLUMNS.items():
         parts = [file.columns[name] for file in files]
         columns[name] = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    fields = dict.fromkeys(name for file in files for name in file.fields or ())
+    for name in fields:
+        columns[name] = np.concatenate([_field(file, name) for file in files])
     trainer = np.array([row.step - 1 for row in rows], dtype=np.int32)
     versions = columns["versions"]
     lag = np.repeat(trainer, lengths.astype(np.intp)) - versions
@@ -244,6 +138,12 @@ def _positions(lengths: Column, starts: Column) -> Column:
     everything = np.arange(starts[-1], dtype=np.int32)
     first = np.repeat(starts[:-1].astype(np.int32), lengths.astype(np.intp))
     return everything - first
+
+
+def _field(file: StepFile, name: str) -> Column:
+    if file.fields is not None and name in file.fields:
+        return file.fields[name]
+    return np.full(len(file.columns["ids"]), np.nan, np.float32)
 
 
 # --- one file ------------------------------------------------------------------------------------
@@ -268,7 +168,7 @@ class _Columns:
     text_end: list[int] = field(default_factory=list)
 
 
-def _read_file(path: Path) -> StepFile:
+def _read(path: Path) -> StepFile:
     read = read_appended(path)
     columns, samples = _Columns(), []
     special: dict[int, str] = {}
@@ -325,3 +225,40 @@ def _sample(group: Mapping[str, Any], sample: Mapping[str, Any], columns: _Colum
         finish_reason=sample["finish_reason"],
         tokens=tokens,
     )
+
+
+def _with_fields(path: Path, file: StepFile) -> StepFile:
+    """The file with its training fields, which are written after it."""
+    fields = path.with_suffix(".npz")
+    if file.fields is not None or not fields.is_file():
+        return file
+    read = read_fields(fields)
+    generated = file.columns["versions"] != PROMPT_VERSION
+    sample = np.repeat(
+        np.arange(len(file.samples)),
+        np.array([one.tokens for one in file.samples], dtype=np.intp),
+    )
+    chosen = np.bincount(sample[generated], minlength=len(file.samples))
+    if len(read.advantages) != len(chosen) or (chosen[read.samples] != read.tokens).any():
+        raise ValueError(
+            f"{fields} has {int(read.tokens.sum())} tokens of {len(read.advantages)} samples that "
+            f"are not those of {path.name}"
+        )
+    trained = generated & np.isin(sample, read.samples)
+
+    def spread(values: Column) -> Column:
+        column = np.full(len(sample), np.nan, np.float32)
+        column[trained] = values
+        return column
+
+    proximal = file.columns["behavior_logprobs"] + spread(read.proximal_minus_behavior)
+    columns = {
+        "advantages": np.where(generated, read.advantages[sample], np.float32(np.nan)),
+        "proximal_logprobs": proximal,
+        "logprobs": proximal + spread(read.logprob_minus_proximal),
+        "entropy": spread(read.entropy),
+    }
+    taken = {*columns, *_FILE_COLUMNS, "sample", "position", "lag"}
+    for name, values in read.loss.items():
+        columns[f"loss_{name}" if name in taken else name] = spread(values)
+    return replace(file, fields=columns, advantages=read.advantages)

@@ -7,11 +7,13 @@ A metric without tokens is omitted rather than NaN: a batch in which every token
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_lab.control.events import Version
@@ -21,18 +23,22 @@ from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness.lag import effective_sample_size, token_lag, trajectory_lag
 from areal_lab.host.memory import peak_rss_bytes
+from areal_lab.runlog.token_fields import TokenFields
 from areal_lab.training.forward import Predictions
 
 
 class TokenRecord(NamedTuple):
     """Detached per-token values of one micro-batch, on the CPU."""
 
+    sequence_ids: Int[Tensor, " R"]
+    """Index into the trajectories of the batch; ascending."""
     entropy: Float[Tensor, " R"]
+    logprobs: Float[Tensor, " R"]
     proximal_logprobs: Float[Tensor, " R"]
     behavior_logprobs: Float[Tensor, " R"]
     versions: Int[Tensor, " R"]
-    diagnostics: dict[str, Float[Tensor, " R"]]
-    """Per-token fields of the loss's result, by name."""
+    diagnostics: dict[str, Tensor]
+    """Per-token fields of the loss's result, by name: floats or flags."""
 
 
 def token_record(
@@ -41,16 +47,54 @@ def token_record(
     """Extract from one micro-batch what the metrics of the step need."""
     fields: dict[str, object] = getattr(result, "_asdict", dict)()
     return TokenRecord(
+        sequence_ids=packed.sequence_ids.cpu(),
         entropy=predicted.entropy.cpu(),
+        logprobs=predicted.logprobs.detach().cpu(),
         proximal_logprobs=proximal.cpu(),
         behavior_logprobs=packed.behavior_logprobs.cpu(),
         versions=packed.versions.cpu(),
         diagnostics={
-            name: value.detach().float().cpu()
+            name: _floats_or_flags(value.detach()).cpu()
             for name, value in fields.items()
             if isinstance(value, Tensor) and value.shape == proximal.shape
         },
     )
+
+
+def _floats_or_flags(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.bool else values.float()
+
+
+def token_fields(advantages: Float[Tensor, " N"], records: Sequence[TokenRecord]) -> TokenFields:
+    """The records of all micro-batches as columns, in the order of the batch.
+
+    Args:
+        advantages: of each trajectory of the batch.
+        records: of each micro-batch.
+    """
+    ids = _joined([record.sequence_ids for record in records])
+    order = np.argsort(ids, kind="stable")
+    samples, tokens = np.unique(ids, return_counts=True)
+
+    def column(values: Callable[[TokenRecord], Tensor]) -> NDArray[Any]:
+        return _joined([values(record) for record in records])[order]
+
+    return TokenFields(
+        samples=samples,
+        tokens=tokens,
+        advantages=advantages.cpu().numpy(),
+        proximal_minus_behavior=column(lambda r: r.proximal_logprobs - r.behavior_logprobs),
+        logprob_minus_proximal=column(lambda r: r.logprobs - r.proximal_logprobs),
+        entropy=column(lambda r: r.entropy),
+        loss={
+            name: _joined([record.diagnostics[name] for record in records])[order]
+            for name in (records[0].diagnostics if records else ())
+        },
+    )
+
+
+def _joined(parts: Sequence[Tensor]) -> NDArray[Any]:
+    return torch.cat(list(parts)).numpy() if parts else np.zeros(0, np.float32)
 
 
 def step_metrics(

@@ -22,6 +22,8 @@ class TrainerSettings:
     threads: int = 1
     loss_file: str = ""
     """File with a pickled custom loss; takes precedence over `config.actor.loss_fn`."""
+    fields_folder: str = ""
+    """Where to write the training fields of tokens (`runlog.token_fields`); empty: nowhere."""
     device: str = "cpu"
     first_version: Version = 0
 

@@ -70,6 +70,10 @@ class StepOutcome(NamedTuple):
 
     metrics: dict[str, float]
     spans: tuple[Span, ...]
+    advantages: Float[Tensor, " N"]
+    """Of each trajectory."""
+    records: list[TokenRecord]
+    """Of each micro-batch."""
 
 
 @dataclass(slots=True)
@@ -138,9 +142,8 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         _update(learner, minibatch, known, advantages, timeline)
         for minibatch, known in zip(minibatches, proximal, strict=True)
     ]
-    metrics = step_metrics(
-        trajectories, advantages, [r for u in updates for r in u.records], request.version
-    )
+    records = [record for update in updates for record in update.records]
+    metrics = step_metrics(trajectories, advantages, records, request.version)
     metrics |= {
         "loss": math.fsum(update.loss for update in updates) / len(updates),
         "grad_norm": max(update.grad_norm for update in updates),
@@ -149,7 +152,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         "micro_batches": float(sum(len(m.parts) for m in minibatches)),
         "optimizer_steps": float(len(updates)),
     }
-    return StepOutcome(metrics, tuple(timeline.spans))
+    return StepOutcome(metrics, tuple(timeline.spans), advantages, records)
 
 
 def batch_advantages(

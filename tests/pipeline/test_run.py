@@ -14,6 +14,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
@@ -128,6 +129,42 @@ def test_the_run_is_read_back_as_frames_and_columns(
     for name in ("lag_token_mean", "lag_head_mean", "lag_tail_max"):
         assert list(run.steps[name]) == pytest.approx([line[name] for line in run.metrics])
     assert (run.groups["outcome"] == "trained").sum() == STEPS * 3
+
+
+def test_training_fields_are_recorded_if_asked(
+    interrupted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, _ = interrupted
+    assert not [*folder.glob("trajectories/*.npz")]
+    config = tiny_config(
+        tmp_path,
+        "token_fields=true",
+        "total_train_steps=3",
+        "actor.ppo_n_minibatches=3",
+        "actor.behav_imp_weight_cap=1.01",
+        "rollout.max_concurrent_rollouts=6",
+    )
+    run = areal_lab.read_run(do_run(config, reward_fn=even_digits).folder)
+    tokens, samples = run.tokens, run.samples
+    trained = np.isfinite(tokens["entropy"])
+    assert (trained == (samples["advantage"].to_numpy()[tokens["sample"]] != 0)).all()
+    # The metrics are means over the same tokens, before they were rounded.
+    step = samples["step"].to_numpy()[tokens["sample"]]
+    for line in run.metrics:
+        own = trained & (step == line["step"])
+        for name, metric in {
+            "entropy": "entropy",
+            "ratio": "ratio_mean",
+            "behavior_weight": "behavior_weight_mean",
+            "clipped": "clip_fraction",
+        }.items():
+            assert tokens[name][own].mean() == pytest.approx(line[metric], rel=1e-3), name
+    ratio = np.exp(tokens["logprobs"] - tokens["proximal_logprobs"])[trained]
+    assert ratio == pytest.approx(tokens["ratio"][trained], rel=1e-3)
+    assert np.ptp(ratio) > 0
+    weight = np.exp(tokens["proximal_logprobs"] - tokens["behavior_logprobs"])[trained]
+    assert np.minimum(weight, 1.01) == pytest.approx(tokens["behavior_weight"][trained], rel=1e-3)
+    assert "token fields" in set(run.spans["name"])
 
 
 def test_the_run_folder_holds_what_is_promised(

@@ -35,11 +35,13 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fake_run(tmp_path_factory.mktemp("fake") / "run", limits)
 
 
-def write_step(folder: Path, step: int, seed: int = 0, **batch: int) -> None:
-    """A file of trajectories with random tokens; every prompt of a seed is its first tokens."""
+def write_step(
+    folder: Path, step: int, seed: int = 0, *, hundred: int | None = None, **batch: int
+) -> None:
+    """A file of random tokens; a seed has its prompts, `hundred` (the step) starts the groups."""
     (folder / "trajectories").mkdir(exist_ok=True, parents=True)
     trajectories = [
-        replace(trajectory, group=100 * step + trajectory.group)
+        replace(trajectory, group=100 * (hundred or step) + trajectory.group)
         for trajectory in random_batch(seed, version=step + 1, **batch).trajectories
     ]
     texts = []
@@ -228,20 +230,24 @@ def test_reading_samples_and_tokens_loads_no_torch(tmp_path: Path, fake: Path) -
 # --- two runs ------------------------------------------------------------------------------------
 
 
-def test_samples_of_the_same_prompts_are_paired_in_their_order(fake: Path, tmp_path: Path) -> None:
+def test_samples_of_the_same_prompts_are_paired_in_the_order_of_their_groups(
+    fake: Path, tmp_path: Path
+) -> None:
     runs = []
-    for name, seeds in (("a", (1, 2, 1)), ("b", (2, 1, 3))):
+    # The first run trains on its groups in another order than it started them.
+    for name, steps in {"a": [(1, 30), (2, 20), (1, 10)], "b": [(3, 1), (1, 2), (1, 3)]}.items():
         folder = tmp_path / name
         folder.mkdir()
         (folder / "events.jsonl").write_bytes((fake / "events.jsonl").read_bytes())
-        for step, seed in enumerate(seeds, start=1):
-            write_step(folder, step, seed, groups=1, samples=2)
+        for step, (seed, hundred) in enumerate(steps, start=1):
+            write_step(folder, step, seed, hundred=hundred, groups=1, samples=2)
         runs.append(read_run(folder))
     pairs = paired_samples(*runs)
     assert list(zip(pairs["step_first"], pairs["step_second"], strict=True)) == [
-        *[(1, 2)] * 2,
-        *[(2, 1)] * 2,
+        *[(1, 3)] * 2,
+        *[(3, 2)] * 2,
     ]
+    assert list(pairs["occurrence"]) == [1, 1, 0, 0]
     assert (pairs["same_tokens"] == pairs["tokens_first"]).all()
     first, second = (run.samples for run in runs)
     assert list(first.loc[pairs["row_first"], "prompt"]) == list(pairs["prompt"])

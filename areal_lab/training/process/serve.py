@@ -1,7 +1,8 @@
 """Serve the requests of the pipeline in the trainer process.
 
 load model -> export first version -> TrainerReady
-TrainBatchRequest -> step -> TrainStepResult      until None or the end of the pipe
+TrainBatchRequest -> step (-> its token fields, in a file) -> TrainStepResult
+                                                  until None or the end of the pipe
 ExportRequest -> weights for engines, in a folder or in memory -> Exported
 PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
 SaveRequest -> Hugging Face folder -> Saved
@@ -27,6 +28,7 @@ from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.processes import on_parent_death
 from areal_lab.models.dtypes import compute_dtype
+from areal_lab.runlog.token_fields import fields_path, write_fields
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,
@@ -36,6 +38,7 @@ from areal_lab.training.lora import (
     write_adapter,
     write_adapter_folder,
 )
+from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.protocol import (
@@ -136,7 +139,13 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     if request.version != version:
         raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
     outcome = train_batch(learner, request)
-    return TrainStepResult(version + 1, outcome.metrics, outcome.spans)
+    spans = outcome.spans
+    if folder := learner.settings.fields_folder:
+        start_s = time.time()
+        fields = token_fields(outcome.advantages, outcome.records)
+        write_fields(fields_path(Path(folder), version + 1), fields)
+        spans = (*spans, Span("token fields", start_s, time.time()))
+    return TrainStepResult(version + 1, outcome.metrics, spans)
 
 
 def export(
