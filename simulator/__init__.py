@@ -37,15 +37,24 @@ if TYPE_CHECKING:
     from simulator.config.load import load_simulation as load_simulation
     from simulator.config.load import presets as presets
     from simulator.config.schema import SimulationConfig as SimulationConfig
+    from simulator.plan.cache import TrialCache as TrialCache
+    from simulator.plan.cache import shipped_trials as shipped_trials
+    from simulator.plan.frame import plan_csv as plan_csv
+    from simulator.plan.frame import plan_frame as plan_frame
+    from simulator.plan.frame import plan_rows as plan_rows
+    from simulator.plan.plots import draw_front as draw_front
+    from simulator.plan.plots import draw_tornado as draw_tornado
     from simulator.plan.result import Outcome as Outcome
     from simulator.plan.result import Plan as Plan
     from simulator.plan.schema import PlanConfig as PlanConfig
+    from simulator.plan.schema import PriceEntry as PriceEntry
     from simulator.plan.schema import load_plan as load_plan
     from simulator.plan.schema import plan_yaml as plan_yaml
     from simulator.plan.search import PlanSearch as PlanSearch
     from simulator.plan.search import find_plan as find_plan
     from simulator.plan.summary import question_lines as question_lines
     from simulator.plan.summary import recommendation_lines as recommendation_lines
+    from simulator.plan.summary import sensitivity_lines as sensitivity_lines
     from simulator.plan.trial import workers as workers
     from simulator.run.one_seed import run_system as run_system
     from simulator.run.result import Replicated as Replicated
@@ -69,12 +78,21 @@ _HOMES = {
     # plan
     "find_plan": "simulator.plan.search",
     "PlanSearch": "simulator.plan.search",
+    "plan_frame": "simulator.plan.frame",
+    "plan_csv": "simulator.plan.frame",
+    "plan_rows": "simulator.plan.frame",
+    "draw_front": "simulator.plan.plots",
+    "draw_tornado": "simulator.plan.plots",
     "question_lines": "simulator.plan.summary",
     "recommendation_lines": "simulator.plan.summary",
+    "sensitivity_lines": "simulator.plan.summary",
+    "TrialCache": "simulator.plan.cache",
+    "shipped_trials": "simulator.plan.cache",
     "load_plan": "simulator.plan.schema",
     "plan_yaml": "simulator.plan.schema",
     "workers": "simulator.plan.trial",
     "PlanConfig": "simulator.plan.schema",
+    "PriceEntry": "simulator.plan.schema",
     "Plan": "simulator.plan.result",
     "Outcome": "simulator.plan.result",
     # calibrate, and replay a recorded run

@@ -220,7 +220,10 @@ def calibrate(
 @exit_on_error
 def plan(
     file: Annotated[
-        str, typer.Argument(metavar="FILE.yaml", help="Plan file, or a shipped one: plan_example.")
+        str,
+        typer.Argument(
+            metavar="FILE.yaml", help="Plan file, or a shipped one: plan_example, plan_small."
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

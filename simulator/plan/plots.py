@@ -24,6 +24,7 @@ from areal_lab.plots.style import (
 )
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
+from simulator.plan.summary import AIMS, hours, money, recommendation_lines, sensitivity_lines
 from simulator.stats.format import number
 
 if TYPE_CHECKING:
@@ -40,21 +41,65 @@ _TYPE_COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 def draw_plan(plan: Plan, path: Path) -> Path:
     """Draw both panels and write the file; returns its path."""
-    config = plan.config
-    title = f"{config.name}: {config.steps:,} steps of {config.base.model}, simulated"
-    return save_picture(entitle(_draw(plan), title, alt=""), path)
+    return save_picture(_both(plan), path)
 
 
 @finished
-def _draw(plan: Plan) -> Picture:
+def _both(plan: Plan) -> Picture:
     figure = new_figure(13, 5)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    draw_front(left, plan)
-    draw_tornado(right, plan)
-    return figure
+    _front(left, plan)
+    _tornado(right, plan)
+    said = f"{_front_in_words(plan)} {_tornado_in_words(plan)}"
+    return entitle(figure, f"{plan.config.name}: {_run(plan)}", alt=said)
 
 
-def draw_front(axes: Axes, plan: Plan) -> None:
+@finished
+def draw_front(plan: Plan, *, width: float = 7.0, title: str | None = None) -> Picture:
+    """Draw the time and money of the candidates, and those that no other one beats.
+
+    Args:
+        plan: a plan, complete or not.
+        width: in inches.
+        title: in place of the picture's own.
+    """
+    figure = new_figure(width, 0.68 * width)
+    _front(figure.subplots(), plan)
+    return entitle(figure, title or _run(plan), alt=_front_in_words(plan))
+
+
+@finished
+def draw_tornado(plan: Plan, *, width: float = 7.0, title: str | None = None) -> Picture:
+    """Draw how the recommendation's hours or dollars change with each input.
+
+    Args:
+        plan: a plan with its sensitivity.
+        width: in inches.
+        title: in place of the picture's own.
+    """
+    rows = 3 if plan.sensitivity is None else len(plan.sensitivity.inputs)
+    figure = new_figure(width, 1.6 + 0.36 * rows)
+    _tornado(figure.subplots(), plan)
+    return entitle(figure, title or _run(plan), alt=_tornado_in_words(plan))
+
+
+def _run(plan: Plan) -> str:
+    return f"{plan.config.steps:,} steps of {plan.config.base.model}, simulated"
+
+
+def _front_in_words(plan: Plan) -> str:
+    if not plan.front:
+        return "No candidate to show."
+    told = "; ".join(f"{one.candidate.hardware}: {hours(one)}, {money(one)}" for one in plan.front)
+    return f"The front: {told}. Recommendation: {' '.join(recommendation_lines(plan))}."
+
+
+def _tornado_in_words(plan: Plan) -> str:
+    lines = list(sensitivity_lines(plan))
+    return f"Sensitivity: {'; '.join(lines)}." if lines else "No sensitivity."
+
+
+def _front(axes: Axes, plan: Plan) -> None:
     """Hours against dollars, or against GPU-hours if a price is missing; both logarithmic."""
     if not plan.front:
         nothing_yet(axes, "no candidate is possible")
@@ -96,7 +141,7 @@ def draw_front(axes: Axes, plan: Plan) -> None:
             (_money(one, priced=priced), one.hours.mean),
             xytext=(5, 4),
             textcoords="offset points",
-            fontsize=7.5,
+            fontsize=9,
         )
     if plan.best is not None:
         axes.scatter(
@@ -106,7 +151,7 @@ def draw_front(axes: Axes, plan: Plan) -> None:
             facecolors="none",
             edgecolors=BLACK,
             linewidths=1.4,
-            label=f"recommendation (fewest {plan.config.objective})",
+            label=f"recommendation: {AIMS[plan.config.objective]}",
         )
     axes.set(xscale="log", yscale="log")
     _limits(axes, plan, priced=priced)
@@ -116,10 +161,10 @@ def draw_front(axes: Axes, plan: Plan) -> None:
         title="Front (numbers: GPUs; bars: 95 % intervals)",
     )
     _plain_ticks(axes)
-    axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="none")
+    axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
 
 
-def draw_tornado(axes: Axes, plan: Plan) -> None:
+def _tornado(axes: Axes, plan: Plan) -> None:
     """Hours or dollars of the recommendation with each input at either end of its range."""
     found = plan.sensitivity
     if found is None:
@@ -141,7 +186,7 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
     axes.axvline(middle, color=BLACK, linewidth=0.9)
     axes.set_yticks(range(len(found.inputs)), [one.name for one in found.inputs])
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
-    axes.margins(x=0.28)
+    axes.margins(x=0.34)
     axes.grid(visible=False, axis="y")
     limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
     low, high = axes.get_xlim()
@@ -149,7 +194,7 @@ def draw_tornado(axes: Axes, plan: Plan) -> None:
         axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
     unit = "hours" if name == "hours" else "dollars"
     axes.set(
-        xlabel=f"{unit} of all steps, nominal {number(middle)} (†: another candidate becomes best)",
+        xlabel=f"{unit} of all steps, nominal {number(middle)} (†: the recommendation changes)",
         title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
     )
     axes.xaxis.set_major_formatter("{x:,g}")
@@ -181,7 +226,7 @@ def _draw_input(
             textcoords="offset points",
             ha="left" if right else "right",
             va="center",
-            fontsize=7.5,
+            fontsize=9,
         )
 
 

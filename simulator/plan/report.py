@@ -30,7 +30,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             "first_look": len(plan.screened),
             "second_look": len(plan.outcomes),
             "simulations": plan.simulations,
-            **({"remaining": plan.remaining} if plan.stopped_in else {}),
+            **({"waiting": len(plan.waiting)} if plan.stopped_in else {}),
         },
         **({"stopped_in": plan.stopped_in} if plan.stopped_in else {}),
         "front": [_outcome(one, plan) for one in plan.front],

@@ -172,15 +172,15 @@ class Plan:
     simulations: int = 0
     least_hours: Mapping[int, float] = field(default_factory=dict)
     """Lower bound of each candidate's hours by its number, in closed form."""
-    remaining: int = 0
-    """Candidates that the search had not reached when it was stopped."""
+    waiting: frozenset[int] = frozenset()
+    """Numbers of the candidates that the search had not reached when it was stopped."""
     stopped_in: str = ""
     """The stage in which it was stopped; empty if it is complete."""
 
     @property
     def bounded(self) -> int:
         """Candidates that are not simulated, because a simulated one beats their lower bound."""
-        return len(self.space.possible) - len(self.screened) - self.remaining
+        return len(self.space.possible) - len(self.screened) - len(self.waiting)
 
     @property
     def gentler(self) -> Outcome | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -159,6 +160,18 @@ class PlanSearch:
         self._stage = step.stage
         return step
 
+    def advance(self, for_s: float = math.inf) -> bool:
+        """Search for about so many seconds, by one simulation too many at most.
+
+        Returns:
+            Whether the search is complete.
+        """
+        until_s = time.monotonic() + for_s
+        for _ in self:
+            if time.monotonic() >= until_s:
+                break
+        return not self._stage
+
     @property
     def plan(self) -> Plan:
         """What is known by now; a screened candidate that waits for evaluation has one seed.
@@ -178,7 +191,7 @@ class PlanSearch:
             sensitivity=self._sensitivity,
             simulations=self._simulations,
             least_hours=dict(self._least_h),
-            remaining=len(self._waiting),
+            waiting=frozenset(self._waiting),
             stopped_in=self._stage,
         )
 
@@ -243,13 +256,8 @@ class PlanSearch:
     def _evaluate(self, outcomes: Sequence[Outcome]) -> Generator[Step]:
         """Simulate all seeds and more steps."""
         new = [one for one in outcomes if one.candidate.number not in self._evaluated]
-        base, search = self._config.base, self._config.search
-        seeds = range(base.seed, base.seed + search.seeds)
-        jobs = [
-            self._job(one.candidate, seed, search.steps, search.warmup_steps)
-            for one in new
-            for seed in seeds
-        ]
+        seeds = self._config.search.seeds
+        jobs = [job for one in new for job in evaluation_jobs(self._config, one.candidate)]
         if not jobs:
             return
         yield Step("evaluation", 0, len(jobs))
@@ -257,8 +265,8 @@ class PlanSearch:
         for done, trial in enumerate(self._run(jobs), start=1):
             self._simulations += 1
             trials.append(trial)
-            if len(trials) == len(seeds):
-                one = new[done // len(seeds) - 1]
+            if len(trials) == seeds:
+                one = new[done // seeds - 1]
                 known = dataclasses.replace(one, trials=tuple(trials))
                 number = one.candidate.number
                 self._evaluated[number] = known
@@ -330,11 +338,7 @@ class PlanSearch:
 
     def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[None]:
         """Simulate candidates; yields after each."""
-        search, seed = self._config.search, self._config.base.seed
-        jobs = [
-            self._job(one, seed, search.screening_steps, search.screening_warmup_steps)
-            for one in candidates
-        ]
+        jobs = [screening_job(self._config, one) for one in candidates]
         for one, trial in zip(candidates, self._run(jobs), strict=True):
             self._simulations += 1
             self._waiting.discard(one.number)
@@ -343,8 +347,19 @@ class PlanSearch:
             )
             yield
 
-    def _job(self, candidate: Candidate, seed: int, steps: int, warmup_steps: int) -> Job:
-        return Job(config=shortened(candidate.config, steps, warmup_steps), seed=seed)
+
+def screening_job(plan: PlanConfig, candidate: Candidate) -> Job:
+    """The simulation of a candidate with one seed and few steps."""
+    search = plan.search
+    config = shortened(candidate.config, search.screening_steps, search.screening_warmup_steps)
+    return Job(config=config, seed=plan.base.seed)
+
+
+def evaluation_jobs(plan: PlanConfig, candidate: Candidate) -> list[Job]:
+    """The simulations of a candidate with all seeds."""
+    config = shortened(candidate.config, plan.search.steps, plan.search.warmup_steps)
+    seeds = range(plan.base.seed, plan.base.seed + plan.search.seeds)
+    return [Job(config=config, seed=seed) for seed in seeds]
 
 
 def _fewest_gpus(one: Outcome) -> tuple[int, float, int]:

@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from areal_lab.config.problem import Kind
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.plan.result import Comparison, Outcome, Plan
+from simulator.plan.result import Comparison, End, Outcome, Plan
+from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
 from simulator.report.provenance import price_warnings, warnings
 from simulator.stats.format import number, quantity
 from simulator.stats.statistics import Estimate
 
-_SUMS: Final = {"gpus": "fewest GPUs", "dollars": "lowest cost", "hours": "shortest time"}
+AIMS: Final = {"gpus": "fewest GPUs", "dollars": "lowest cost", "hours": "shortest time"}
+"""What is searched for, by objective."""
 
 
 def question_lines(plan: Plan) -> Iterator[str]:
@@ -34,7 +36,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
     ]
     within = f" with {', '.join(bounds)}" if bounds else ""
     yield (
-        f"{_SUMS[plan.config.objective]} for {plan.config.steps:,} steps of "
+        f"{AIMS[plan.config.objective]} for {plan.config.steps:,} steps of "
         f"{plan.config.base.model}{within}"
     )
     space = plan.space
@@ -52,7 +54,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
         f"{len(plan.outcomes):,} of them with {plan.config.search.seeds} seeds"
     )
     if plan.stopped_in:
-        left = plan.remaining
+        left = len(plan.waiting)
         waits = f", with {left:,} candidate{'s' if left > 1 else ''} left" if left else ""
         yield f"stopped during {plan.stopped_in}{waits}"
 
@@ -61,7 +63,7 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
     """The recommendation in words; if there is none, the limits to raise."""
     best, limits = plan.best, plan.config.limits
     so_far = "so far, " if plan.stopped_in else ""
-    name = f"{so_far}{_SUMS[plan.config.objective]}"
+    name = f"{so_far}{AIMS[plan.config.objective]}"
     if best is not None:
         candidate = best.candidate
         yield (
@@ -101,6 +103,40 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             f"{cheapest.candidate.schedule}) with {money(cheapest)}, {hours(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def sensitivity_lines(plan: Plan) -> Iterator[str]:
+    """Whether the recommendation stays with every input at either end of its error, in words."""
+    found = plan.sensitivity
+    if found is None or not found.inputs:
+        return
+    own, name = found.base, measure(plan.config.objective)
+    unit = "h" if name == "hours" else "$"
+    first = found.inputs[0]
+    ends = [at_end(end, own) for end in (first.low, first.high)]
+    told = " to ".join("impossible" if one is None else number(one.value(name)) for one in ends)
+    yield (
+        f"{first.name} matters most: {first.low.value} to {first.high.value} makes {name} {told} "
+        f"instead of {number(own.value(name))} {unit}"
+    )
+    changes = [
+        f"{one.name} {end.value}: {_then(end)}"
+        for one in found.inputs
+        for end in (one.low, one.high)
+        if end.best is None or end.best.candidate is not own.candidate
+    ]
+    if changes:
+        yield f"the recommendation changes with {'; '.join(changes)}"
+    else:
+        count = len(found.inputs)
+        yield f"the recommendation stays with each of {count} inputs at either end of its range"
+
+
+def _then(end: End) -> str:
+    if end.best is None:
+        return "no candidate is within the limits"
+    candidate = end.best.candidate
+    return f"{candidate.hardware} ({candidate.split}; {candidate.schedule})"
 
 
 def nothing_possible(plan: Plan) -> str:

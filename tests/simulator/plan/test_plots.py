@@ -1,14 +1,16 @@
-"""The picture of a plan."""
+"""The pictures of a plan."""
 
 from __future__ import annotations
 
 import dataclasses
 from itertools import combinations
+from pathlib import Path
 
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
-from areal_lab.plots.style import new_figure
-from simulator.plan.plots import draw_tornado
+from simulator.plan.plots import draw_front, draw_plan, draw_tornado
 from simulator.plan.result import Plan
 from simulator.plan.schema import load_plan
 from simulator.plan.search import find_plan
@@ -35,10 +37,33 @@ def test_the_values_of_an_input_at_its_ends_stand_side_by_side() -> None:
         dataclasses.replace(length, high=length.low),
     ]
     sensitivity = dataclasses.replace(plan.sensitivity, inputs=tuple(rows))
-    figure = new_figure(7, 5)
-    axes = figure.subplots()
-    draw_tornado(axes, dataclasses.replace(plan, sensitivity=sensitivity))
+    figure = draw_tornado(dataclasses.replace(plan, sensitivity=sensitivity))
     FigureCanvasAgg(figure).draw()
-    boxes = [text.get_window_extent() for text in axes.texts]
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 2 * len(rows)
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("width", [6.0, 7.0, 12.0])
+def test_pictures_are_finished_with_title_description_and_letters_that_can_be_read(
+    width: float,
+) -> None:
+    plan = solved()
+    assert plan.best is not None
+    front, tornado = draw_front(plan, width=width), draw_tornado(plan, width=width, title="Mine")
+    for picture in (front, tornado):
+        FigureCanvasAgg(picture).draw()
+        assert picture.get_figwidth() == width
+        assert picture.get_suptitle()
+        shown = [one for one in picture.findobj(Text) if one.get_text() and one.get_visible()]
+        assert min(one.get_fontsize() for one in shown) >= 9
+    assert tornado.get_suptitle() == "Mine"
+    assert plan.best.candidate.hardware in front.alt
+    assert "matters most" in tornado.alt
+
+
+def test_a_plan_without_candidates_or_sensitivity_is_drawn_as_such(tmp_path: Path) -> None:
+    none = find_plan(load_plan(None, ["simulation=small", "candidates.gpus=[1]"]))
+    assert draw_front(none).alt == "No candidate to show."
+    assert draw_tornado(none).alt == "No sensitivity."
+    assert draw_plan(none, tmp_path / "plan.png").stat().st_size > 0

@@ -76,11 +76,20 @@ def test_a_stopped_search_continues_to_the_same_plan() -> None:
     for step in search:
         if step.stage == "sensitivity" and step.done == 3:
             break
-    assert not search.plan.remaining
+    assert not search.plan.waiting
     for _ in search:
         pass
     assert plan_report(search.plan) == whole
     assert search.plan.stopped_in == ""
+
+
+def test_a_search_advances_by_one_step_at_least_and_to_its_end_without_a_limit() -> None:
+    search = PlanSearch(question(), run)
+    assert not search.advance(0)
+    assert search.plan.stopped_in == "bounds"
+    assert search.advance()
+    assert search.advance()
+    assert plan_report(search.plan) == plan_report(find_plan(question(), run))
 
 
 @given(st.integers(0, 10**6))
@@ -90,8 +99,8 @@ def test_the_plan_is_consistent_wherever_the_search_is_stopped(place: int) -> No
     possible = len(plan.space.possible)
     assert plan.stopped_in == step.stage
     assert plan.bounded >= 0
-    assert plan.bounded + plan.remaining + len(plan.screened) == possible
-    assert (plan.remaining == 0) or step.stage in ("bounds", "screening")
+    assert plan.bounded + len(plan.waiting) + len(plan.screened) == possible
+    assert (not plan.waiting) or step.stage in ("bounds", "screening")
     known = {one.candidate.number: one for one in plan.screened}
     for one in plan.front:
         assert one.candidate.number in known
@@ -108,8 +117,8 @@ def test_the_plan_is_consistent_wherever_the_search_is_stopped(place: int) -> No
         assert next(iter(recommendation_lines(plan))).startswith("so far, lowest cost: ")
     told = "\n".join(question_lines(plan))
     assert f"stopped during {step.stage}" in told
-    if plan.remaining:
-        assert f"{plan.remaining} candidate" in told
+    if plan.waiting:
+        assert f"{len(plan.waiting)} candidate" in told
 
 
 def test_each_simulation_is_counted_and_never_lost() -> None:

@@ -1,0 +1,144 @@
+"""Trials that are simulated once: a plan with other prices or limits asks for the same ones.
+
+    cache = TrialCache()                       or TrialCache.load(path)
+    PlanSearch(config, cache)                  simulates what is not in the cache
+    PlanSearch(other_prices, cache)            simulates nothing
+
+A trial belongs to everything that decides it: the settings, the GPUs and the model with their
+numbers, the seed and the changed inputs; not to names, prices and the other seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Self
+
+from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.models import find_model
+from simulator.plan.trial import Job, Run, Trial, run_here
+
+_SHIPPED: Final = Path(__file__).parent / "data"
+_NOT_DECIDING: Final = {"name": "", "seed": 1, "seeds": 1}
+"""Settings that change nothing in one trial."""
+_MONEY: Final = ("price", "purchase", "sources")
+
+
+class TrialCache:
+    """Performs jobs, each of them once; a `Run`."""
+
+    def __init__(self, run: Run = run_here, trials: Mapping[str, Trial] | None = None) -> None:
+        """Start with known trials.
+
+        Args:
+            run: simulates jobs that are not known.
+            trials: known trials by `key`.
+        """
+        self._run = run
+        self._trials = dict(trials or {})
+        self.simulated = 0
+        """Jobs that were not known."""
+        self.made_by = ""
+        """Version and command that made a loaded file."""
+
+    def __len__(self) -> int:
+        """Number of known trials."""
+        return len(self._trials)
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Trial]:
+        """The trials of the jobs in their order; unknown ones are simulated in their turn."""
+        keys = [key(job) for job in jobs]
+        unknown: dict[object, Job] = {}
+        for place, (name, job) in enumerate(zip(keys, jobs, strict=True)):
+            if name is None or name not in self._trials:
+                unknown.setdefault(place if name is None else name, job)
+        fresh = self._run(list(unknown.values())) if unknown else iter(())
+        for name in keys:
+            if name is not None and name in self._trials:
+                yield self._trials[name]
+                continue
+            trial = next(fresh)
+            self.simulated += 1
+            if name is not None:
+                self._trials[name] = trial
+            yield trial
+
+    def save(self, path: Path, *, made_by: str) -> None:
+        """Write all trials as JSON, and what made them."""
+        trials = {
+            name: [trial.step_s, trial.tokens_per_s, trial.kwh, dict(trial.busy), dict(trial.idle)]
+            for name, trial in sorted(self._trials.items())
+        }
+        head = {"made_by": made_by, "areal_lab": _version()}
+        lines = [f'"{name}": {json.dumps(row)}' for name, row in trials.items()]
+        text = f'{json.dumps(head)[:-1]}, "trials": {{\n' + ",\n".join(lines) + "\n}}\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path, run: Run = run_here) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: in one line, if it is missing or is another file.
+        """
+        try:
+            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            trials = {name: _trial(row) for name, row in told["trials"].items()}
+            made_by = f"areal_lab {told['areal_lab']}, {told['made_by']}"
+        except FileNotFoundError:
+            raise ValueError(f"{path} does not exist (looked in {Path.cwd()})") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} holds no trials of a plan: {error}") from error
+        cache = cls(run, trials)
+        cache.made_by = made_by
+        return cache
+
+
+def shipped_trials(plan: str, run: Run = run_here) -> TrialCache:
+    """The shipped trials of a shipped plan file (`plan_small`), which need no simulation.
+
+    Raises:
+        ValueError: in one line, if there are none.
+    """
+    return TrialCache.load(_SHIPPED / f"{plan}.json", run)
+
+
+def key(job: Job) -> str | None:
+    """What decides a trial, in short; None if it depends on a file of lengths."""
+    config = job.config
+    answers = config.workload.answers
+    if answers.kind == "recorded" or (answers.kind == "trace" and answers.trace.endswith(".csv")):
+        return None
+    decides: list[Any] = [
+        config.model_dump() | _NOT_DECIDING,
+        *(job.seed, job.training_slowdown, job.memory_slowdown),
+        repr(find_model(config.model)),
+    ]
+    cluster = config.cluster
+    decides[0]["cluster"] = cluster.model_dump(exclude={"price_per_gpu_h", "overhead"})
+    for name in (cluster.gpu, cluster.generating_gpu):
+        gpu = find_gpu(name)
+        decides.append([getattr(gpu, field) for field in _deciding(type(gpu))])
+    written = json.dumps(decides, sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:24]
+
+
+def _deciding(record: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(record) if field.name not in _MONEY]
+
+
+def _trial(row: Sequence[Any]) -> Trial:
+    step_s, tokens_per_s, kwh, busy, idle = row
+    return Trial(step_s=step_s, tokens_per_s=tokens_per_s, kwh=kwh, busy=busy, idle=idle)
+
+
+def _version() -> str:
+    try:
+        return version("areal_lab")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

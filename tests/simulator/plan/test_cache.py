@@ -1,0 +1,179 @@
+"""Trials that are simulated once, and those that are shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from simulator.config.schema import SimulationConfig
+from simulator.plan.cache import TrialCache, key, shipped_trials
+from simulator.plan.report import plan_report
+from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
+from simulator.plan.search import PlanSearch, evaluation_jobs, find_plan, screening_job
+from simulator.plan.space import expand
+from simulator.plan.trial import Job, Trial, run_job
+from tools.trials import FILE, PLAN, questions
+
+
+def question(*overrides: str) -> PlanConfig:
+    return load_plan(
+        None,
+        [
+            *("simulation=small", "objective=dollars", "steps=100", "search.sensitivity=1"),
+            *("candidates.gpus=[2, 4]", "candidates.eta=[0, 1]", "search.seeds=2"),
+            *("base.trainer.step_s=null", "base.trainer.mfu=0.0016", *overrides),
+        ],
+    )
+
+
+class Counted:
+    """Simulates, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Trial]:
+        for job in jobs:
+            self.jobs.append(job)
+            yield run_job(job)
+
+
+def test_a_plan_with_other_prices_and_limits_simulates_nothing_and_finds_the_same() -> None:
+    counted = Counted()
+    cache = TrialCache(counted)
+    find_plan(question(), cache)
+    done = len(counted.jobs)
+    assert done == cache.simulated == len(cache) > 0
+    for changed in (
+        question("prices=[{gpu: H100, typical: 9.0}]"),
+        question("deadline_h=1", "name=another"),
+        question("base.cluster.price_per_gpu_h=3", "base.cluster.overhead=0.5"),
+    ):
+        assert plan_report(find_plan(changed, cache)) == plan_report(find_plan(changed))
+    assert len(counted.jobs) == done
+
+
+def test_a_job_that_comes_twice_at_once_is_simulated_once() -> None:
+    counted = Counted()
+    job = screening_job(question(), expand(question()).possible[0])
+    first, second = TrialCache(counted)([job, job])
+    assert first == second == run_job(job)
+    assert len(counted.jobs) == 1
+
+
+CHANGES = {
+    "model": "Qwen2.5-1.5B",
+    "workload.steps": 3,
+    "workload.answers.sigma": 0.5,
+    "workload.reward.mean_s": 1.0,
+    "cluster.gpu": "H200",
+    "cluster.gpus": 8,
+    "cluster.rollout_gpu": "H20",
+    "rollout.engine_overhead_s": 0.1,
+    "trainer.mfu": 0.5,
+    "weights.poll_s": 1.0,
+    "schedule.eta": float("inf"),
+    "faults.straggler_share": 0.5,
+}
+
+
+def test_whatever_decides_a_trial_is_in_its_key() -> None:
+    base = SimulationConfig()
+    jobs = [Job(config=base, seed=1), Job(config=base, seed=2)]
+    jobs += [
+        Job(config=base, seed=1, training_slowdown=2),
+        Job(config=base, seed=1, memory_slowdown=2),
+    ]
+    jobs += [
+        Job(config=base.with_settings({name: value}), seed=1) for name, value in CHANGES.items()
+    ]
+    keys = [key(job) for job in jobs]
+    assert None not in keys
+    assert len(set(keys)) == len(jobs)
+
+
+def test_names_prices_and_other_seeds_do_not_decide_a_trial() -> None:
+    base = SimulationConfig()
+    other = base.with_settings(
+        {"name": "x", "seeds": 9, "seed": 4, "cluster.price_per_gpu_h": 1, "cluster.overhead": 1}
+    )
+    assert key(Job(config=base, seed=1)) == key(Job(config=other, seed=1))
+
+
+def test_a_custom_gpu_counts_by_its_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    keys = set()
+    for bandwidth in ("1.0e12", "2.0e12"):
+        file.write_text(f"like: H100\nmemory_bytes_per_s: {bandwidth}\n")
+        config = SimulationConfig().with_settings({"cluster.gpu": str(file)})
+        keys.add(key(Job(config=config, seed=1)))
+    assert len(keys) == 2
+
+
+def test_trials_that_depend_on_a_file_of_lengths_are_not_kept(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("tokens\n100\n200\n300\n")
+    plan = question("base.workload.answers.kind=trace", f"base.workload.answers.trace={file}")
+    job = screening_job(plan, expand(plan).possible[0])
+    counted = Counted()
+    cache = TrialCache(counted)
+    assert key(job) is None
+    assert list(cache([job])) == list(cache([job]))
+    assert len(counted.jobs) == 2
+    assert not len(cache)
+
+
+def test_a_written_cache_is_read_back(tmp_path: Path) -> None:
+    cache = TrialCache()
+    whole = plan_report(find_plan(question(), cache))
+    cache.save(tmp_path / "new" / "trials.json", made_by="a test")
+    loaded = TrialCache.load(tmp_path / "new" / "trials.json")
+    assert plan_report(find_plan(question(), loaded)) == whole
+    assert loaded.simulated == 0
+    assert loaded.made_by.endswith(", a test")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "does not exist"), ("[1]", "no trials"), ("{", "no")]
+)
+def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "trials.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=says) as error:
+        TrialCache.load(file)
+    assert "\n" not in str(error.value)
+
+
+# --- shipped ------------------------------------------------------------------------------------
+
+
+def test_the_shipped_trials_answer_the_shipped_plan_without_a_simulation() -> None:
+    cache = shipped_trials(PLAN)
+    for one in questions():
+        assert PlanSearch(one, cache).advance()
+    price = PriceEntry(gpu="H100", typical=6)
+    changes: list[dict[str, object]] = [
+        *({"limits.deadline_h": hours} for hours in (6, 12, 30, 200)),
+        *({"objective": name} for name in ("gpus", "hours")),
+        {"prices": [price]},
+        {"limits.budget_dollars": 1000},
+    ]
+    for changed in changes:
+        one = load_plan(PLAN).with_settings({"search.sensitivity": 0, **changed})
+        assert PlanSearch(one, cache).advance()
+    assert cache.simulated == 0
+
+
+def test_the_shipped_trials_are_those_of_this_version() -> None:
+    """If not, run `python -m tools.trials`."""
+    plan = load_plan(PLAN)
+    possible = expand(plan).possible
+    shipped = TrialCache.load(FILE)
+    for candidate in (possible[0], possible[len(possible) // 2], possible[-1]):
+        jobs = [screening_job(plan, candidate), evaluation_jobs(plan, candidate)[-1]]
+        for job, trial in zip(jobs, shipped(jobs), strict=True):
+            assert trial.step_s == pytest.approx(run_job(job).step_s, rel=1e-9)
+    assert shipped.simulated == 0
