@@ -3,22 +3,26 @@
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
     trainer    free --Train--> training --TrainStepDone--> free --Save--> saving --> free
     weights    trained version >= pushed version; PushWeights always takes the newest
+    run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
 
 `handle` records the event, then decides everything that the state permits. Actions are returned in
 the order in which they must be performed:
 
     Drop*  Interrupt  Save | Train  PushWeights  Resume  StartGroup*  Finish
+
+While the run is paused by hand there is no Train, StartGroup or Resume, and a run whose last step
+is done waits with its Finish; what was begun ends: the step, its checkpoint, a push of weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, assert_never
 
 from areal_lab.capacity import open_slots
-from areal_lab.control.admission import start_limit, whole_batches
+from areal_lab.control.admission import lag_bound, start_limit, whole_batches
 from areal_lab.control.events import (
     Action,
     CheckpointDone,
@@ -26,14 +30,18 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EtaRequested,
     Event,
     Finish,
     GroupFiltered,
     GroupFinished,
     GroupId,
     Interrupt,
+    PauseRequested,
     PushWeights,
+    Request,
     Resume,
+    ResumeRequested,
     RunStarted,
     Save,
     StartGroup,
@@ -74,6 +82,7 @@ class Coordinator:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        """In force now: `EtaRequested` replaces the eta of the schedule."""
         self._backlog = limits.order.make_backlog(limits.batch_groups)
         self._router = limits.routing.make_router()
         self._awaited: set[EngineId] = set()
@@ -102,6 +111,7 @@ class Coordinator:
         self._saving = False
         self._save_due = False
         self._interrupted = False
+        self._held = False  # by PauseRequested; engines without a running group are not interrupted
         self._ending: str | None = None
         self._over: str | None = None
 
@@ -130,8 +140,8 @@ class Coordinator:
                 return self._engine_lost(event)
             case EngineJoined():
                 self._engine_joined(event)
-            case StopRequested():
-                self._stop_requested()
+            case StopRequested() | PauseRequested() | ResumeRequested() | EtaRequested():
+                self._requested(event)
             case _ as never:
                 assert_never(never)
         return self._decide()
@@ -153,6 +163,27 @@ class Coordinator:
         )
 
     @property
+    def paused(self) -> bool:
+        """Whether the run is paused by hand; a step or a push that was begun may still end."""
+        return self._held
+
+    def refusal(self, request: Request) -> str | None:
+        """Why `handle` would refuse this request now, as a sentence without a subject; None if not.
+
+        Before `RunStarted` this says what will be refused once the run has started. A request that
+        changes nothing, such as a second pause, is not refused.
+        """
+        if self._over is not None:
+            return f"the run is over ({self._over})"
+        if isinstance(request, StopRequested):
+            return None
+        if self._ending is not None:
+            return f"the run is ending ({self._ending})"
+        if isinstance(request, EtaRequested):
+            return self._eta_refusal(request.eta)
+        return None
+
+    @property
     def engine_loads(self) -> dict[int, int]:
         """Running groups of each engine."""
         return self._router.loads()
@@ -163,16 +194,24 @@ class Coordinator:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
         if not len(self._router) and self._awaited:
             return "an engine to restart; none is left"
-        if self._training or self._saving:
-            step, saved = f"the trainer (step {self._trained + 1})", self._saved
-            return step if self._training else f"the checkpoint of version {saved}"
-        if self._pushing is not None:
-            return f"engines to load version {self._pushing}"
+        begun = self._begun()
+        if self._held:
+            return f"{begun}, and is then paused" if begun else "a request to resume"
+        if begun:
+            return begun
         if self._trained > self._pushed:
             groups = len(self._in_flight)
             plural = "s" if groups > 1 else ""
             return f"{groups} running group{plural} to end before version {self._trained} is loaded"
         return self._backlog.waiting_for(self._trained)
+
+    def _begun(self) -> str:
+        """What was begun and has to end, for a progress display."""
+        if self._training:
+            return f"the trainer (step {self._trained + 1})"
+        if self._saving:
+            return f"the checkpoint of version {self._saved}"
+        return "" if self._pushing is None else f"engines to load version {self._pushing}"
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -257,9 +296,12 @@ class Coordinator:
 
     def _engines_hold(self, version: Version) -> None:
         self._pushed = version
+        self._limit_starts()
+
+    def _limit_starts(self) -> None:
         self._start_limit = start_limit(
             self.limits.schedule,
-            version=version,
+            version=self._pushed,
             batch_groups=self.limits.batch_groups,
             train_steps=self.limits.train_steps,
         )
@@ -282,7 +324,7 @@ class Coordinator:
         drops: list[Action] = []
         if not len(self._router) and not self._awaited:
             # No engine is left to finish a push or to resume.
-            self._pushing, self._interrupted = None, False
+            self._pushing, self._interrupted, self._held = None, False, False
             if self._ending is None:
                 self._ending = NO_ENGINE_LEFT
                 drops = self._drop_everything(self._ending)
@@ -307,7 +349,44 @@ class Coordinator:
         engines = sorted(self._router.loads())
         raise ValueError(f"{event} changes nothing: the engines are {engines}")
 
+    def _requested(self, request: Request) -> None:
+        if (reason := self.refusal(request)) is not None:
+            raise ValueError(f"{request} cannot be done: {reason}")
+        match request:
+            case StopRequested():
+                self._stop_requested()
+            case PauseRequested():
+                self._held = True
+            case ResumeRequested():
+                self._held = False
+            case EtaRequested(eta):
+                schedule = replace(self.limits.schedule, eta=eta)
+                self.limits = replace(self.limits, schedule=schedule)
+                self._limit_starts()
+            case _ as never:
+                assert_never(never)
+
+    def _eta_refusal(self, eta: float) -> str | None:
+        schedule, order = self.limits.schedule, self.limits.order
+        if schedule.eta_is_fixed:
+            return (
+                f"schedule {schedule.name} is eta {schedule.eta:g}; start a run with schedule "
+                "asynchronous, whose eta may change"
+            )
+        try:
+            ahead = lag_bound(replace(schedule, eta=eta))
+        except ValueError as error:
+            return str(error)
+        if not order.drop_late and order.max_lag < ahead:
+            return (
+                f"eta {eta:g} starts groups up to {ahead:g} versions ahead, but this run waits for "
+                f"groups beyond a lag of {order.max_lag:g} (max_lag), which waiting cannot undo; "
+                f"eta can be at most {order.max_lag:g}"
+            )
+        return None
+
     def _stop_requested(self) -> None:
+        self._held = False
         # A run whose last step is done ends by itself, as complete.
         if self._ending is None and (self._training or self._trained < self._last_version):
             self._ending = "stopped"
@@ -319,11 +398,13 @@ class Coordinator:
             return self._wind_up(self._ending)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._saving)
-        train = trainer_free and not self._save_due and self._backlog.ready(self._trained)
+        may_train = trainer_free and not self._save_due and not self._held
+        train = may_train and self._backlog.ready(self._trained)
         actions: list[Action] = []
-        if self._in_flight and (push or (train and self._carry_over)) and not self._interrupted:
+        pause = self._held or push or (train and self._carry_over)
+        if pause and self._in_flight and not self._interrupted:
             self._interrupted = True
-            actions.append(Interrupt())
+            actions.append(Interrupt(by_hand=self._held))
         if self._save_due and trainer_free:
             actions.append(self._save())
         if train:
@@ -336,13 +417,16 @@ class Coordinator:
         engines_run = (
             self._pushing is None
             and not (self._carry_over and self._training)
+            and not self._held
             and len(self._router) > 0
         )
         # Most events come while eq. 3 admits nothing, so checking before the call saves time.
         to_do = self._started < self._start_limit or self._interrupted or self._orphans
         if engines_run and to_do:
             self._generate(actions)
-        if self._trained >= self._last_version and self._nothing_runs:
+        if self._trained >= self._last_version and self._nothing_runs and not self._held:
+            if self._interrupted:  # by a push that no engine was left to end
+                actions.append(Resume())
             actions.append(self._finish("complete"))
         return tuple(actions)
 

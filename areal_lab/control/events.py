@@ -97,8 +97,34 @@ class CheckpointDone:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Finish the step that runs, save, and end (Ctrl-C)."""
+    """Finish the step that runs, save, and end (Ctrl-C); also ends a pause."""
 
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Start no group and no training step, and interrupt generation, until `ResumeRequested`.
+
+    A training step that runs ends, is saved if it is due, and its weights are pushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Continue after `PauseRequested` with everything that was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtaRequested:
+    """Admit groups under another staleness bound from now on (eq. 3).
+
+    What was admitted before stays, so a lower bound holds for the lag of a group only once the
+    groups that started under the higher one are trained on."""
+
+    eta: float
+    """In versions; `Schedule.eta`."""
+
+
+Request: TypeAlias = StopRequested | PauseRequested | ResumeRequested | EtaRequested
+"""What a person asks of a running training; `Coordinator.refusal` says which cannot be done."""
 
 Event: TypeAlias = (
     RunStarted
@@ -109,7 +135,7 @@ Event: TypeAlias = (
     | TrainStepDone
     | WeightsPushed
     | CheckpointDone
-    | StopRequested
+    | Request
 )
 
 
@@ -130,6 +156,9 @@ class StartGroup:
 @dataclass(frozen=True, slots=True)
 class Interrupt:
     """Pause generation on every engine; unfinished samples continue after `Resume`."""
+
+    by_hand: bool = False
+    """Whether the reason is `PauseRequested`, and not new weights or a training step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The constants of one run, checked so that no combination of them can deadlock."""
+"""The constants of one run, checked so that no combination of them can deadlock.
+
+Only eta may change while a run continues (`EtaRequested`), within the same checks.
+"""
 
 from __future__ import annotations
 

@@ -44,6 +44,11 @@ class Schedule:
         check_eta(self.eta)
 
     @property
+    def eta_is_fixed(self) -> bool:
+        """Whether another eta would make it another schedule."""
+        return self.name in FIXED_ETA
+
+    @property
     def overlaps(self) -> bool:
         """Whether generation continues while the trainer works."""
         return self.eta > 0 and not self.carry_over

@@ -85,8 +85,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("wall time", f"{summary['wall_s']:.0f} s, {summary['training_s']:.0f} s training")
     table.add_row(
         "staleness",
-        f"eta {summary['eta']}; token lag mean {lag['mean']:.2f}, max {lag['max']:.0f} versions",
+        f"eta {_etas(summary)}; token lag mean {lag['mean']:.2f}, max {lag['max']:.0f} versions",
     )
+    if pauses := summary["pauses"]:
+        times = {1: "once", 2: "twice"}.get(pauses, f"{pauses} times")
+        table.add_row("paused by hand", f"{times}, {summary['paused_s']:.0f} s in total")
     table.add_row(
         "interruptions",
         f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
@@ -106,6 +109,12 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
+
+
+def _etas(summary: dict[str, Any]) -> str:
+    """The staleness bound at the start, and what it was changed to."""
+    changes = [eta for _, eta in summary["eta_changes"]]
+    return ", then ".join(f"{float(eta):g}" for eta in (summary["eta"], *changes))
 
 
 def _mismatches(count: int) -> str:

@@ -8,11 +8,12 @@
     train lane    TrainStepDone, CheckpointDone    Train, Save            the trainer's reply
     weights lane  WeightsPushed                    Interrupt, PushWeights, Resume
                                                                           every engine's echo
-    others        EngineLost, EngineJoined, StopRequested: callers that hold the queue
+    others        EngineLost, EngineJoined, requests: callers that hold the queue
 
 The lanes keep order: actions on the trainer run one after the other, and so do actions on the
 engines' weights. Their queues need no bound because the coordinator never has more than one step,
-one save and one push outstanding.
+one save and one push outstanding. A request that cannot be done is answered with the reason and is
+no event: the log has what happened.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from areal_lab.control.events import (
     GroupId,
     Interrupt,
     PushWeights,
+    Request,
     Resume,
     RunStarted,
     Save,
@@ -71,7 +73,7 @@ class Performer(Protocol):
         """Keep these weights: `push_weights(version)` follows as soon as the engines are ready."""
         ...
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, *, by_hand: bool) -> None:
         """Pause every engine."""
         ...
 
@@ -101,6 +103,15 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of a person, which the coordinator may refuse."""
+
+    request: Request
+    answer: Callable[[str | None], None] = lambda _: None
+    """Called with the reason if it is refused, else with None, before it is handled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """A queue of actions, performed strictly one after the other."""
 
@@ -122,14 +133,14 @@ async def drive(
     coordinator: Coordinator,
     performer: Performer,
     started: RunStarted,
-    events: asyncio.Queue[Event],
+    events: asyncio.Queue[Event | Asked],
     observer: Observer,
 ) -> Finish:
     """Drive a run from `started` to its `Finish`.
 
     Args:
-        events: the tasks put their events here; callers put losses and returns of engines and
-            `StopRequested`.
+        events: the tasks put their events here; callers put losses and returns of engines, and what
+            is asked of the run.
 
     Raises:
         Exception: the first error of any task, after all others were cancelled.
@@ -167,17 +178,29 @@ async def drive(
                         train_lane.queue.put_nowait(None)
                         weights_lane.queue.put_nowait(None)
                         return action
-            event = await events.get()
+            event = await _next_event(coordinator, events)
             if isinstance(event, GroupFinished | GroupFiltered):
                 groups.pop(event.group, None)
 
 
-async def _generate(performer: Performer, start: StartGroup, events: asyncio.Queue[Event]) -> None:
+async def _next_event(coordinator: Coordinator, events: asyncio.Queue[Event | Asked]) -> Event:
+    """The next event, or the next request that is not refused."""
+    while isinstance(item := await events.get(), Asked):
+        reason = coordinator.refusal(item.request)
+        item.answer(reason)
+        if reason is None:
+            return item.request
+    return item
+
+
+async def _generate(
+    performer: Performer, start: StartGroup, events: asyncio.Queue[Event | Asked]
+) -> None:
     events.put_nowait(await performer.generate_group(start))
 
 
 def _on_trainer(
-    performer: Performer, events: asyncio.Queue[Event]
+    performer: Performer, events: asyncio.Queue[Event | Asked]
 ) -> Callable[[Action], Awaitable[None]]:
     async def perform(action: Action) -> None:
         match action:
@@ -191,12 +214,12 @@ def _on_trainer(
 
 
 def _on_weights(
-    performer: Performer, events: asyncio.Queue[Event]
+    performer: Performer, events: asyncio.Queue[Event | Asked]
 ) -> Callable[[Action], Awaitable[None]]:
     async def perform(action: Action) -> None:
         match action:
-            case Interrupt():
-                await performer.interrupt()
+            case Interrupt(by_hand):
+                await performer.interrupt(by_hand=by_hand)
             case PushWeights():
                 await performer.push_weights(action.version)
                 events.put_nowait(WeightsPushed(action.version))

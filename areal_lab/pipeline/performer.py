@@ -187,9 +187,9 @@ class RunPerformer:
         assert version in self.weights, f"version {version} was never exported"
         self._loaded.clear()
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, *, by_hand: bool) -> None:
         """Pause all engines at once."""
-        self.tally.interruptions += 1
+        self.tally.interruptions += not by_hand
         await self.servers.pause()
 
     async def push_weights(self, version: Version) -> None:

@@ -23,7 +23,7 @@ from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
 from areal_lab.data.problems import ProblemSet
 from areal_lab.host.memory import group_peak_rss_bytes
-from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.drive import Asked, drive
 from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.outcome import SummaryInputs, summary_so_far, write_failure
@@ -192,7 +192,7 @@ async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutR
 
 async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPerformer) -> Finish:
     """Drive the run; a stop request becomes an event."""
-    events: asyncio.Queue[Event] = asyncio.Queue()
+    events: asyncio.Queue[Event | Asked] = asyncio.Queue()
 
     async def forward_stop() -> None:
         await context.stop.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from areal_lab.plots.style import (
@@ -18,8 +19,9 @@ from areal_lab.plots.style import (
     nothing_yet,
     whole_numbers,
 )
+from areal_lab.runlog.by_hand import eta_changes
 from areal_lab.runlog.lags import mean_lag, total, trained_batches
-from areal_lab.runlog.records import Log
+from areal_lab.runlog.records import Log, Scalar
 
 if TYPE_CHECKING:
     from areal_lab.plots.picture import Picture
@@ -60,8 +62,11 @@ def draw_staleness(log: Log, *, width: float = 10.0, title: str | None = None) -
     # The oldest token of a batch is the first token of a sample, so this is also its largest lag.
     largest = [max(batch.head_lags, default=0) for batch in batches]
     steps.plot(numbers, largest, ".", color=BLACK, markersize=4, label="head, largest")
-    eta = log.header.limits.get("eta")
-    if batches and isinstance(eta, int | float) and math.isfinite(eta):
+    eta, changes = log.header.limits.get("eta"), eta_changes(log)
+    if batches and changes:
+        etas = [_eta_at(batch.begun_s, eta, changes) for batch in batches]
+        steps.step(numbers, etas, "--", where="mid", color=GREY, linewidth=1, label="eta")
+    elif batches and isinstance(eta, int | float) and math.isfinite(eta):
         steps.axhline(eta, color=GREY, linestyle="--", linewidth=1, label=f"eta = {eta:g}")
     steps.set(xlabel="training step", ylabel="lag (versions)", title="lag of each batch")
     whole_numbers(steps)
@@ -80,3 +85,9 @@ def draw_staleness(log: Log, *, width: float = 10.0, title: str | None = None) -
             f"versions, largest {max(tokens, default=0)}."
         )
     return entitle(figure, title or "Lag of the trained tokens and samples", alt=said)
+
+
+def _eta_at(t_s: float, first: Scalar, changes: Sequence[tuple[float, float]]) -> float:
+    """The staleness bound in force at a time; nan, which is not drawn, if it is infinite."""
+    eta = next((eta for since_s, eta in reversed(changes) if since_s <= t_s), first)
+    return eta if isinstance(eta, int | float) and math.isfinite(eta) else math.nan

@@ -1,14 +1,18 @@
 """The activity of each process over time: what it did, and why it was idle.
 
 Spans are busy time (the innermost one where they nest). Time without a span is idle, and its cause
-follows from the events and actions around it; a span with a `cause` overrides it.
+follows from the events and actions around it; a span with a `cause` overrides it. An engine that
+says that it is paused does not say why: between `PauseRequested` and `ResumeRequested` (or
+`StopRequested`) it is paused by hand.
 
     process   idle cause                           while it has no span, and
     trainer   waiting for weights                  PushWeights .. WeightsPushed
               waiting for a batch                  otherwise: too few groups finished
               request on its way                   Train, Save .. TrainStepDone, CheckpointDone
+              paused by hand                       PauseRequested .. ResumeRequested, otherwise
               nothing left to do                   the last step is done
-    engine i  paused for weights                   Interrupt .. Resume, new weights are ready
+    engine i  paused by hand                       PauseRequested .. ResumeRequested
+              paused for weights                   Interrupt .. Resume, new weights are ready
               paused for training                  Interrupt .. Resume, before they are
               request on its way or at a tool      groups on it are not yet generated
               waiting for rewards                  all groups on it are generated
@@ -31,7 +35,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from areal_lab.control.events import (
@@ -46,15 +50,19 @@ from areal_lab.control.events import (
     GroupFinished,
     GroupId,
     Interrupt,
+    PauseRequested,
     PushWeights,
     Resume,
+    ResumeRequested,
     RunStarted,
     Save,
     StartGroup,
+    StopRequested,
     Train,
     TrainStepDone,
     WeightsPushed,
 )
+from areal_lab.runlog.by_hand import pauses
 from areal_lab.runlog.records import (
     PIPELINE,
     REWARDS,
@@ -68,6 +76,7 @@ from areal_lab.runlog.records import (
 
 PAUSED = "paused for weights"
 PAUSED_FOR_TRAINING = "paused for training"
+PAUSED_BY_HAND = "paused by hand"
 NOTHING_ADMITTED = "nothing admitted (staleness bound)"
 WAIT_BATCH = "waiting for a batch"
 WAIT_WEIGHTS = "waiting for weights"
@@ -167,8 +176,9 @@ def idle_by_cause(log: Log) -> dict[str, ProcessUse]:
 def activity(log: Log) -> dict[str, list[Stretch]]:
     """The activity of each process from 0 s to the end of the log, without gaps or overlaps."""
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
+    requested = pauses(log)
     for span in log.spans:
-        spans[span.process].append(span)
+        spans[span.process].extend(_by_hand(span, requested) if span.cause == PAUSED else [span])
     end_s = log.end_s  # looks at every record
     background = _Background(log, end_s, recorded=frozenset(spans))
     return {
@@ -178,6 +188,18 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
 
 
 # --- spans over background -----------------------------------------------------------------------
+
+
+def _by_hand(span: SpanRecord, requested: Iterable[tuple[float, float]]) -> Iterator[SpanRecord]:
+    """The parts of an engine's pause within and between the pauses that were requested."""
+    at_s = span.t_s
+    for since_s, until_s in requested:
+        start_s, end_s = max(since_s, at_s), min(until_s, span.end_s)
+        if start_s < end_s:
+            yield replace(span, t_s=at_s, end_s=start_s)
+            yield replace(span, t_s=start_s, end_s=end_s, cause=PAUSED_BY_HAND)
+            at_s = end_s
+    yield replace(span, t_s=at_s)
 
 
 def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
@@ -249,6 +271,7 @@ class _Background:
         self._lost: set[int] = set()
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
+        self._held = False
         self._last_start_s, self._last_train_s = self._last_work(log)
         for process in log.header.processes:
             self._changes[process] = [(0.0, BEFORE, False)]
@@ -309,6 +332,10 @@ class _Background:
                 self._pushing = self._behind = False
             case CheckpointDone():
                 self._saving = False
+            case PauseRequested():
+                self._held = True
+            case ResumeRequested() | StopRequested():
+                self._held = False
             case EngineLost():
                 for group in [g for g, at in self._engine_of.items() if at == event.engine]:
                     self._forget(group)
@@ -386,6 +413,8 @@ class _Background:
             if TRAINER in self._recorded:
                 return (TRAIN_ON_ITS_WAY, False)
             return ("train" if self._training else "save", True)
+        if self._held:
+            return (PAUSED_BY_HAND, False)
         if t_s > self._last_train_s:
             return (NOTHING_LEFT, False)
         return (WAIT_WEIGHTS if self._pushing else WAIT_BATCH, False)
@@ -394,6 +423,8 @@ class _Background:
         recorded = engine_process(engine) in self._recorded
         if engine in self._lost:
             return (LOST, False)
+        if self._held:
+            return (PAUSED_BY_HAND, False)
         if self._paused:
             return (PAUSED if self._behind else PAUSED_FOR_TRAINING, False)
         if self._generating[engine]:

@@ -2,7 +2,8 @@
 
     process row   threads                      slices               instants       counters
     run           activity                     -                    push, resume   groups, versions,
-                                                                    drop, finish   lag of each batch
+                                                                    drop, finish   lag of a batch,
+                                                                    by hand        eta
     trainer       activity, measured           activity, idle       -              -
     engine i      activity, slot 0, slot 1 ..  groups, scoring      interrupt      -
     rewards, ...  activity                     activity, idle       -              -
@@ -35,6 +36,7 @@ from areal_lab.control.events import (
     WeightsPushed,
 )
 from areal_lab.runlog.activity import activity, label
+from areal_lab.runlog.by_hand import eta_changes, in_words, requests
 from areal_lab.runlog.lags import mean_lag, trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
@@ -137,6 +139,8 @@ def _group_slices(groups: Iterable[GroupRecord], pids: dict[str, int]) -> Iterat
 
 def _instants(log: Log, pids: dict[str, int]) -> Iterator[TraceEvent]:
     engines = [pid for name, pid in pids.items() if name.startswith(engine_process(0)[:-1])]
+    for t_s, request in requests(log):
+        yield _instant(f"by hand: {in_words(request)}", "g", t_s, _RUN_PID)
     for record in log.actions:
         match record.action:
             case Interrupt():
@@ -192,6 +196,11 @@ def _version_counters(log: Log) -> Iterator[TraceEvent]:
 
 
 def _lag_counters(log: Log) -> Iterator[TraceEvent]:
+    changes = eta_changes(log)
+    eta = log.header.limits.get("eta")
+    for t_s, bound in [(0.0, eta), *changes] if changes else []:
+        if isinstance(bound, int | float) and math.isfinite(bound):
+            yield _counter("eta", t_s, bound)
     for batch in trained_batches(log):
         if batch.tokens:
             yield _counter("token lag, mean", batch.done_s, mean_lag(batch.token_lags))

@@ -295,7 +295,7 @@ _KIND_OF: Final[dict[type[Any], str]] = {
     MetricRecord: "metric",
 }
 _FIELDS: Final = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES.values(), *_KIND_OF)}
-_JSON_TYPES: Final[dict[str, type[Any]]] = {"str": str, "bool": bool}
+_JSON_TYPES: Final[dict[str, type[Any]]] = {"str": str, "bool": bool, "float": float}
 _JSON_TYPE: Final = {
     cls: {
         # With `from __future__ import annotations`, types are text. Other types are counts.
@@ -375,6 +375,8 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
         if field_name in _OPTIONAL_FIELDS[cls] and field_name not in value:
             continue
         inner = value[field_name]
+        if json_type is float and type(inner) in (int, float, str):
+            value[field_name] = inner = _float(inner)
         if type(inner) is not json_type:
             raise TypeError(f"{name}.{field_name} is {inner!r}, not a {json_type.__name__}")
         if json_type is list:

@@ -14,6 +14,7 @@ from typing import Any
 
 from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
 from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
+from areal_lab.runlog.by_hand import eta_changes, pauses
 from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.intervals import mean_interval
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
@@ -74,6 +75,7 @@ def counted(log: Log) -> dict[str, Any]:
         tokens for group in log.groups for sample in group.segments for _, tokens in sample
     )
     dropped = Counter(r.action.reason for r in log.actions if isinstance(r.action, Drop))
+    paused = pauses(log)
     filtered = Counter(r.event.reason for r in log.events if isinstance(r.event, GroupFiltered))
     return {
         "training_s": training_s,
@@ -84,7 +86,12 @@ def counted(log: Log) -> dict[str, Any]:
         "tokens_per_s": trained_tokens / training_s if training_s > 0 else 0.0,
         "generated_tokens_per_s": generated_tokens / training_s if training_s > 0 else 0.0,
         "lag": lag_summary(batches),
-        "interruptions": sum(isinstance(r.action, Interrupt) for r in log.actions),
+        "interruptions": sum(
+            isinstance(r.action, Interrupt) and not r.action.by_hand for r in log.actions
+        ),
+        "pauses": len(paused),
+        "paused_s": sum(end_s - begin_s for begin_s, end_s in paused),
+        "eta_changes": eta_changes(log),
         "multi_version_share": (
             sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0
         ),

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from areal_lab.runlog.activity import PAUSED, activity
+from areal_lab.runlog.by_hand import eta_changes, pauses
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import TRAINER, Log, Record, RunHeader, finite_json
@@ -119,6 +120,11 @@ def replay(
         raise ValueError(
             f"{run.source} has {steps} finished training steps, but must have >= 2 to compare step "
             "times; replay a longer run"
+        )
+    if pauses(run.log) or eta_changes(run.log):
+        raise ValueError(
+            f"{run.source} was paused by hand, or its eta was changed, which a simulation does not "
+            "repeat; replay a run that was left alone"
         )
     settings = replay_settings(run, config)
     for kept in own:

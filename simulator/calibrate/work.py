@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from areal_lab.config.suggest import plain
+from areal_lab.runlog.by_hand import pauses
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import GroupRecord, SpanRecord
 from simulator.workload.recorded_run import updates
@@ -78,9 +79,9 @@ def span_points(run: RecordedRun) -> list[EnginePoint]:
 
 
 def group_points(run: RecordedRun) -> list[EnginePoint]:
-    """Points from the client's records of groups that no weight update disturbed."""
+    """Points from the client's records of groups that no weight update or pause disturbed."""
     ends_s = [batch.done_s for batch in run.batches]
-    disturbed = list(updates(run.log))
+    disturbed = [*updates(run.log), *pauses(run.log)]
     by_engine: dict[int, list[GroupRecord]] = defaultdict(list)
     for record in run.log.groups:
         if "abort" not in record.finish_reasons and record.generated_s > record.t_s:

@@ -11,12 +11,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from areal_lab.control.events import Event, TrainStepDone, Version, WeightsPushed
+from areal_lab.control.events import (
+    Event,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+    TrainStepDone,
+    Version,
+    WeightsPushed,
+)
 from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
     PAUSED,
+    PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
     WAIT_BATCH,
     WAIT_REWARDS,
@@ -90,7 +99,7 @@ class Accounting:
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
         self._behind = self._pushing = self._interrupted = self._loading = False
-        self._all_started = self._all_trained = self._training = False
+        self._all_started = self._all_trained = self._training = self._held = False
         self._push_began_s = 0.0
         # Counters.
         self.interruptions = 0
@@ -124,6 +133,10 @@ class Accounting:
             case WeightsPushed():
                 self._update_s += now_s - self._push_began_s
                 self._behind = self._pushing = self._loading = False
+                self._trainer_waits(now_s)
+                self._update_all(now_s)
+            case PauseRequested() | ResumeRequested() | StopRequested():
+                self._held = isinstance(event, PauseRequested)
                 self._trainer_waits(now_s)
                 self._update_all(now_s)
             case _:
@@ -169,7 +182,9 @@ class Accounting:
         self._clocks[slot.number].set(now_s, self._state(slot))
 
     def _trainer_waits(self, now_s: float) -> None:
-        if not self._training:
+        if self._held and not self._training:
+            self.trainer_clock.set(now_s, PAUSED_BY_HAND)
+        elif not self._training:
             cause = WAIT_WEIGHTS if self._pushing else WAIT_BATCH
             self.trainer_clock.set(now_s, NOTHING_LEFT if self._all_trained else cause)
 
@@ -184,6 +199,8 @@ class Accounting:
             return LOAD
         if slot.flights and not slot.paused:
             return GENERATE
+        if self._held:
+            return PAUSED_BY_HAND
         if self._interrupted:
             return PAUSED if self._behind else PAUSED_FOR_TRAINING
         if self._scoring[slot.number]:

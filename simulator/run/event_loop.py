@@ -8,6 +8,7 @@
     train step        TrainStepDone, CheckpointDone Train, Save             time, engines that load
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
+    requests          PauseRequested, ...           their time              time
 
 Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
 token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
@@ -92,7 +93,7 @@ class EventLoop:
         self._last_start = None if steps is None else steps * system.limits.batch_groups
         self.unfinished = 0
         """Groups that the end of the run dropped."""
-        self._pause_due = self._paused = False
+        self._pause_due = self._paused = self._by_hand = False
         self._dirty: dict[Slot, None] = {}
         self._inbox: list[Event] = []
         self._telling = False
@@ -104,6 +105,8 @@ class EventLoop:
             for node in range(0, len(self.slots), system.engines_per_node):
                 on_node = self.slots[node : node + system.engines_per_node]
                 self.env.process(node_of_engines(self, system.failures, node, on_node))
+        if system.requests:
+            self.env.process(self._request())
         self.tell(RunStarted(tuple(range(system.engines))))
         self.env.run(until=self.over)
         assert self.finish is not None
@@ -143,7 +146,7 @@ class EventLoop:
                     self.accounting.push_began(now_s)
                     self.env.process(self._push(action.version))
                 case Interrupt():
-                    self._pause_due = True
+                    self._pause_due, self._by_hand = True, action.by_hand
                     self.accounting.interrupted(now_s)
                 case Resume():
                     self._resume(now_s)
@@ -276,7 +279,7 @@ class EventLoop:
 
     def _pause(self, now_s: float) -> None:
         self._pause_due, self._paused = False, True
-        self.accounting.interruptions += 1
+        self.accounting.interruptions += not self._by_hand
         for slot in self.slots:
             if slot.dead:
                 continue
@@ -338,6 +341,13 @@ class EventLoop:
         if self.system.limits.train_steps is None and version == self.system.steps:
             self.tell(StopRequested())
         self.tell(TrainStepDone(version))
+
+    def _request(self) -> Process:
+        """Ask what a person asks for; what the coordinator refuses does not happen."""
+        for at_s, request in self.system.requests:
+            yield self.env.timeout(at_s - self.env.now)
+            if self.coordinator.refusal(request) is None:
+                self.tell(request)
 
     def _save(self, version: Version) -> Process:
         # A checkpoint is written in the background; the coordinator decides what waits for it.

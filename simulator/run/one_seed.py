@@ -14,6 +14,7 @@ from areal_lab.runlog.activity import (
     NOTHING_LEFT,
     ON_ITS_WAY,
     PAUSED,
+    PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
     WAIT_BATCH,
     WAIT_REWARDS,
@@ -30,7 +31,7 @@ from simulator.run.system import System
 IDLE_CAUSES: Final = frozenset(
     {
         *(LOST, NOTHING_ADMITTED, NOTHING_LEFT, ON_ITS_WAY, PAUSED, PAUSED_FOR_TRAINING),
-        *(WAIT_BATCH, WAIT_REWARDS, WAIT_WEIGHTS),
+        *(PAUSED_BY_HAND, WAIT_BATCH, WAIT_REWARDS, WAIT_WEIGHTS),
     }
 )
 

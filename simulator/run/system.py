@@ -16,7 +16,15 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from areal_lab.control.events import EngineId, GroupId, Version
+from areal_lab.control.coordinator import Coordinator
+from areal_lab.control.events import (
+    EngineId,
+    EtaRequested,
+    GroupId,
+    PauseRequested,
+    ResumeRequested,
+    Version,
+)
 from areal_lab.control.limits import Limits
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
@@ -266,6 +274,8 @@ class System:
     tool: Latency | None = None
     """Time between two turns of a sample; None means no time."""
     failures: Failures | None = None
+    requests: Sequence[tuple[float, PauseRequested | ResumeRequested | EtaRequested]] = ()
+    """What a person asks of the run, and when (seconds), in order; a pause must end."""
     engines_per_node: int = 8
     training_nodes: int = 1
     rollout_gpu: GPU | None = None
@@ -305,6 +315,20 @@ class System:
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
                 "GPUs do one at a time; use synchronous or partial_rollout"
             )
+        self._check_requests()
+
+    def _check_requests(self) -> None:
+        times_s = [0.0, *(at_s for at_s, _ in self.requests)]
+        if times_s != sorted(times_s):
+            raise ValueError(f"requests are at {times_s[1:]} s, but must be in order, from 0 s on")
+        pauses = [r for _, r in self.requests if not isinstance(r, EtaRequested)]
+        if pauses and isinstance(pauses[-1], PauseRequested):
+            raise ValueError("the last pause of requests has no end; add a ResumeRequested")
+        for _, request in self.requests:
+            if (reason := Coordinator(self.limits).refusal(request)) is not None:
+                raise ValueError(f"{request} cannot be done: {reason}")
+            if self.switch is not None and isinstance(request, EtaRequested):
+                raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")
 
     @property
     def colocated(self) -> bool:

@@ -79,7 +79,7 @@ def updates(log: Log) -> Iterator[tuple[float, float]]:
     since_s = None
     for record in log.records:
         match record:
-            case ActionRecord(t_s, Interrupt() | PushWeights()) if since_s is None:
+            case ActionRecord(t_s, Interrupt(by_hand=False) | PushWeights()) if since_s is None:
                 since_s = t_s
             case EventRecord(t_s, WeightsPushed()) if since_s is not None:
                 yield since_s, t_s

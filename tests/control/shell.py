@@ -2,7 +2,8 @@
 
 It keeps its own account of what runs where and compares it with what the coordinator orders:
 
-    safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push
+    safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push;
+                  a paused run starts nothing and resumes when asked, not before
     conservation  a group starts once and ends once: trained, filtered or dropped
     liveness      while the run goes on something runs, and no permitted slot stays idle
     order         Drop < Interrupt < Save, Train < PushWeights < Resume < StartGroup < Finish
@@ -12,7 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+
+import pytest
 
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.coordinator import Coordinator, Limits
@@ -23,14 +27,18 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EtaRequested,
     Event,
     Finish,
     GroupFiltered,
     GroupFinished,
     GroupId,
     Interrupt,
+    PauseRequested,
     PushWeights,
+    Request,
     Resume,
+    ResumeRequested,
     RunStarted,
     Save,
     StartGroup,
@@ -45,6 +53,7 @@ from tests.reference.order import batch
 
 RANK = {Drop: 0, Interrupt: 1, Save: 2, Train: 2, PushWeights: 3, Resume: 4, StartGroup: 5}
 RANK |= {Finish: 6}
+ETAS = [0, 0.25, 0.5, 1, 1.3, 2, 4, math.inf]
 
 
 class Shell:
@@ -70,8 +79,10 @@ class Shell:
         self.first_version = self.trained = self.pushed = version
         self.training = self.saving = self.paused = False
         self.pushing: Version | None = None
-        self.stopping = False
+        self.stopping = self.held = self.eta_fell = False
         self.over: str | None = None
+        self.promised: dict[GroupId, float] = {}
+        """Lag bound of each group in start order: that of the eta under which it started."""
         self.tell(RunStarted(tuple(range(engines)), version, next_group))
 
     @property
@@ -105,17 +116,47 @@ class Shell:
         if self.pushing is not None:
             events.append(WeightsPushed(self.pushing))
         events += [EngineJoined(engine) for engine in self.awaited]
+        if self.held:
+            events.append(ResumeRequested())
         return events
 
-    def run(self, random: Random, *, events: int, disturb: float = 0.0) -> None:
-        """Let at most `events` more happen, a share of `disturb` of them unpleasant."""
+    def run(self, random: Random, *, events: int, disturb: float = 0.0, ask: float = 0.0) -> None:
+        """Let at most `events` more happen.
+
+        Args:
+            disturb: share of unpleasant ones.
+            ask: share of the others that a person asks for.
+        """
         for _ in range(events):
             if self.over is not None:
                 return
             if random.random() < disturb:
                 self.tell(self._disturbance(random))
+            elif random.random() < ask:
+                self.ask(request(random))
             else:
                 self.tell(random.choice(self.possible()))
+
+    def ask(self, request: Request) -> str | None:
+        """Let `request` happen, unless it is refused for a good reason; returns the reason."""
+        reason = self.coordinator.refusal(request)
+        if reason is None:
+            self.tell(request)
+            return None
+        assert self._may_refuse(request), reason
+        before = self.coordinator.counts, self.coordinator.limits, self.coordinator.waiting_for()
+        with pytest.raises(ValueError, match="cannot be done"):
+            self.coordinator.handle(request)
+        after = self.coordinator.counts, self.coordinator.limits, self.coordinator.waiting_for()
+        assert before == after
+        return reason
+
+    def _may_refuse(self, request: Request) -> bool:
+        if not isinstance(request, EtaRequested) or self.stopping:
+            return self.stopping and not isinstance(request, StopRequested)
+        order = self.limits.order
+        blocks = not order.drop_late and order.max_lag < request.eta
+        return blocks or self.limits.schedule.name in ("synchronous", "one_step_overlap")
 
     def _disturbance(self, random: Random) -> Event:
         newest = max(self.engines | self.awaited)
@@ -158,24 +199,43 @@ class Shell:
                 (self.awaited.add if returns else self.awaited.discard)(engine)
                 if not self.engines and not self.awaited:
                     self.pushing, self.paused, self.stopping = None, False, True
+                    self.held = False
             case EngineJoined(engine):
                 self.awaited.discard(engine)
                 self.engines.add(engine)
-            case StopRequested():
-                self.stopping = True
             case RunStarted():
                 pass
+            case _:
+                self._note_request(event)
+
+    def _note_request(self, request: Request) -> None:
+        match request:
+            case StopRequested():
+                self.held = False
+                # A run that has trained everything ends by itself.
+                steps = self.limits.train_steps
+                self.stopping |= self.training or steps is None or self.trained < steps
+            case PauseRequested():
+                self.held = True
+            case ResumeRequested():
+                self.held = False
+            case EtaRequested(eta):
+                self.eta_fell |= eta < self.limits.schedule.eta
+                schedule = replace(self.limits.schedule, eta=eta)
+                self.limits = replace(self.limits, schedule=schedule)
 
     def _perform(self, action: Action) -> None:
         assert self.over is None, f"{action} after Finish"
         match action:
             case StartGroup():
                 self._start(action)
-            case Interrupt():
+            case Interrupt(by_hand):
+                assert by_hand == self.held
                 assert self.running
                 assert not self.paused
                 self.paused = True
             case Resume():
+                assert not self.held
                 assert self.paused
                 self.paused = False
             case Train(version, groups):
@@ -201,10 +261,12 @@ class Shell:
             case Finish(reason):
                 assert not any((self.running, self.homeless, self.finished))
                 assert not any((self.training, self.saving, self.paused, self.pushing))
+                assert not self.held
                 self.over = reason
 
     def _start(self, action: StartGroup) -> None:
         assert not self.paused
+        assert not self.held
         assert self.pushing is None
         assert not self.stopping
         assert action.engine == self._engine_by_the_rule()
@@ -224,6 +286,7 @@ class Shell:
             steps = self.limits.train_steps
             assert steps is None or n <= steps * size
             assert len(self.running) + len(self.homeless) < self.limits.max_in_flight
+            self.promised[action.group] = lag_bound(self.limits.schedule)
         self.running[action.group] = (action.engine, action.version)
 
     def _engine_by_the_rule(self) -> EngineId:
@@ -244,15 +307,16 @@ class Shell:
     def _train(self, version: Version, groups: tuple[GroupId, ...]) -> None:
         assert not self.training
         assert not self.saving
+        assert not self.held
         assert version == self.trained
         assert groups == self._batch_by_the_rule()
         for group in groups:
             self.lags.append(version - self.finished.pop(group))
             self._end(group, "trained")
+            if self.limits.order.name == "strict_start_order":
+                assert self.lags[-1] <= self.promised[group]
         self.training = True
         self.batches.append(groups)
-        if self.limits.order.name == "strict_start_order":
-            assert max(self.lags) <= lag_bound(self.limits.schedule)
         assert max(self.lags) <= self.limits.order.max_lag
 
     def _batch_by_the_rule(self) -> tuple[GroupId, ...] | None:
@@ -288,6 +352,8 @@ class Shell:
         alive = len(self.running) + len(self.homeless) + len(self.finished)
         assert len(self.fate) + alive == self.next_group - self.first_group
         assert self.coordinator.waiting_for()
+        assert self.coordinator.limits == self.limits
+        assert self.coordinator.paused == self.held
         if self.over is None:
             assert self.possible(), f"nothing runs; waits for {self.coordinator.waiting_for()}"
             if not self.stopping:
@@ -297,6 +363,11 @@ class Shell:
 
     def _check_nobody_is_idle_for_no_reason(self) -> None:
         schedule = self.limits.schedule
+        if self.held:
+            assert self.paused or not self.running
+            if schedule.on_new_weights is OnNewWeights.INTERRUPT:
+                assert self.pushing is not None or self.trained == self.pushed
+            return
         if not (self.training or self.saving):
             assert self._batch_by_the_rule() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
@@ -317,4 +388,13 @@ class Shell:
         )
         if self.limits.train_steps is not None:
             limit = min(limit, self.limits.train_steps * self.limits.batch_groups)
-        assert len(self.running) == self.limits.max_in_flight or self.started == limit
+        if len(self.running) < self.limits.max_in_flight:
+            # More than the limit were only started under a higher eta.
+            assert self.started >= limit if self.eta_fell else self.started == limit
+
+
+def request(random: Random) -> Request:
+    """Anything that a person may ask, except to stop."""
+    return random.choice(
+        [PauseRequested(), PauseRequested(), ResumeRequested(), EtaRequested(random.choice(ETAS))]
+    )

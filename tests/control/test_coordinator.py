@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from areal_lab.control.coordinator import Coordinator, Limits
@@ -11,13 +13,17 @@ from areal_lab.control.events import (
     Drop,
     EngineJoined,
     EngineLost,
+    EtaRequested,
     Event,
     Finish,
     GroupFiltered,
     GroupFinished,
     Interrupt,
+    PauseRequested,
     PushWeights,
+    Request,
     Resume,
+    ResumeRequested,
     RunStarted,
     Save,
     StartGroup,
@@ -313,6 +319,103 @@ def test_a_run_that_was_complete_when_recovered_ends_at_once() -> None:
     assert actions_after(c, RunStarted((0,), version=3, next_group=6)) == [Finish("complete")]
 
 
+def test_a_pause_interrupts_and_what_ends_meanwhile_waits_for_the_resume() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    actions_after(c, RunStarted((0,)), ended(0))  # 1, 2 and 3 run
+    assert actions_after(c, PauseRequested()) == [Interrupt(by_hand=True)]
+    assert c.waiting_for() == "a request to resume"
+    assert actions_after(c, ended(1)) == []  # its score was on its way: a batch, and no step
+    assert c.counts.finished == 2
+    assert actions_after(c, ResumeRequested()) == [Train(0, (0, 1)), Resume()]
+
+
+def test_a_pause_during_a_step_ends_the_step_and_pushes_its_weights() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3, save_every_steps=1))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # trains (0, 1); 3 runs
+    assert actions_after(c, PauseRequested()) == [Interrupt(by_hand=True)]
+    assert c.waiting_for() == "the trainer (step 1), and is then paused"
+    assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
+    assert actions_after(c, CheckpointDone(1)) == []
+    assert c.waiting_for() == "engines to load version 1, and is then paused"
+    assert actions_after(c, WeightsPushed(1)) == []
+    starts = [StartGroup(4, 0, 1), StartGroup(5, 0, 1)]
+    assert actions_after(c, ResumeRequested()) == [Resume(), *starts]
+
+
+def test_a_pause_during_a_push_keeps_the_engines_paused() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    assert actions_after(c, PauseRequested()) == []
+    assert actions_after(c, WeightsPushed(1)) == []
+    assert actions_after(c, ResumeRequested()) == [Resume(), StartGroup(4, 0, 1)]
+
+
+def test_a_resume_during_a_push_waits_for_the_weights() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
+    actions_after(c, TrainStepDone(1), PauseRequested())
+    assert actions_after(c, ResumeRequested()) == []
+    assert actions_after(c, WeightsPushed(1)) == [Resume(), StartGroup(4, 0, 1)]
+
+
+def test_draining_weights_wait_until_the_run_is_resumed() -> None:
+    c = Coordinator(limits(asynchronous(1, interruptible=False), max_in_flight=3))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), PauseRequested())  # 2 and 3 run
+    assert actions_after(c, TrainStepDone(1)) == []
+    assert actions_after(c, ResumeRequested()) == [Resume()]
+    assert actions_after(c, ended(2), ended(3)) == [Train(1, (2, 3)), PushWeights(1)]
+
+
+def test_an_engine_that_is_lost_during_a_pause_gives_its_groups_after_the_resume() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=3))
+    actions_after(c, RunStarted((0, 1)), PauseRequested())  # 0 and 2 run on engine 0
+    assert actions_after(c, EngineLost(0, tokens_kept=True)) == []
+    assert actions_after(c, EngineJoined(2)) == []
+    resumed = [Resume(), StartGroup(0, 2, 0), StartGroup(2, 1, 0)]
+    assert actions_after(c, ResumeRequested()) == resumed
+
+
+def test_a_stop_ends_a_pause_and_the_engines_are_left_running() -> None:
+    c = Coordinator(limits(asynchronous(1), max_in_flight=2))
+    actions_after(c, RunStarted((0,)), PauseRequested())
+    drops = [Drop(0, "run ended"), Drop(1, "run ended")]
+    assert actions_after(c, StopRequested()) == [*drops, Resume(), Finish("stopped")]
+
+
+def test_a_run_that_is_paused_in_its_last_step_ends_when_it_is_resumed_or_stopped() -> None:
+    for ends in (ResumeRequested(), StopRequested()):
+        c = Coordinator(limits(synchronous(), train_steps=1))
+        actions_after(c, RunStarted((0,)), ended(0), ended(1), PauseRequested())
+        assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
+        assert actions_after(c, WeightsPushed(1), CheckpointDone(1)) == []
+        assert c.waiting_for() == "a request to resume"
+        assert actions_after(c, ends) == [Finish("complete")]
+
+
+def test_another_eta_counts_from_now_on() -> None:
+    c = Coordinator(limits(asynchronous(0)))
+    assert len(actions_after(c, RunStarted((0,)))) == 2
+    assert actions_after(c, EtaRequested(1.5)) == [StartGroup(g, 0, 0) for g in (2, 3, 4)]
+    assert actions_after(c, EtaRequested(0)) == []
+    assert actions_after(c, ended(0), ended(1)) == [Train(0, (0, 1))]
+    # Five groups are started, and eta 0 admits 2 * 2 under version 1.
+    assert actions_after(c, TrainStepDone(1), WeightsPushed(1)) == [Resume()]
+    assert actions_after(c, GroupFinished(2, 0, 1), GroupFinished(3, 0, 1)) == [Train(1, (2, 3))]
+    assert actions_after(c, TrainStepDone(2), WeightsPushed(2)) == [Resume(), StartGroup(5, 0, 2)]
+    assert c.limits.schedule.eta == 0
+
+
+def test_engines_are_resumed_before_a_run_ends_that_lost_them_during_a_push() -> None:
+    c = Coordinator(limits(asynchronous(1), train_steps=2))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1))
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    actions_after(c, EngineLost(0, tokens_kept=True, returns=True), ended(2))
+    assert actions_after(c, ended(3)) == [Train(1, (2, 3))]
+    actions_after(c, WeightsPushed(1), TrainStepDone(2), CheckpointDone(2))
+    assert actions_after(c, WeightsPushed(2)) == [Resume(), Finish("complete")]
+
+
 RUNNING = (RunStarted((0, 1)),)
 TRAINING = (*RUNNING, ended(0), ended(1))
 
@@ -350,6 +453,48 @@ def test_impossible_events_are_refused(
     with pytest.raises(ValueError, match=message):
         c.handle(event)
     assert (c.counts, c.waiting_for()) == (counts, waiting)
+
+
+STOPPING = (*TRAINING, StopRequested())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order", "before", "request_", "reason"),
+    [
+        (synchronous(), None, RUNNING, EtaRequested(1), "synchronous is eta 0; start a run with"),
+        (one_step_overlap(), None, (), EtaRequested(1), "one_step_overlap is eta 1; start a run"),
+        (asynchronous(1), None, RUNNING, EtaRequested(-1), "eta is -1, but a staleness bound is"),
+        (asynchronous(1), None, RUNNING, EtaRequested(float("nan")), "eta is nan"),
+        (asynchronous(1), bounded_lag(2), RUNNING, EtaRequested(2.5), "eta can be at most 2"),
+        (asynchronous(1), None, STOPPING, PauseRequested(), r"the run is ending \(stopped\)"),
+        (asynchronous(1), None, STOPPING, ResumeRequested(), r"the run is ending \(stopped\)"),
+        (asynchronous(1), None, STOPPING, EtaRequested(1), r"the run is ending \(stopped\)"),
+        (synchronous(), None, (*RUNNING, StopRequested()), PauseRequested(), "the run is over"),
+    ],
+)
+def test_a_request_that_cannot_be_done_is_refused_with_the_reason(
+    schedule: Schedule,
+    order: BatchOrder | None,
+    before: tuple[Event, ...],
+    request_: Request,
+    reason: str,
+) -> None:
+    c = Coordinator(limits(schedule, order=order))
+    actions_after(c, *before)
+    refused = c.refusal(request_)
+    assert refused is not None
+    assert re.search(reason, refused)
+    counts, waiting, rules = c.counts, c.waiting_for(), c.limits
+    because = "cannot be done|after Finish" if before else "RunStarted was expected"
+    with pytest.raises(ValueError, match=because):
+        c.handle(request_)
+    assert (c.counts, c.waiting_for(), c.limits) == (counts, waiting, rules)
+
+
+def test_what_will_be_possible_is_not_refused_before_the_run_starts() -> None:
+    c = Coordinator(limits(partial_rollout(), order=bounded_lag(1, drop=True)))
+    for request in (PauseRequested(), ResumeRequested(), StopRequested(), EtaRequested(99)):
+        assert c.refusal(request) is None
 
 
 def test_limits_that_cannot_work_are_refused() -> None:

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from areal_lab.control.coordinator import Coordinator, Limits, replay
 from areal_lab.control.events import (
+    Drop,
     EngineLost,
+    EtaRequested,
     Finish,
     Interrupt,
+    PauseRequested,
     PushWeights,
+    ResumeRequested,
     Save,
     StartGroup,
     StopRequested,
+    Train,
 )
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
 from areal_lab.control.routing import least_loaded, round_robin, sticky
@@ -30,10 +35,10 @@ from areal_lab.control.schedule import (
     schedule_named,
     synchronous,
 )
+from areal_lab.runlog.records import ActionRecord, EventRecord, decode, encode
 from areal_lab.runlog.replay import limits_from_fields, limits_to_fields
-from tests.control.shell import Shell
+from tests.control.shell import ETAS, Shell
 
-ETAS = [0, 0.25, 0.5, 1, 1.3, 2, 4, math.inf]
 BY_NAME = [
     schedule_named(name, eta=eta, interruptible=pause)
     for name in SCHEDULES
@@ -98,13 +103,64 @@ def test_a_disturbed_run_ends_complete(
     assert shell.over == "complete"
 
 
+@given(limits(), SEEDS, st.integers(1, 4), st.sampled_from([0.0, 0.2]))
+@settings(max_examples=250)
+def test_a_run_of_which_much_is_asked_ends_complete(
+    limits: Limits, seed: int, engines: int, disturb: float
+) -> None:
+    shell = Shell(limits, engines=engines)
+    shell.run(Random(seed), events=8000, disturb=disturb, ask=0.3)
+    assert shell.over == "complete"
+    assert shell.pushed == limits.train_steps
+    if not limits.order.drop_late and not disturb:
+        assert set(shell.fate.values()) == {"trained"}
+
+
+@given(limits(), SEEDS, st.integers(0, 150), st.sampled_from([0.0, 0.1]))
+@settings(max_examples=200)
+def test_a_paused_run_comes_to_rest_and_loses_nothing(
+    limits: Limits, seed: int, events: int, disturb: float
+) -> None:
+    shell, random = Shell(limits), Random(seed)
+    shell.run(random, events=events, disturb=disturb, ask=disturb)
+    if shell.over is not None or shell.ask(PauseRequested()) is not None:
+        return
+    actions, fates = len(shell.actions), len(shell.fate)
+    while rest := [e for e in shell.possible() if not isinstance(e, ResumeRequested)]:
+        shell.tell(random.choice(rest))  # what was begun
+    meanwhile = shell.actions[actions:]
+    assert not any(isinstance(action, StartGroup | Train | Finish) for action in meanwhile)
+    dropped = sum(isinstance(action, Drop) for action in meanwhile)
+    assert len(shell.fate) == fates + dropped
+    assert dropped == 0 or limits.order.drop_late
+    assert not any((shell.training, shell.saving, shell.pushing))
+    shell.tell(ResumeRequested())
+    shell.run(random, events=5000)
+    assert shell.over == "complete"
+
+
+@given(limits(endless=True), SEEDS, st.integers(0, 120))
+@settings(max_examples=100)
+def test_what_is_asked_twice_is_done_once(limits: Limits, seed: int, events: int) -> None:
+    shell = Shell(limits)
+    shell.run(Random(seed), events=events, disturb=0.1, ask=0.1)
+    for asked in (
+        ResumeRequested(),
+        PauseRequested(),
+        EtaRequested(limits.schedule.eta),
+        StopRequested(),
+    ):
+        if shell.over is None and shell.ask(asked) is None and shell.over is None:
+            assert shell.tell(asked) == ()
+
+
 @given(limits(endless=True), SEEDS, st.integers(0, 120))
 @settings(max_examples=150)
 def test_a_stopped_run_saves_what_it_trained_and_ends(
     limits: Limits, seed: int, events: int
 ) -> None:
     shell, random = Shell(limits), Random(seed)
-    shell.run(random, events=events, disturb=0.1)
+    shell.run(random, events=events, disturb=0.1, ask=0.1)
     batches = len(shell.batches)
     for _ in range(2):  # A second request changes nothing.
         if shell.over is None:
@@ -122,7 +178,7 @@ def test_a_run_without_engines_saves_what_it_trained_and_ends(
     limits: Limits, seed: int, events: int
 ) -> None:
     shell, random = Shell(limits), Random(seed)
-    shell.run(random, events=events, disturb=0.1)
+    shell.run(random, events=events, disturb=0.1, ask=0.1)
     for engine in sorted(shell.engines):
         shell.tell(EngineLost(engine, tokens_kept=random.random() < 0.5))
     for engine in sorted(shell.awaited):
@@ -137,8 +193,12 @@ def test_a_run_without_engines_saves_what_it_trained_and_ends(
 @settings(max_examples=60)
 def test_the_same_events_give_the_same_actions(limits: Limits, seed: int) -> None:
     shell = Shell(limits)
-    shell.run(Random(seed), events=200, disturb=0.1)
+    shell.run(Random(seed), events=200, disturb=0.1, ask=0.1)
     assert replay(limits, shell.events) == shell.actions
+    for event in shell.events:
+        assert decode(encode(EventRecord(0.0, event))) == EventRecord(0.0, event)
+    for action in shell.actions:
+        assert decode(encode(ActionRecord(0.0, action))) == ActionRecord(0.0, action)
     assert limits_from_fields(limits_to_fields(limits)) == limits
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import Any
 
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import (
@@ -24,6 +25,7 @@ from areal_lab.control.events import (
     GroupFinished,
     Interrupt,
     PushWeights,
+    Request,
     Resume,
     RunStarted,
     Save,
@@ -74,7 +76,9 @@ class FakeRun:
         tokens_per_s: float = 22,
         train_s: float = 3.6,
         seed: int = 1,
+        requests: Sequence[tuple[float, Request]] = (),
     ) -> None:
+        """`requests`: what a person asks, and when, in seconds since training began."""
         self.folder = folder
         self.coordinator = Coordinator(limits)
         self.chance = random.Random(seed)
@@ -89,6 +93,7 @@ class FakeRun:
         self.heap: list[tuple[float, int, object]] = []
         self.count = 0
         self.interruptions = 0
+        self.requests = requests
         processes = (TRAINER, *(engine_process(e) for e in range(engines)), REWARDS)
         header = RunHeader(
             mode="train",
@@ -102,6 +107,8 @@ class FakeRun:
         """From measuring before to measuring after."""
         self._hold_out()
         with self.log:
+            for at_s, request in self.requests:
+                self._later(at_s, request)
             self._tell(RunStarted(tuple(range(self.engines))))
             while self.heap:
                 self.now_s, _, what = heappop(self.heap)
@@ -136,8 +143,8 @@ class FakeRun:
                 self._go_on(self.groups[action.group])
             case Drop():
                 self.groups.pop(action.group, None)
-            case Interrupt():
-                self.interruptions += 1
+            case Interrupt(by_hand):
+                self.interruptions += not by_hand
                 for group in self.groups.values():
                     self._pause(group)
                 self.paused = True
@@ -238,7 +245,7 @@ class FakeRun:
         return at_s - begun_s + 0.08
 
 
-def write_fake_run(folder: Path, limits: Limits, *, seed: int = 1, **knobs: float) -> Path:
+def write_fake_run(folder: Path, limits: Limits, *, seed: int = 1, **knobs: Any) -> Path:
     """A complete run folder; returns it."""
     for name in ("trajectories", "checkpoints", "logs"):
         (folder / name).mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 
@@ -11,14 +12,18 @@ from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import (
     Action,
     Drop,
+    EtaRequested,
     Event,
     Finish,
     GroupFiltered,
     GroupFinished,
     GroupId,
     Interrupt,
+    PauseRequested,
     PushWeights,
+    Request,
     Resume,
+    ResumeRequested,
     RunStarted,
     StartGroup,
     StopRequested,
@@ -27,7 +32,7 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.order import oldest_finished_first
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
-from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.drive import Asked, drive
 
 
 @dataclass
@@ -53,6 +58,7 @@ class ToyMachine:
     engine_version: Version = 0
     announced: Version = 0
     paused: bool = False
+    by_hand: bool = False
     kept: set[GroupId] = field(default_factory=set)
     trained: list[tuple[GroupId, ...]] = field(default_factory=list)
     dropped: list[GroupId] = field(default_factory=list)
@@ -85,9 +91,9 @@ class ToyMachine:
         assert version > self.engine_version
         self.announced = version
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, *, by_hand: bool) -> None:
         assert not self.paused
-        self.paused = True
+        self.paused, self.by_hand = True, by_hand
 
     async def push_weights(self, version: Version) -> None:
         await asyncio.sleep(0)
@@ -165,6 +171,45 @@ def test_interrupt_comes_before_push_and_push_before_resume() -> None:
             assert order[index + 1] is PushWeights
         if kind is Resume:
             assert order[index - 1] is PushWeights
+
+
+def test_requests_are_answered_and_only_those_that_can_be_done_are_events() -> None:
+    machine, log = ToyMachine(), Log()
+    answers: list[str | None] = []
+
+    async def go() -> Finish:
+        events: asyncio.Queue[Event | Asked] = asyncio.Queue()
+        resting = 50
+
+        async def ask() -> None:
+            while not machine.trained:
+                await asyncio.sleep(0)
+            for request in (EtaRequested(-1), EtaRequested(4), PauseRequested()):
+                events.put_nowait(Asked(request, answers.append))
+            for _ in range(resting):
+                await asyncio.sleep(0)
+            assert machine.paused
+            assert machine.by_hand
+            seen = len(log.entries)
+            for _ in range(resting):
+                await asyncio.sleep(0)
+            assert len(log.entries) == seen  # it came to rest
+            events.put_nowait(Asked(ResumeRequested(), answers.append))
+
+        asking = asyncio.create_task(ask())
+        coordinator = Coordinator(limits(asynchronous(2)))
+        finish = await drive(coordinator, machine, RunStarted((0,)), events, log)
+        await asking
+        return finish
+
+    assert asyncio.run(go()).reason == "complete"
+    assert answers[0] is not None
+    assert "eta is -1" in answers[0]
+    assert answers[1:] == [None, None, None]
+    requests = [e for e in log.entries if isinstance(e, get_args(Request))]
+    assert requests == [EtaRequested(4), PauseRequested(), ResumeRequested()]
+    assert sorted(g for batch in machine.trained for g in batch) == list(range(20))
+    assert not machine.paused
 
 
 def test_eta_zero_is_the_synchronous_schedule() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.control.coordinator import Limits
+from areal_lab.control.events import EtaRequested, PauseRequested, ResumeRequested
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
 from areal_lab.pipeline.report import export_trace, format_run, write_report
 from areal_lab.runlog.file import EventLog, read_log_file
@@ -50,6 +51,24 @@ def copy_of(folder: Path, tmp_path: Path) -> Path:
 
 def is_picture(path: Path) -> bool:
     return path.read_bytes().startswith(PNG) and path.stat().st_size > 10_000
+
+
+def test_what_was_asked_by_hand_is_in_the_report_and_the_trace(tmp_path):
+    asked = ((2.0, PauseRequested()), (9.0, ResumeRequested()), (10.0, EtaRequested(1)))
+    folder = write_fake_run(tmp_path / "run", limits_for(asynchronous(2)), requests=asked)
+    text = format_run(folder)
+    by_hand = text[text.index("By hand") : text.index("Log")]
+    lines = [" ".join(line.split()) for line in by_hand.splitlines() if line]
+    assert lines == ["By hand", "11.0 s pause", "18.0 s resume", "19.0 s eta 1"]
+    assert "idle: paused by hand" in text
+    assert "all " in text[text.index("replayed: ") :]
+    write_report(folder)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    instants = [e["name"] for e in events if e["ph"] == "i" and e["name"].startswith("by hand")]
+    assert instants == ["by hand: pause", "by hand: resume", "by hand: eta 1"]
+    etas = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"] == "eta"]
+    assert etas == [2, 1]
+    assert is_picture(folder / "staleness.png")
 
 
 def test_a_report_is_three_pictures_and_a_trace(finished, tmp_path):

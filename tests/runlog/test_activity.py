@@ -18,11 +18,14 @@ from areal_lab.control.events import (
     Finish,
     GroupFinished,
     Interrupt,
+    PauseRequested,
     PushWeights,
     Resume,
+    ResumeRequested,
     RunStarted,
     Save,
     StartGroup,
+    StopRequested,
     Train,
     TrainStepDone,
     WeightsPushed,
@@ -37,6 +40,7 @@ from areal_lab.runlog.activity import (
     NOTHING_TO_SCORE,
     ON_ITS_WAY,
     PAUSED,
+    PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
     TRAIN_ON_ITS_WAY,
     WAIT_BATCH,
@@ -47,6 +51,7 @@ from areal_lab.runlog.activity import (
     idle_by_cause,
     training_window,
 )
+from areal_lab.runlog.by_hand import pauses
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -219,6 +224,73 @@ def test_a_pause_is_for_training_until_there_are_new_weights():
         (PAUSED_FOR_TRAINING, 2.0, 5.0),
         (PAUSED, 5.0, 6.0),
         ("generate", 6.0, 9.0),
+    ]
+
+
+def test_a_pause_by_hand_is_a_cause_of_its_own():
+    log = log_of(
+        (0.0, RunStarted((0, 1))),
+        (0.0, StartGroup(0, 0, 0)),
+        (0.0, StartGroup(1, 0, 0)),
+        (2.0, GroupFinished(1, 0, 0)),
+        (2.0, Train(0, (1,))),
+        (3.0, PauseRequested()),
+        (3.0, Interrupt(by_hand=True)),
+        (5.0, TrainStepDone(1)),
+        (5.0, PushWeights(1)),
+        (6.0, WeightsPushed(1)),
+        (8.0, PauseRequested()),
+        (9.0, ResumeRequested()),
+        (9.0, Resume()),
+        group(0, 0.0, 12.0, 12.0),
+        (12.0, GroupFinished(0, 0, 1)),
+        (13.0, PauseRequested()),
+        (14.0, StopRequested()),
+        (15.0, Finish("stopped")),
+        processes=("trainer", "engine 0", "engine 1"),
+    )
+    by_process = activity(log)
+    assert pauses(log) == [(3.0, 9.0), (13.0, 14.0)]
+    assert story(by_process["engine 0"]) == [
+        ("generate", 0.0, 3.0),
+        (PAUSED_BY_HAND, 3.0, 9.0),
+        ("generate", 9.0, 12.0),
+        (NOTHING_LEFT, 12.0, 13.0),
+        (PAUSED_BY_HAND, 13.0, 14.0),
+        (NOTHING_LEFT, 14.0, 15.0),
+    ]
+    assert story(by_process["engine 1"])[1] == (PAUSED_BY_HAND, 3.0, 9.0)
+    assert story(by_process["trainer"]) == [
+        (WAIT_BATCH, 0.0, 2.0),
+        ("train", 2.0, 5.0),
+        (PAUSED_BY_HAND, 5.0, 9.0),
+        (NOTHING_LEFT, 9.0, 13.0),
+        (PAUSED_BY_HAND, 13.0, 14.0),
+        (NOTHING_LEFT, 14.0, 15.0),
+    ]
+
+
+def test_an_engine_that_says_it_is_paused_is_so_by_hand_where_that_was_asked():
+    log = log_of(
+        (0.0, RunStarted((0,))),
+        (0.0, StartGroup(0, 0, 0)),
+        (2.0, PauseRequested()),
+        (4.0, ResumeRequested()),
+        (6.0, PauseRequested()),
+        span("engine 0", "decode", 0.0, 1.0),
+        span("engine 0", "paused", 1.0, 3.0, cause=PAUSED),
+        span("engine 0", "load weights", 3.0, 3.5),
+        span("engine 0", "paused", 3.5, 7.0, cause=PAUSED),
+    )
+    assert pauses(log) == [(2.0, 4.0), (6.0, 7.0)]
+    assert story(activity(log)["engine 0"]) == [
+        ("decode", 0.0, 1.0),
+        (PAUSED, 1.0, 2.0),
+        (PAUSED_BY_HAND, 2.0, 3.0),
+        ("load weights", 3.0, 3.5),
+        (PAUSED_BY_HAND, 3.5, 4.0),
+        (PAUSED, 4.0, 6.0),
+        (PAUSED_BY_HAND, 6.0, 7.0),
     ]
 
 

@@ -44,6 +44,7 @@ _BY_ANNOTATION = {
     "EngineId": COUNTS,
     "str": WORDS,
     "bool": st.booleans(),
+    "float": NUMBERS,
     "tuple[EngineId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
     "tuple[GroupId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
 }
@@ -165,6 +166,11 @@ def test_a_reward_that_failed_is_nan_after_a_round_trip():
     assert math.isnan(decode(encode(record)).rewards[0])
 
 
+def test_an_older_log_has_no_interruption_by_hand():
+    line = '{"kind":"action","t_s":1.5,"type":"Interrupt"}'
+    assert decode(line) == ActionRecord(1.5, Interrupt(by_hand=False))
+
+
 def test_finite_json_reaches_into_lists_and_mappings():
     assert finite_json({"a": [math.inf, (-math.inf, 1)]}) == {"a": ["inf", ["-inf", 1]]}
 
@@ -182,6 +188,9 @@ def test_finite_json_reaches_into_lists_and_mappings():
         ('{"kind":"action","t_s":1,"type":"Save","version":"1"}', "Save.version is '1', not a int"),
         ('{"kind":"action","t_s":1,"type":"Save","version":true}', "True, not a int"),
         ('{"kind":"event","type":"StopRequested"}', "t_s"),
+        ('{"kind":"event","t_s":1,"type":"EtaRequested","eta":true}', "True, not a float"),
+        ('{"kind":"event","t_s":1,"type":"EtaRequested","eta":"many"}', "many"),
+        ('{"kind":"event","t_s":1,"type":"EtaRequested"}', "eta"),
         ('{"kind":"run","schema":2,"mode":"train"}', "has schema 2"),
         (
             '{"kind":"run","schema":1,"mode":"walk","started_at":0,"limits":{},"processes":[]}',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,19 @@ import pytest
 from rich.console import Console
 
 from areal_lab.control.coordinator import Limits
-from areal_lab.control.events import Interrupt
+from areal_lab.control.events import EtaRequested, Interrupt, PauseRequested, ResumeRequested
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
 from areal_lab.pipeline.console import summary_table
+from areal_lab.runlog.activity import PAUSED_BY_HAND
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import Log, MetricRecord, RunHeader
-from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.runlog.replay import check_replay, limits_to_fields
 from areal_lab.runlog.summary import build_summary
 from tests.pipeline.fake_run import HELD_OUT_S, FakeRun
 
 
-def fake_log(tmp_path, limits: Limits, **knobs: float) -> Log:
+def fake_log(tmp_path, limits: Limits, **knobs: Any) -> Log:
     FakeRun(tmp_path, limits, **knobs).run()
     return read_log_file(tmp_path / "events.jsonl")
 
@@ -39,6 +41,9 @@ CONTRACT = {
     "backend",
     "lag",
     "interruptions",
+    "pauses",
+    "paused_s",
+    "eta_changes",
     "multi_version_share",
     *COUNTED,
     "dropped",
@@ -105,6 +110,48 @@ def test_an_infinite_eta_is_the_string_inf():
     assert summary["status"] == "incomplete"
     assert summary["steps"] == summary["tokens_per_s"] == 0
     assert summary["peak_bytes"] == {"engine 0": 9}
+    json.dumps(summary, allow_nan=False)
+
+
+ASKED = (
+    (2.0, PauseRequested()),
+    (3.5, PauseRequested()),
+    (9.0, ResumeRequested()),
+    (10.0, EtaRequested(0)),
+    (12.0, EtaRequested(math.inf)),
+    (13.0, PauseRequested()),
+    (14.0, ResumeRequested()),
+)
+
+
+def test_what_was_asked_by_hand_is_counted_and_shown(tmp_path):
+    limits = Limits(batch_groups=4, max_in_flight=8, train_steps=6, schedule=asynchronous(2))
+    (tmp_path / "left alone").mkdir()
+    alone = fake_log(tmp_path / "left alone", limits)
+    log = fake_log(tmp_path, limits, requests=ASKED)
+    summary, before = (
+        build_summary(one, reward_before=None, reward_after=None, wall_s=1.0, backend="x")
+        for one in (log, alone)
+    )
+    assert check_replay(log).agrees, check_replay(log).difference
+    assert (summary["pauses"], summary["paused_s"]) == (2, 8.0)
+    assert summary["eta_changes"] == [[HELD_OUT_S + 10.0, 0], [HELD_OUT_S + 12.0, "inf"]]
+    assert summary["eta"] == 2
+    by_hand = sum(r.action == Interrupt(by_hand=True) for r in log.actions)
+    assert by_hand > 0
+    all_interrupts = sum(isinstance(r.action, Interrupt) for r in log.actions)
+    assert summary["interruptions"] == all_interrupts - by_hand
+    assert summary["trained_samples"] == before["trained_samples"]
+    assert summary["status"] == "complete"
+    for use in summary["processes"].values():
+        assert use["busy_share"] + use["idle_share"] == pytest.approx(1)
+    # The step that ran when the first pause was requested ended within it.
+    assert summary["processes"]["engine 0"]["idle_s"][PAUSED_BY_HAND] == pytest.approx(8.0, abs=1)
+    assert 0 < summary["processes"]["trainer"]["idle_s"][PAUSED_BY_HAND] <= 8.0
+    text = as_text(summary)
+    assert "paused by hand    twice, 8 s in total" in text
+    assert "eta 2, then 0, then inf;" in text
+    assert "by hand" not in as_text(before)
     json.dumps(summary, allow_nan=False)
 
 

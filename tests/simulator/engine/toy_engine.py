@@ -137,7 +137,10 @@ class ToyEngine:
         if new:
             sequence.told += new
             self.generated_tokens += new
-            sequence.segments.append((sequence.version, new))
+            parts = sequence.segments
+            if parts and parts[-1][0] == sequence.version:  # paused, but not for weights
+                new += parts.pop()[1]
+            parts.append((sequence.version, new))
 
     def _collect(self, group: int, now_s: float) -> GroupDone:
         del self.members[group]

@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.control.events import Drop, StartGroup, Train
+from areal_lab.control.events import (
+    Drop,
+    EtaRequested,
+    PauseRequested,
+    ResumeRequested,
+    StartGroup,
+    Train,
+)
 from areal_lab.control.order import (
     BatchOrder,
     bounded_lag,
@@ -32,7 +39,7 @@ from areal_lab.control.schedule import (
     schedule_named,
     synchronous,
 )
-from areal_lab.runlog.activity import idle_by_cause
+from areal_lab.runlog.activity import PAUSED_BY_HAND, idle_by_cause
 from areal_lab.runlog.lags import total, trained_batches
 from areal_lab.runlog.records import (
     TRAINER,
@@ -107,7 +114,17 @@ def systems(draw: st.DrawFn) -> System:
         reward_workers=draw(st.integers(0, 3)),
         turns=draw(st.integers(1, 3)),
         tool=draw(st.sampled_from([None, slow])),
+        requests=draw(requests(schedule)),
     )
+
+
+def requests(schedule: Schedule) -> st.SearchStrategy[Any]:
+    """A pause or two, and other staleness bounds where there can be others."""
+    moments = st.lists(st.floats(0, 900), min_size=4, max_size=4).map(sorted)
+    asked = [PauseRequested(), ResumeRequested(), PauseRequested(), ResumeRequested()]
+    if not schedule.eta_is_fixed:
+        asked[1:3] = [EtaRequested(schedule.eta / 2), EtaRequested(0)]
+    return st.one_of(st.just(()), moments.map(lambda s: tuple(zip(s, asked, strict=True))))
 
 
 @settings(max_examples=60)
@@ -198,6 +215,32 @@ def check_time(system: System, result: SimulationResult) -> None:
     assert system.gpus == sum(pool.gpus for pool in result.pools.values())
 
 
+def test_a_cluster_that_is_paused_trains_the_same_groups_later() -> None:
+    system = build(load_simulation("small"))
+    alone, _ = run_with_log(system, 1)
+    asked = ((1.5, PauseRequested()), (41.5, ResumeRequested()))
+    result, log = run_with_log(replace(system, requests=asked), 1)
+    assert check_replay(log).agrees
+    assert result.counts.trained == alone.counts.trained
+    assert result.makespan_s - alone.makespan_s == pytest.approx(40, rel=0.1)
+    for process in (TRAINER, engine_process(0)):
+        assert idle_by_cause(log)[process].idle_s[PAUSED_BY_HAND] == pytest.approx(40, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "says"),
+    [
+        (((2.0, PauseRequested()), (1.0, ResumeRequested())), "must be in order"),
+        (((-1.0, EtaRequested(1)),), "from 0 s on"),
+        (((1.0, PauseRequested()),), "has no end; add a ResumeRequested"),
+        (((1.0, EtaRequested(-1)),), "eta is -1"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(requests: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        toy_system(asynchronous(1), requests=requests)
+
+
 @settings(max_examples=20)
 @given(systems(), st.integers(0, 3))
 def test_the_same_seed_gives_the_same_bytes(system: System, seed: int) -> None:
@@ -215,6 +258,7 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     assert read_log(map(encode, [log.header, *log.records])) == log
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize(
     "schedule",
@@ -227,7 +271,9 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     ],
     ids=lambda schedule: f"{schedule.name}-{schedule.on_new_weights}",
 )
-def test_idle_causes_equal_those_read_from_the_log(schedule: Schedule, *, complete: bool) -> None:
+def test_idle_causes_equal_those_read_from_the_log(
+    schedule: Schedule, *, complete: bool, asked: bool
+) -> None:
     """Counted without a log, and computed from it by the code that reads a real run's log."""
     system = toy_system(
         schedule,
@@ -238,8 +284,10 @@ def test_idle_causes_equal_those_read_from_the_log(schedule: Schedule, *, comple
         reward=Latencies(lambda generator, size: generator.exponential(9.0, size)),
         # Without an update after the last step, the run ends with that step, as the averages do.
         weights=UpdateSeconds() if complete else UpdateSeconds(export_s=2, delay_s=3, load_s=5),
+        requests=((60.5, PauseRequested()), (210.25, ResumeRequested())) if asked else (),
     )
     result, log = run_with_log(system)
+    assert (PAUSED_BY_HAND in result.pools["rollout"].idle) is asked
     use = idle_by_cause(log)
     engines = Counter[str]()
     for number in range(system.engines):

@@ -20,11 +20,14 @@ from areal_lab.control.events import (
     Action,
     Drop,
     EngineId,
+    EtaRequested,
     Event,
     Finish,
     GroupFinished,
     GroupId,
     Interrupt,
+    PauseRequested,
+    ResumeRequested,
     RunStarted,
     StartGroup,
     Train,
@@ -44,7 +47,7 @@ from areal_lab.control.schedule import (
     schedule_named,
     synchronous,
 )
-from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.drive import Asked, drive
 from areal_lab.runlog.records import ActionRecord, EventRecord
 from simulator.run.draws import Draws
 from simulator.run.system import System, UpdateSeconds
@@ -134,10 +137,10 @@ class StubPerformer:
         assert version == self.version + 1 or version > self.version
         self.loaded.clear()
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, *, by_hand: bool) -> None:
         """With a push at once: engines go on until the push has been noticed."""
         self.pause_due = True
-        if self.loaded.is_set():
+        if by_hand or self.loaded.is_set():
             self._pause()
 
     def _pause(self) -> None:
@@ -178,13 +181,19 @@ def run_pipeline(system: System, slots: int | None) -> list[tuple[float, Event |
     told = Clocked()
 
     async def go() -> Finish:
-        return await drive(
-            Coordinator(system.limits),
-            StubPerformer(system, slots),
-            RunStarted(tuple(range(system.engines))),
-            asyncio.Queue(),
-            told,
-        )
+        events: asyncio.Queue[Event | Asked] = asyncio.Queue()
+
+        async def ask() -> None:
+            for at_s, request in system.requests:
+                await asyncio.sleep(at_s - asyncio.get_running_loop().time())
+                events.put_nowait(Asked(request))
+
+        asking = asyncio.create_task(ask())
+        started = RunStarted(tuple(range(system.engines)))
+        coordinator, performer = Coordinator(system.limits), StubPerformer(system, slots)
+        finish = await drive(coordinator, performer, started, events, told)
+        asking.cancel()
+        return finish
 
     run_virtually(go())
     return told.entries
@@ -245,6 +254,50 @@ def test_the_pipeline_and_the_simulator_do_the_same_at_the_same_time(
     assert [entry for _, entry in simulated] == [entry for _, entry in real]
     assert [t_s for t_s, _ in simulated] == pytest.approx([t_s for t_s, _ in real], rel=1e-9)
     assert simulated[-1][0] > 100
+
+
+REQUESTS = (
+    (40.5, EtaRequested(1.5)),
+    (61.25, PauseRequested()),
+    (62.5, PauseRequested()),
+    (97.25, ResumeRequested()),
+    (100.5, EtaRequested(-1)),
+    (120.5, EtaRequested(6)),
+    (151.5, PauseRequested()),
+    (153.25, EtaRequested(0)),
+    (153.5, ResumeRequested()),
+)
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+@pytest.mark.parametrize(
+    "schedule",
+    [asynchronous(3), asynchronous(3, interruptible=False), partial_rollout()],
+    ids=lambda schedule: f"{schedule.name}-{schedule.on_new_weights}",
+)
+def test_the_twins_do_the_same_when_they_are_asked_for_the_same(
+    schedule: Schedule, *, rewards: bool
+) -> None:
+    system = twin_system(schedule, oldest_finished_first(), 4, rewards=rewards)
+    # A system refuses what it can know in advance; a run is also asked for nonsense.
+    possible = tuple(one for one in REQUESTS if one[1] != EtaRequested(-1))
+    real = run_pipeline(Unchecked(system, REQUESTS), 4)
+    simulated = run_simulator(replace(system, requests=possible))
+    assert [entry for _, entry in simulated] == [entry for _, entry in real]
+    assert [t_s for t_s, _ in simulated] == pytest.approx([t_s for t_s, _ in real], rel=1e-9)
+    kinds = {type(entry) for _, entry in simulated}
+    assert {PauseRequested, ResumeRequested, EtaRequested} <= kinds
+    assert Interrupt(by_hand=True) in [entry for _, entry in simulated]
+
+
+class Unchecked:
+    """A system that is asked for anything."""
+
+    def __init__(self, system: System, requests: tuple[tuple[float, Event], ...]) -> None:
+        self._system, self.requests = system, requests
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._system, name)
 
 
 def test_the_twins_are_interrupted_and_drop_groups_where_they_should() -> None:
