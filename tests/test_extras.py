@@ -163,6 +163,11 @@ def test_a_command_that_needs_an_extra_ends_with_2_and_the_command_to_install_it
         ("import areal_lab.functional", "areal_lab.functional needs packages"),
         ("from areal_lab import train", "areal_lab.train needs packages"),
         (
+            "from areal_lab.widgets.figure import svg; import areal_lab.widgets.strip",
+            "areal_lab.widgets.strip needs packages that are not installed (anywidget); "
+            "run: pip install 'areal_lab[notebooks]'",
+        ),
+        (
             "import simulator; simulator.simulate(simulator.load_simulation('small')).steps",
             "(pandas); run: pip install 'areal_lab[notebooks]'",
         ),
