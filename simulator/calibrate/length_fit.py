@@ -6,8 +6,11 @@ LengthFit --> quantiles, distances, samples
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -182,8 +185,11 @@ class LengthFit:
             lines.append(f"    {name.rpartition('.')[2]}: {json.dumps(_rounded(value))}")
         return "\n".join(lines) + "\n"
 
-    def save(self, path: str | Path) -> LengthFit:
+    def save(self, path: str | Path | None = None) -> LengthFit:
         """Write the observed lengths to a CSV file, from which a simulation reads a trace.
+
+        Args:
+            path: None takes a temporary file, which is removed when Python ends.
 
         Returns:
             The same fit, which knows the file.
@@ -191,10 +197,18 @@ class LengthFit:
         Raises:
             ValueError: the name does not end in .csv.
         """
-        path = Path(path)
+        path = _temporary() / "lengths.csv" if path is None else Path(path)
         if path.suffix.lower() != ".csv":
             raise ValueError(f"{path} must end in .csv, so that a simulation takes it for a table")
-        path.write_text(self.observed.histogram.to_csv(), encoding="utf-8")
+        path.write_text(self.to_csv(), encoding="utf-8")
+        return self.stored_as(path)
+
+    def to_csv(self) -> str:
+        """The observed lengths as the text of a CSV file."""
+        return self.observed.histogram.to_csv()
+
+    def stored_as(self, path: str | Path) -> LengthFit:
+        """The same fit, which takes its observed lengths to be in this file; nothing is written."""
         return replace(self, observed=replace(self.observed, trace=str(path)))
 
     @property
@@ -230,7 +244,10 @@ class LengthFit:
         return kind, cap
 
     def _constant(self, cap: int) -> float:
-        return float(round(min(self.mean_tokens, cap)))
+        """Mean of the observed lengths after a cap; one above all of them changes nothing."""
+        if cap >= self.max_tokens:
+            return float(round(self.mean_tokens))
+        return float(round(self.model("trace", max_tokens=cap).mean_tokens()))
 
     def _mean_with(self, cap: int) -> float:
         """Mean of the fitted log-normal after a cap."""
@@ -249,6 +266,13 @@ def distance(observed: Histogram, model: Distribution) -> float:
     ends, place = np.unique(observed.to_tokens, return_inverse=True)
     shares = np.cumsum(np.bincount(place, weights=observed.weight)) / observed.weight.sum()
     return float(np.abs(shares - model.share_up_to(ends)).max())
+
+
+def _temporary() -> Path:
+    """A new folder that is removed when Python ends."""
+    folder = tempfile.mkdtemp(prefix="lengths-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _dotted(**values: str | float) -> dict[str, str | float]:

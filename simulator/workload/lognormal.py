@@ -77,7 +77,8 @@ class LogNormalLengths:
     def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
         """Lengths up to which these shares of the responses are, cut at the cap."""
         ln_tokens = self.mu + self.sigma * normal_quantiles(shares)
-        return np.exp(np.clip(ln_tokens, 0.0, math.log(self.max_tokens)))
+        capped = ln_tokens >= math.log(self.max_tokens)  # whose exp may be a bit less than the cap
+        return np.where(capped, self.max_tokens, np.exp(np.where(capped, 0.0, ln_tokens.clip(0.0))))
 
     def _mu_at(self, step: float) -> float:
         low, high = _sensible_mu(self.sigma, self.max_tokens)

@@ -6,7 +6,7 @@ and license; `simulator.workload.length_table` says what your own file may look 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,7 @@ def load_histogram(name: str) -> Histogram:
 
 def read_histogram(path: Path) -> Histogram:
     """The lengths in a CSV file."""
-    return read_table(text_of(path), name=str(path)).histogram
+    return _read(path, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 def text_of(path: Path) -> str:
@@ -66,6 +66,12 @@ def text_of(path: Path) -> str:
 
 def _files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_DATA.glob("*.csv"))}
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, changed_ns: int) -> Histogram:  # noqa: ARG001
+    """Read a file once: every check of a config needs it, and `changed_ns` expires old ones."""
+    return read_table(text_of(path), name=str(path)).histogram
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,14 @@ def test_another_cap_cuts_and_does_not_scale() -> None:
         assert fit.settings(kind, max_tokens=8000)["workload.answers.max_tokens"] == 8000
 
 
+def test_a_constant_has_the_mean_of_the_lengths_after_the_cap() -> None:
+    fit = fit_lengths([10, 20, 90, 100], max_tokens=100)
+    assert fit.model("constant").mean_tokens() == 55
+    assert fit.model("constant", max_tokens=30).mean_tokens() == 22
+    assert fit.settings("constant", max_tokens=30)["workload.answers.mean_tokens"] == 22
+    assert fit.model("constant", max_tokens=500).mean_tokens() == 55
+
+
 def test_a_trace_says_nothing_beyond_its_cap() -> None:
     fit = fit_lengths([10, 20, 30, 30, 30], max_tokens=30)
     with pytest.raises(ValueError, match=r"60.00% of the lengths were cut off at 30: how long"):
@@ -294,6 +304,16 @@ def test_a_saved_histogram_is_read_back_exactly(tmp_path: Path) -> None:
         for name in ("from_tokens", "to_tokens", "mean_tokens", "weight"):
             assert (getattr(again, name) == getattr(fit.observed.histogram, name)).all()
         assert fit_lengths(tmp_path / "again.csv").sigma == fit.sigma
+
+
+def test_a_temporary_file_is_removed_when_python_ends() -> None:
+    script = "import simulator; print(simulator.fit_lengths([1, 2, 3]).save().observed.trace)"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    path = Path(ended.stdout.strip())
+    assert path.name == "lengths.csv"
+    assert not path.parent.exists()
 
 
 def test_the_block_can_be_read_by_a_person() -> None:
