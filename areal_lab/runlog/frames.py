@@ -24,7 +24,7 @@ from areal_lab.runlog.records import (
     Segments,
     SpanRecord,
 )
-from areal_lab.runlog.trajectories import Samples
+from areal_lab.runlog.tokens.files import Samples
 
 
 def steps_frame(log: Log, metrics: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

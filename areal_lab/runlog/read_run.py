@@ -32,8 +32,8 @@ from areal_lab.runlog.summary import run_status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from areal_lab.runlog.token_columns import Tokens
-    from areal_lab.runlog.trajectories import Samples
+    from areal_lab.runlog.tokens.columns import Tokens
+    from areal_lab.runlog.tokens.files import Samples
 
 EVENTS: Final = ("events.jsonl", "events.jsonl.gz")
 METRICS: Final = "metrics.jsonl"
@@ -282,7 +282,7 @@ def _metrics(
 
 
 def _read_samples(folder: Path, before: Samples | None = None) -> Samples:
-    from areal_lab.runlog.trajectories import read_samples  # loads numpy
+    from areal_lab.runlog.tokens.files import read_samples  # loads numpy
 
     return read_samples(folder, before)
 

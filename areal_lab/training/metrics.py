@@ -23,7 +23,7 @@ from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.staleness.lag import effective_sample_size, token_lag, trajectory_lag
 from areal_lab.host.memory import peak_rss_bytes
-from areal_lab.runlog.token_fields import TokenFields
+from areal_lab.runlog.tokens.fields import TokenFields
 from areal_lab.training.forward import Predictions
 
 

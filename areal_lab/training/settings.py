@@ -23,7 +23,7 @@ class TrainerSettings:
     loss_file: str = ""
     """File with a pickled custom loss; takes precedence over `config.actor.loss_fn`."""
     fields_folder: str = ""
-    """Where to write the training fields of tokens (`runlog.token_fields`); empty: nowhere."""
+    """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
     device: str = "cpu"
     first_version: Version = 0
 

@@ -19,9 +19,9 @@ import simulator
 from areal_lab import extras
 from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import asynchronous
+from areal_lab.runlog.compare import paired_samples
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.lags import mean_lag, trained_batches
-from areal_lab.runlog.paired import paired_samples
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from tests.pipeline.fake_run import write_fake_run
 from tests.training.tiny import random_batch

@@ -28,7 +28,7 @@ from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.processes import on_parent_death
 from areal_lab.models.dtypes import compute_dtype
-from areal_lab.runlog.token_fields import fields_path, write_fields
+from areal_lab.runlog.tokens.fields import fields_path, write_fields
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,

@@ -1,7 +1,7 @@
 """Read trajectories/: the samples that each step was trained on, their tokens as columns.
 
     step-00001.jsonl   prompts, completions, tokens, behavior log-probs  --.
-    step-00001.npz     training fields (token_fields), if recorded       --+--> Samples, Tokens
+    step-00001.npz     training fields (`fields`), if recorded           --+--> Samples, Tokens
     step-00002.jsonl   ...                                               --'
 
 Axes: `N` samples in the order of training, `T` response tokens, sample after sample; tokens that
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from areal_lab.control.events import PROMPT_VERSION
 from areal_lab.runlog.appended import read_appended
-from areal_lab.runlog.token_columns import UNKNOWN, Column, Tokens
-from areal_lab.runlog.token_fields import read_fields
+from areal_lab.runlog.tokens.columns import UNKNOWN, Column, Tokens
+from areal_lab.runlog.tokens.fields import read_fields
 
 FOLDER: Final = "trajectories"
 

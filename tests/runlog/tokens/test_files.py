@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.runlog.folder import RunFolder, SampleText
-from areal_lab.runlog.trajectories import read_samples
+from areal_lab.runlog.tokens.files import read_samples
 from tests.data.byte_tokenizer import END, byte_tokenizer
 from tests.training.tiny import random_batch
 

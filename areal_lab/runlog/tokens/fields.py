@@ -31,7 +31,7 @@ from typing import Final
 
 import numpy as np
 
-from areal_lab.runlog.token_columns import Column
+from areal_lab.runlog.tokens.columns import Column
 
 _LOSS: Final = "loss."
 _LEVEL: Final = 1
