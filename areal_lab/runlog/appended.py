@@ -3,11 +3,13 @@
     |--- read before ---|--- new lines ---|{"kind":"sp      <- being written, or cut by a kill
                         start             end
 
-An incomplete last line is left for the next reading. Positions are in bytes.
+An incomplete last line is left for the next reading. Positions are in bytes. A compressed file
+(.gz) is complete: it is read once, and nothing is appended to it.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +32,10 @@ def read_appended(path: Path, start: int = 0) -> Appended:
 
     Raises:
         ValueError: if the file is shorter than `start`: it is another one than before.
-        OSError: if it cannot be read.
+        OSError, EOFError: if it cannot be read.
     """
+    if path.suffix == ".gz":
+        return Appended((), start) if start else _split(gzip.decompress(path.read_bytes()), 0)
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size < start:
@@ -44,6 +48,10 @@ def read_appended(path: Path, start: int = 0) -> Appended:
     if start and data.startswith(b"\n"):
         # The line before was complete except for its end, and was already read.
         start, data = start + 1, data[1:]
+    return _split(data, start)
+
+
+def _split(data: bytes, start: int) -> Appended:
     pieces = data.split(b"\n")
     if pieces[-1] == b"":
         pieces.pop()

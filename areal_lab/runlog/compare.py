@@ -1,4 +1,4 @@
-"""Two runs side by side: samples of the same prompts.
+"""Compare samples: those of one group, and those of two runs for the same prompts.
 
     first   prompt A (group 0)   prompt B (1)   prompt A (2)
                 |                    |              '------- no partner
@@ -42,6 +42,48 @@ def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
         for rows in zip(pairs["row_first"], pairs["row_second"], strict=True)
     ]
     return pairs
+
+
+def groups_by_contrast(run: RecordedRun) -> pd.DataFrame:
+    """The trained groups (index `group`), those whose samples differ most first.
+
+    Samples with equal rewards teach nothing, and equal responses show nothing: the order is by
+    `reward_std`, then by `distinct`. Columns: `step`, `prompt` (if known), `samples`,
+    `reward_mean`, `reward_std` (over the samples), `distinct` (different responses), `tokens` (all
+    of the group), `versions` (most in one sample), `lag_mean` (over samples); with training fields
+    also `weight_change`: the mean of |log(pi_prox / pi_behav)| over tokens, in nats.
+
+    Raises:
+        MissingExtra: without pandas.
+    """
+    samples = run.samples.assign(rows=lambda frame: range(len(frame)))
+    if "completion" not in samples:
+        samples["completion"] = samples["rows"]
+    grouped = samples.groupby("group")
+    found = grouped.agg(
+        step=("step", "first"),
+        samples=("sample", "size"),
+        reward_mean=("reward", "mean"),
+        reward_std=("reward", lambda rewards: rewards.std(ddof=0)),
+        distinct=("completion", "nunique"),
+        tokens=("tokens", "sum"),
+        versions=("versions", "max"),
+        lag_mean=("lag_mean", "mean"),
+    )
+    if "prompt" in samples:
+        found.insert(1, "prompt", grouped["prompt"].first())
+    if "proximal_logprobs" in run.tokens:
+        found["weight_change"] = _weight_change(run, samples)
+    return found.sort_values(["reward_std", "distinct"], ascending=False, kind="stable")
+
+
+def _weight_change(run: RecordedRun, samples: Any) -> Any:
+    import pandas as pd
+
+    tokens = run.tokens
+    change = (tokens["proximal_logprobs"] - tokens["behavior_logprobs"]).astype("float64")
+    groups = samples["group"].to_numpy()[tokens["sample"]]
+    return pd.Series(abs(change)).groupby(groups).mean()
 
 
 def _with_occurrence(run: RecordedRun) -> Any:

@@ -1,6 +1,6 @@
 """Read a recorded run: its log, metrics, settings and samples, also of a run that still runs.
 
-    RUN/events.jsonl (or .gz)             --> log --> steps, groups, spans
+    RUN/events.jsonl                      --> log --> steps, groups, spans
     RUN/metrics.jsonl, summary.json, config.yaml  --> those that exist
     RUN/trajectories/                     --> samples, tokens, at their first use
 
@@ -9,7 +9,8 @@
     run.tokens["versions"]                a numpy array, one value per response token
     run = run.refresh()                   reads only what was appended
 
-Only the log is needed. Seconds are since the start of the run.
+Only the log is needed. Files of lines may be compressed (.gz), as recorded runs keep them. Seconds
+are since the start of the run.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class RecordedRun:
         """The run as it is now: reads what was appended since; this one stays as it is.
 
         Returns:
-            This object if nothing was appended. A log in .gz is complete and is not read again.
+            This object if nothing was appended.
 
         Raises:
             ValueError: in one line: a file cannot be read, or was replaced.
@@ -215,6 +216,17 @@ def read_run(path: Path | str) -> RecordedRun:
     )
 
 
+def find_runs(folder: Path | str) -> list[Path]:
+    """The run folders in a folder, the last one that was written to first; none if there is none.
+
+    A run folder has an event log; other folders are skipped.
+    """
+    found = {
+        log.parent: log.stat().st_mtime for name in EVENTS for log in Path(folder).glob(f"*/{name}")
+    }
+    return sorted(found, key=lambda run: (-found[run], run.name))
+
+
 def read_events(path: Path) -> Log:
     """The log of a run folder, or of a file.
 
@@ -255,14 +267,12 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
 
 def _log(path: Path, before: Log | None = None, start: int = 0) -> tuple[Log, int]:
     """The log, continued from `before`, and where its next reading starts."""
-    if path.suffix == ".gz":
-        return before or read_events(path), 0
     try:
         found = read_appended(path, start)
         if before is not None and found == Appended((), start, before.cut):
             return before, start
         return replace(read_log(found.lines, after=before), cut=found.cut), found.end
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
@@ -270,7 +280,9 @@ def _metrics(
     path: Path, before: tuple[dict[str, Any], ...] = (), start: int = 0
 ) -> tuple[tuple[dict[str, Any], ...], int]:
     if not path.is_file():
-        return before, start
+        path = path.with_name(f"{path.name}.gz")
+        if not path.is_file():
+            return before, start
     found = read_appended(path, start)
     values = []
     for number, line in enumerate(found.lines, start=1 + len(before)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,10 +20,10 @@ import simulator
 from areal_lab import extras
 from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import asynchronous
-from areal_lab.runlog.compare import paired_samples
+from areal_lab.runlog.compare import groups_by_contrast, paired_samples
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.lags import mean_lag, trained_batches
-from areal_lab.runlog.read_run import RecordedRun, read_run
+from areal_lab.runlog.read_run import RecordedRun, find_runs, read_run
 from tests.pipeline.fake_run import write_fake_run
 from tests.training.tiny import random_batch
 
@@ -42,7 +43,7 @@ def write_step(
     (folder / "trajectories").mkdir(exist_ok=True, parents=True)
     trajectories = [
         replace(trajectory, group=100 * (hundred or step) + trajectory.group)
-        for trajectory in random_batch(seed, version=step + 1, **batch).trajectories
+        for trajectory in random_batch(seed, version=max(2, step - 1), **batch).trajectories
     ]
     texts = []
     for one in trajectories:
@@ -225,6 +226,37 @@ def test_reading_samples_and_tokens_loads_no_torch(tmp_path: Path, fake: Path) -
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert ended.stdout.split()[1:] == ["16", "set()"]
+
+
+def test_runs_are_found_with_the_newest_first(fake: Path, tmp_path: Path) -> None:
+    for age, name in enumerate(["new", "old", "older"]):
+        (tmp_path / name).mkdir()
+        log = tmp_path / name / ("events.jsonl.gz" if name == "old" else "events.jsonl")
+        log.write_bytes(b"")
+        os.utime(log, (1000 - age, 1000 - age))
+    (tmp_path / "no run").mkdir()
+    assert [run.name for run in find_runs(tmp_path)] == ["new", "old", "older"]
+    assert find_runs(tmp_path / "missing") == []
+    assert find_runs(fake.parent) == [fake]
+
+
+def test_groups_whose_samples_differ_come_first(fake: Path, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes((fake / "events.jsonl").read_bytes())
+    write_step(tmp_path, 3, groups=3, samples=4, equal_groups=2)
+    run = read_run(tmp_path)
+    groups = groups_by_contrast(run)
+    assert groups.index[0] == 312
+    assert list(groups["reward_std"]) == [0.5, 0.0, 0.0]
+    assert groups["distinct"].iloc[1] >= groups["distinct"].iloc[2]
+    samples = run.samples[run.samples["group"] == 312]
+    row = groups.loc[312]
+    assert row["tokens"] == samples["tokens"].sum()
+    assert row["distinct"] == samples["completion"].nunique()
+    assert row["versions"] == samples["versions"].max()
+    assert row["lag_mean"] == pytest.approx(run.tokens.mean("lag")[samples.index].mean())
+    assert row["lag_mean"] > 0
+    # A log without trajectories has no texts, but rewards.
+    assert len(groups_by_contrast(read_run(fake))) == 2 * STEPS
 
 
 # --- two runs ------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def read_samples(run: Path, before: Samples | None = None) -> Samples:
         ValueError: naming the file and line that cannot be read.
     """
     before = before or Samples()
-    paths = sorted((run / FOLDER).glob("step-*.jsonl"))
+    paths = sorted(p for kind in ("", ".gz") for p in (run / FOLDER).glob(f"step-*.jsonl{kind}"))
     files = {path.name: _with_fields(path, _known(path, before) or _read(path)) for path in paths}
     if list(files.items()) == list(before.files.items()):
         return before
@@ -229,7 +229,7 @@ def _sample(group: Mapping[str, Any], sample: Mapping[str, Any], columns: _Colum
 
 def _with_fields(path: Path, file: StepFile) -> StepFile:
     """The file with its training fields, which are written after it."""
-    fields = path.with_suffix(".npz")
+    fields = path.with_name(path.name.split(".")[0] + ".npz")
     if file.fields is not None or not fields.is_file():
         return file
     read = read_fields(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -160,6 +161,18 @@ def test_files_with_a_line_per_sample_are_read(tmp_path: Path) -> None:
     assert tokens.labels(0)[0] == f"token {trajectories[0].response_tokens[0]}"
     with pytest.raises(ValueError, match="recorded without the text of each token"):
         tokens.texts(0)
+
+
+def test_compressed_files_are_read(tmp_path: Path) -> None:
+    written(tmp_path, 1, random_batch().trajectories)
+    plain = read_samples(tmp_path)
+    file = tmp_path / "trajectories" / "step-00001.jsonl"
+    file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    compressed = read_samples(tmp_path)
+    assert compressed.rows == plain.rows
+    assert (compressed.tokens["ids"] == plain.tokens["ids"]).all()
+    assert read_samples(tmp_path, compressed) is compressed
 
 
 def test_a_file_that_is_not_complete_yet_is_not_seen(tmp_path: Path) -> None:
