@@ -1,0 +1,59 @@
+"""What the altair charts of notebooks share: rows sent as one text, axes, colors for both themes.
+
+A notebook cannot know whether its page is light or dark; marimo recolors axes and titles, but no
+marks. So marks have colors that can be seen on both, and text has the `currentColor` of the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import altair as alt
+
+GREY: Final = "#8C8C8C"
+"""For lines without a meaning of their own, 3.4:1 on white and 4.8:1 on the dark page."""
+BLUE: Final = "#2787C9"
+"""Okabe and Ito's blue, lighter: 3.9:1 on white and 4.2:1 on the dark page."""
+RED: Final = "#D55E00"
+"""Okabe and Ito's vermilion, 3.9:1 on white and 4.3:1 on the dark page."""
+ORANGE: Final = "#E69F00"
+"""For areas only."""
+_AS_SVG: Final = {"embedOptions": {"renderer": "svg"}}
+"""Not onto a canvas, where `currentColor` is black; and its text can be read by programs."""
+
+
+def table(rows: Iterable[Mapping[str, object]]) -> alt.InlineData:
+    """Rows as data of a chart.
+
+    As one JSON text: altair copies and looks at each number of a list, 0.4 s for 3,000 rows.
+    """
+    text = json.dumps([dict(row) for row in rows])
+    return alt.InlineData(values=text, format=alt.JsonDataFormat(type="json"))
+
+
+def words(chart: alt.Chart, **settings: Any) -> alt.Chart:
+    """Text marks in the color of the page's text."""
+    text: alt.Chart = chart.mark_text(color="currentColor", **({"fontSize": 13} | settings))
+    return text
+
+
+def on_page(chart: Any, **properties: Any) -> alt.TopLevelMixin:
+    """The chart without a background of its own, which would be a slab on a dark page."""
+    page: alt.TopLevelMixin = chart.properties(
+        background="transparent", usermeta=_AS_SVG, **properties
+    )
+    return page
+
+
+def plain_axis(**settings: Any) -> alt.Axis:
+    """An axis without a grid, with letters that can be read at 820 pixels."""
+    standard: dict[str, Any] = {
+        "grid": False,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelLimit": 240,
+    }
+    return alt.Axis(**(standard | settings))

@@ -1,0 +1,220 @@
+"""The plane of a token's two ratios: where the clip of PPO takes its gradient, and a point to drag.
+
+    w = pi_prox / pi_behav
+    ^         \\ . : : :     PPO with one old policy drops r w > 1 + eps     (diagonal)
+    |           \\ . : :     decoupled PPO drops    r > 1 + eps              (vertical)
+    +-------------+------> r = pi_theta / pi_prox
+
+Both axes are logarithmic. For A < 0 the other side is dropped, below 1 - eps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import altair as alt
+
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    on_page,
+    plain_axis,
+    table,
+    words,
+)
+
+LARGEST: Final = 4.0
+"""The axes go from its inverse to this."""
+PLACES: Final = 24
+"""Places for the point on either side of 1, on both axes."""
+_DRAG: Final = "[pointerdown, window:pointerup] > pointermove, pointerdown"
+_SELECTION: Final = "token"
+
+
+class TokenRatios(NamedTuple):
+    """Where a token stands."""
+
+    ratio: float
+    """pi_theta / pi_prox."""
+    weight: float
+    """pi_prox / pi_behav."""
+
+
+def axis_places() -> list[float]:
+    """Where the point can be on an axis: evenly spaced in the log, 1 in the middle."""
+    return [round(LARGEST ** (k / PLACES), 2) for k in range(-PLACES, PLACES + 1)]
+
+
+def ratio_plane(
+    token: TokenRatios,
+    *,
+    clip_epsilon: float,
+    advantage: float,
+    width: int = 520,
+    height: int = 340,
+) -> alt.TopLevelMixin:
+    """The plane with the regions that each clip drops, and the token as a point to drag.
+
+    In a notebook it is shown by `mo.ui.altair_chart`, whose `selections` `dragged_token` reads.
+
+    Args:
+        token: where the point is at first; the nearest place of `axis_places` on each axis.
+        clip_epsilon: eps of both clips, in (0, 1).
+        advantage: A; its sign decides which side is dropped.
+        width: pixels of the plane.
+        height: pixels of the plane.
+
+    Raises:
+        ValueError: if a ratio is not within the axes, eps is not in (0, 1), or A is 0.
+    """
+    if not 0 < clip_epsilon < 1:
+        raise ValueError(f"clip_epsilon is {clip_epsilon}, but must be in (0, 1), as in 0.2")
+    if advantage == 0 or not math.isfinite(advantage):
+        raise ValueError(f"advantage is {advantage}, but must be a number other than 0")
+    start = TokenRatios(*(_nearest(value) for value in token))
+    chart = alt.layer(
+        _regions(clip_epsilon, advantage > 0),
+        _on_policy(width, height),
+        _labels(advantage > 0),
+        *_point(start),
+    )
+    return on_page(chart, width=width, height=height)
+
+
+def dragged_token(selections: Mapping[str, Any], start: TokenRatios) -> TokenRatios:
+    """Where the token was dragged to, from `mo.ui.altair_chart(...).selections`; else the start."""
+    chosen = selections.get(_SELECTION, {})
+    if not chosen.get("r") or not chosen.get("w"):
+        return TokenRatios(*(_nearest(value) for value in start))
+    return TokenRatios(float(chosen["r"][0]), float(chosen["w"][0]))
+
+
+def _nearest(value: float) -> float:
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise ValueError(f"a ratio is {value}, but the axes go from 1/{LARGEST:g} to {LARGEST:g}")
+    return min(axis_places(), key=lambda place: abs(math.log(place / value)))
+
+
+def _axis(letter: str, title: str) -> dict[str, Any]:
+    return {
+        "field": letter,
+        "type": "quantitative",
+        "scale": alt.Scale(type="log", domain=[1 / LARGEST, LARGEST], nice=False),
+        "axis": plain_axis(
+            title=title,
+            titleFontSize=13,
+            values=[0.25, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4],
+            format="~g",
+        ),
+    }
+
+
+def _x() -> alt.X:
+    return alt.X(**_axis("r", "ratio  r = π_θ / π_prox"))
+
+
+def _y() -> alt.Y:
+    return alt.Y(**_axis("w", "weight  w = π_prox / π_behav"))
+
+
+def _regions(clip_epsilon: float, positive: bool) -> Any:
+    """The half-planes without a gradient: straight lines, as both axes are logarithmic."""
+    bound = 1 + clip_epsilon if positive else 1 - clip_epsilon
+    low, high = 1 / LARGEST, LARGEST
+    if positive:
+        edges = [(bound / high, high), (high, bound / high)]
+        far, vertical = high, {"r": bound, "r2": high}
+    else:
+        edges = [(low, bound / low), (bound / low, low)]
+        far, vertical = low, {"r": low, "r2": bound}
+    diagonal = table({"r": r, "w": w, "w2": far} for r, w in edges)
+    box = table([{**vertical, "w": low, "w2": high}])
+    return alt.layer(
+        alt.Chart(diagonal)
+        .mark_area(color=ORANGE, opacity=0.28, clip=True, line={"color": ORANGE, "strokeWidth": 2})
+        .encode(x=_x(), y=_y(), y2="w2"),
+        alt.Chart(box).mark_rect(color=BLUE, opacity=0.22).encode(x=_x(), x2="r2", y=_y(), y2="w2"),
+        alt.Chart(table([{"r": bound}])).mark_rule(color=BLUE, strokeWidth=2).encode(x=_x()),
+    )
+
+
+def _on_policy(width: int, height: int) -> Any:
+    """Where the trained policy is one of the other two."""
+    low, high = 1 / LARGEST, LARGEST
+    same = table([{"r": low, "w": high}, {"r": high, "w": low}])
+    dash: dict[str, Any] = {"strokeDash": [3, 4], "color": GREY}
+    slope = math.degrees(math.atan2(height, width))
+    said: list[tuple[float, float, str, dict[str, Any]]] = [
+        (1.0, 0.44, "π_θ = π_prox", {"angle": 270, "dy": -8}),
+        (0.47, 1 / 0.47, "π_θ = π_behav", {"angle": slope, "dy": 14}),
+    ]
+    return alt.layer(
+        alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),
+        alt.Chart(same).mark_line(**dash).encode(x=_x(), y=_y()),
+        *(
+            words(alt.Chart(table([{"r": r, "w": w, "text": text}])), fontSize=12, **turned).encode(
+                x=_x(), y=_y(), text="text:N"
+            )
+            for r, w, text, turned in said
+        ),
+    )
+
+
+def _labels(positive: bool) -> Any:
+    """What happens in each region, written into it."""
+    places = (
+        [
+            (0.27, 0.3, "left", "both learn"),
+            (1.13, 3.3, "right", "only decoupled PPO learns"),
+            (3.8, 0.29, "right", "only PPO learns"),
+            (3.8, 3.3, "right", "neither learns"),
+        ]
+        if positive
+        else [
+            (3.8, 3.3, "right", "both learn"),
+            (0.88, 0.3, "left", "only decoupled PPO learns"),
+            (0.27, 3.3, "left", "only PPO learns"),
+            (0.27, 0.3, "left", "neither learns"),
+        ]
+    )
+    rows = [{"r": r, "w": w, "align": align, "text": text} for r, w, align, text in places]
+    layers = [
+        words(alt.Chart(table(row for row in rows if row["align"] == align)), align=align).encode(
+            x=_x(), y=_y(), text="text:N"
+        )
+        for align in ("left", "right")
+    ]
+    return alt.layer(*layers)
+
+
+def _point(start: TokenRatios) -> list[alt.Chart]:
+    """Invisible places that catch the pointer, and the chosen one with its numbers."""
+    places = axis_places()
+    grid = alt.Chart(table({"r": r, "w": w} for r in places for w in places))
+    picked = alt.selection_point(
+        name=_SELECTION,
+        fields=["r", "w"],
+        on=_DRAG,
+        nearest=True,
+        empty=False,
+        clear=False,
+        value=[{"r": start.ratio, "w": start.weight}],
+    )
+    chosen = grid.transform_filter(picked).encode(x=_x(), y=_y())
+    numbered = chosen.transform_calculate(
+        words="'r = ' + format(datum.r, '.2f') + ',  w = ' + format(datum.w, '.2f')"
+        " + ',  r·w = ' + format(datum.r * datum.w, '.2f')"
+    )
+    return [
+        grid.mark_point(opacity=0, size=30, cursor="grab")
+        .encode(x=_x(), y=_y())
+        .add_params(picked),
+        chosen.mark_point(
+            filled=True, size=240, color=RED, opacity=1, stroke="white", strokeWidth=2
+        ),
+        words(numbered, dy=-16, fontWeight="bold").encode(text="words:N"),
+    ]
