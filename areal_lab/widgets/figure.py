@@ -29,6 +29,7 @@ _LARGEST: Final = 1.8
 _COLOR: Final = re.compile(r"(?<![\w-])(fill|stroke): ?(#[0-9a-f]{6})", re.IGNORECASE)
 _OPACITY: Final = re.compile(r"(?<![\w-])(fill-opacity|stroke-opacity): ?([\d.]+);?")
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
+_LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _FONT: Final = re.compile(r"font-family: ?[^;]+;?")
 _SHORT_FONT: Final = re.compile(r"font: ?([^;]*?)([\d.]+)px [^;]+;?")
 _numbers = itertools.count(1)
@@ -145,6 +146,8 @@ def _follow_theme(element: ElementTree.Element) -> None:
             element.set(attribute, color)
             if opacity < 1:
                 element.set(f"{attribute}-opacity", f"{opacity:.2f}")
+    if "d" in element.attrib:  # hundredths of a point are enough, and half of the size
+        element.set("d", _LONG_NUMBER.sub(r"\1", element.attrib["d"]))
     style = element.get("style")
     if style is None:
         return

@@ -295,7 +295,8 @@ function render({ model, el }) {
   // --- what is under the pointer ---------------------------------------------------------------
   const decimals = (size) => [0, 1, 2, 3, 4, 5].find((digits) => Math.abs(size * 10 ** digits - Math.round(size * 10 ** digits)) < 1e-6) ?? 6;
   const place = (cell) => {
-    const size = get("_cell"), digits = decimals(size);
+    const size = get("_cell"), byPixel = Math.ceil(-Math.log10((last - first) * size / (shape.plot ?? 600)));
+    const digits = Math.min(decimals(size), clamp(byPixel, 0, 6));
     return number(get("_start") + cell * size, digits);
   };
   function describe({ row, cell }) {

@@ -5,17 +5,18 @@
     steps.png         seconds and throughput of every step, for all seeds; warm-up is grey
 
 Each shows one simulation, or several side by side. Colors are those of
-`areal_lab.plots.timeline`.
+`areal_lab.plots.looks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from areal_lab.plots.looks import Looks
 from areal_lab.plots.style import (
     BLACK,
     BLUE,
@@ -25,16 +26,15 @@ from areal_lab.plots.style import (
     PURPLE,
     SKY,
     VERMILION,
-    YELLOW,
     entitle,
     finished,
     new_figure,
     save_picture,
     whole_numbers,
 )
-from areal_lab.plots.timeline import IDLE_LOOKS, OTHER_IDLE
+from areal_lab.runlog.activity import label
 from areal_lab.runlog.lags import mean_lag
-from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
+from areal_lab.runlog.time_cells import State
 from simulator.run.result import Replicated
 from simulator.stats.format import number, shown_name
 from simulator.stats.statistics import estimate
@@ -44,20 +44,6 @@ if TYPE_CHECKING:
 
     from areal_lab.plots.picture import Picture
 
-_BUSY_COLORS: Final[Mapping[str, str]] = {
-    "decode": BLUE,
-    GENERATE: BLUE,
-    "prefill": SKY,
-    "recompute": "#44AA99",
-    LOAD: BLACK,
-    "forward/backward": ORANGE,
-    "train": ORANGE,
-    "proximal log-probs": YELLOW,
-    "optimizer": VERMILION,
-    EXPORT: PURPLE,
-    TO_TRAINING: "#882255",
-}
-_OTHER_COLORS: Final = ("#999933", "#882255", "#117733", "#AA4499", "#661100", "#332288")
 _LEAST_SHARE: Final = 0.001
 """Smallest share of a pool's time that is drawn."""
 _LEGEND_COLUMNS: Final = 3
@@ -96,29 +82,35 @@ def draw_utilization(
         for run, mark in zip(runs, _marks(runs), strict=True)
         for pool in run.results[0].pools
     ]
-    looks = _Looks(
-        [(kind, _shares(run, pool, kind)) for run, pool, _ in bars for kind in ("busy", "idle")]
+    shares = [_shares(run, pool) for run, pool, _ in bars]
+    sizes: dict[State, float] = {}
+    for state, share in (item for one in shares for item in one.items()):
+        sizes[state] = max(sizes.get(state, 0.0), share)
+    looks = Looks(
+        {state: share for state, share in sizes.items() if share >= _LEAST_SHARE},
+        named=lambda name: label(shown_name(name)),
     )
     handles, labels = looks.legend()
     columns = 2 if width < NARROW else 4
     figure = new_figure(width, 1.35 + 0.62 * len(bars) + 0.2 * -(-len(labels) // columns))
     axes: Axes = figure.subplots()
-    for row, (run, pool, _) in enumerate(bars):
+    for row, by_state in enumerate(shares):
         start = 0.0
-        for kind in ("busy", "idle"):
-            for name, share in looks.ordered(kind, _shares(run, pool, kind)):
-                axes.barh(row, 100 * share, 0.72, left=100 * start, **looks.of[kind, name])
-                if share >= _LEAST_WRITTEN_IN / width:
-                    _write_share(axes, row, start, share, dark=looks.is_dark(kind, name))
-                start += share
+        for state, look in looks.of.items():
+            share = by_state.get(state, 0.0)
+            if share:
+                axes.barh(row, 100 * share, 0.72, left=100 * start, **look)
+            if share >= _LEAST_WRITTEN_IN / width:
+                _write_share(axes, row, start, share, white=looks.text_is_white(state))
+            start += share
     axes.set_yticks(range(len(bars)), [_bar_name(*bar) for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set(xlim=(0, 100), xlabel="share of the pool's GPU time (%), after warm-up")
     axes.grid(visible=False)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    busy = [sum(share for state, share in one.items() if state.busy) for one in shares]
     said = "; ".join(
-        f"{_bar_name(run, pool, mark)}: busy {sum(_shares(run, pool, 'busy').values()):.0%}"
-        for run, pool, mark in bars
+        f"{_bar_name(*bar)}: busy {share:.0%}" for bar, share in zip(bars, busy, strict=True)
     )
     own = "Share of each pool's GPU time"
     return entitle(figure, title or own, alt=f"A bar for each pool of GPUs. {said}.")
@@ -155,7 +147,7 @@ def draw_lags(
             highest = max(highest, *shares)
             mean = estimate([mean_lag(result.lags(kind)) for result in run.results]).mean
             places = [lag + (place - (len(runs) - 1) / 2) * thickness for lag in shares]
-            label = f"{mark}mean {mean:.2f}, max {max(shares)}"
+            entry = f"{mark}mean {mean:.2f}, max {max(shares)}"
             axes.bar(
                 places,
                 [100 * share for share in shares.values()],
@@ -163,10 +155,10 @@ def draw_lags(
                 yerr=errors,
                 error_kw={"linewidth": 0.8, "capsize": 2},
                 color=_RUN_COLORS[place],
-                label=label,
+                label=entry,
             )
             if kind == "token":
-                said.append(label)
+                said.append(entry)
         axes.set(xlabel="lag (versions)", title=name if len(kinds) > 1 else "")
         whole_numbers(axes)
         axes.set_ylim(0, 108 + 8 * len(runs))  # room for the legend
@@ -211,20 +203,20 @@ def draw_steps(
             values = seconds if in_seconds else tokens / seconds
             if len(run.results) > 1:
                 for seed, one in enumerate(values):
-                    label = "thin: each seed; thick: their mean" if place == seed == 0 else None
-                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35, label=label)
+                    entry = "thin: each seed; thick: their mean" if place == seed == 0 else None
+                    axes.plot(steps, one, color=color, linewidth=0.6, alpha=0.35, label=entry)
             average = float(values[:, warmup:].mean())
             if not in_seconds:  # tokens over seconds, not the mean of their quotients
                 average = float(tokens[:, warmup:].sum() / seconds[:, warmup:].sum())
-            label = f"{mark}{number(average)} {'s' if in_seconds else 'tokens/s'} after warm-up"
+            told = f"{mark}{number(average)} {'s' if in_seconds else 'tokens/s'} after warm-up"
             axes.plot(
                 *(steps, values.mean(axis=0)),
-                **{"color": color, "linewidth": 1.6, "label": f"{label} (dashed)"},
+                **{"color": color, "linewidth": 1.6, "label": f"{told} (dashed)"},
             )
             axes.plot(
                 [warmup + 1, steps[-1]], [average] * 2, color=color, linewidth=0.9, dashes=(4, 3)
             )
-            said.append(label)
+            said.append(told)
     warmup = max(run.results[0].warmup_steps for run in runs)
     for axes, name in zip(panels, names, strict=True):
         if warmup:
@@ -250,65 +242,27 @@ def _check_count(runs: Sequence[Replicated]) -> None:
         )
 
 
-class _Looks:
-    """A color for every activity, a pattern for every cause of idleness, largest first."""
-
-    def __init__(self, shares: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        """Choose them for busy and idle shares by name, given with their kind."""
-        self._largest: dict[tuple[str, str], float] = {}
-        for kind, one in shares:
-            for name, share in one.items():
-                key = (kind, name)
-                self._largest[key] = max(self._largest.get(key, 0.0), share)
-        self.of: dict[tuple[str, str], dict[str, Any]] = {}
-        others = iter(_OTHER_COLORS * (1 + len(self._largest)))
-        for kind, name in self._in_order():
-            if kind == "busy":
-                color = _BUSY_COLORS.get(name) or next(others)
-                self.of[kind, name] = {"facecolor": color, "linewidth": 0}
-            else:
-                face, pattern = IDLE_LOOKS.get(name, OTHER_IDLE)
-                look = {"facecolor": face, "edgecolor": "#777777", "hatch": pattern, "linewidth": 0}
-                self.of[kind, name] = look
-
-    def ordered(self, kind: str, shares: Mapping[str, float]) -> Iterable[tuple[str, float]]:
-        """The shares of one bar in the order of the legend."""
-        return [(n, shares[n]) for k, n in self._in_order() if k == kind and n in shares]
-
-    def is_dark(self, kind: str, name: str) -> bool:
-        """Whether text on it must be white."""
-        return self.of[kind, name]["facecolor"] in (BLUE, PURPLE, VERMILION, "#882255")
-
-    def legend(self) -> tuple[list[Any], list[str]]:
-        """Handles and labels."""
-        from matplotlib.patches import Patch
-
-        keys = self._in_order()
-        labels = [shown_name(name) if kind == "busy" else f"idle: {name}" for kind, name in keys]
-        return [Patch(**self.of[key]) for key in keys], labels
-
-    def _in_order(self) -> list[tuple[str, str]]:
-        shown = [key for key, share in self._largest.items() if share >= _LEAST_SHARE]
-        return sorted(shown, key=lambda key: (key[0] == "idle", -self._largest[key]))
+def _shares(run: Replicated, pool: str) -> dict[State, float]:
+    """Share of a pool's time by state, mean over the seeds."""
+    shares: dict[State, float] = {}
+    for kind in ("busy", "idle"):
+        uses = [getattr(result.pools[pool], kind) for result in run.results]
+        for name in dict.fromkeys(name for use in uses for name in use):
+            mean = sum(use.get(name, 0.0) for use in uses) / len(uses)
+            shares[State(name, busy=kind == "busy")] = mean
+    return shares
 
 
-def _shares(run: Replicated, pool: str, kind: str) -> dict[str, float]:
-    """Mean share over the seeds, by name."""
-    uses = [getattr(result.pools[pool], kind) for result in run.results]
-    names = dict.fromkeys(name for use in uses for name in use)
-    return {name: sum(use.get(name, 0.0) for use in uses) / len(uses) for name in names}
-
-
-def _write_share(axes: Axes, row: int, start: float, share: float, *, dark: bool) -> None:
+def _write_share(axes: Axes, row: int, start: float, share: float, *, white: bool) -> None:
     text = axes.text(
         100 * (start + share / 2),
         row,
         f"{100 * share:.0f} %",
         ha="center",
         va="center",
-        color="#FFFFFF" if dark else BLACK,
+        color="#FFFFFF" if white else BLACK,
     )
-    if not dark:  # readable on a pattern
+    if not white:  # readable on a pattern
         text.set_bbox({"facecolor": "#FFFFFF", "alpha": 0.85, "linewidth": 0, "pad": 1})
 
 

@@ -69,6 +69,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 def shown(page: Any, rows: Sequence[Sequence[int]], **changed: Any) -> Any:
     """Put a strip on the page; returns its canvas."""
+    selected = changed.pop("selected", None)
     strip = Strip(
         rows,
         **{
@@ -79,6 +80,7 @@ def shown(page: Any, rows: Sequence[Sequence[int]], **changed: Any) -> Any:
             **changed,
         },
     )
+    strip.selected = selected
     state = {
         name: list(value) if isinstance(value, bytes) else value
         for name, value in strip.get_state().items()
@@ -289,6 +291,12 @@ def test_python_can_set_the_view_the_selection_and_other_cells(page: Any) -> Non
     assert says(page).startswith("Selected: row 0, token 7: changed")
     assert 1 in codes_along(page, 0)
     assert page.locator("li").all_inner_texts() == ["changed"]
+
+
+def test_a_selection_from_the_start_is_said(page: Any) -> None:
+    """As in an exported page, or a cell that ran again."""
+    shown(page, [[0] * 100], cell=0.123456789, unit="s", selected={"row": 0, "cell": 50})
+    assert says(page) == "Selected: row 0, 6.17 s: zero (0.00 to 12.35 s)"
 
 
 def test_the_widget_has_a_name_a_role_and_a_focus_ring(page: Any) -> None:

@@ -16,8 +16,10 @@ from PIL import Image
 
 from areal_lab.plots.picture import Picture
 from areal_lab.plots.reward import draw_reward
+from areal_lab.plots.shares import draw_shares
 from areal_lab.plots.staleness import draw_staleness
 from areal_lab.plots.style import COLUMN, entitle, finished, new_figure, save_picture
+from areal_lab.plots.timeline import draw_timeline
 from areal_lab.runlog.read_run import read_events
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
@@ -43,6 +45,8 @@ def compared() -> list[Replicated]:
 
 
 DRAWN: dict[str, Callable[[float], Picture]] = {
+    "timeline": lambda width: draw_timeline(read_events(RECORDED), width=width),
+    "shares": lambda width: draw_shares(read_events(RECORDED), width=width),
     "reward": lambda width: draw_reward(METRICS, HELD_OUT, width=width),
     "staleness": lambda width: draw_staleness(read_events(RECORDED), width=width),
     "utilization": lambda width: draw_utilization(compared(), width=width),
