@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from simulator.plan.result import Plan as Plan
     from simulator.plan.schema import PlanConfig as PlanConfig
     from simulator.plan.schema import PriceEntry as PriceEntry
+    from simulator.plan.schema import check_plan as check_plan
     from simulator.plan.schema import load_plan as load_plan
     from simulator.plan.schema import plan_yaml as plan_yaml
     from simulator.plan.search import PlanSearch as PlanSearch
@@ -93,6 +94,7 @@ _HOMES = {
     "workers": "simulator.plan.trial",
     "PlanConfig": "simulator.plan.schema",
     "PriceEntry": "simulator.plan.schema",
+    "check_plan": "simulator.plan.schema",
     "Plan": "simulator.plan.result",
     "Outcome": "simulator.plan.result",
     # calibrate, and replay a recorded run

@@ -40,6 +40,8 @@ class TrialCache:
         """
         self._run = run
         self._trials = dict(trials or {})
+        self.paused = False
+        """Whether jobs that are not known wait (`Step.waits`), and nothing is simulated."""
         self.simulated = 0
         """Jobs that were not known."""
         self.made_by = ""
@@ -49,22 +51,34 @@ class TrialCache:
         """Number of known trials."""
         return len(self._trials)
 
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Trial]:
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Trial | None]:
         """The trials of the jobs in their order; unknown ones are simulated in their turn."""
-        keys = [key(job) for job in jobs]
-        unknown: dict[object, Job] = {}
-        for place, (name, job) in enumerate(zip(keys, jobs, strict=True)):
-            if name is None or name not in self._trials:
-                unknown.setdefault(place if name is None else name, job)
-        fresh = self._run(list(unknown.values())) if unknown else iter(())
-        for name in keys:
-            if name is not None and name in self._trials:
-                yield self._trials[name]
-                continue
-            trial = next(fresh)
-            self.simulated += 1
-            if name is not None:
-                self._trials[name] = trial
+        # A job without a key is known by its place: it is never kept.
+        names = [key(job) or place for place, job in enumerate(jobs)]
+        asked: list[str | int] = []
+        fresh: Iterator[Trial | None] = iter(())
+        for place, name in enumerate(names):
+            trial = self._trials.get(str(name))
+            while trial is None and self.paused:
+                yield None
+                trial = self._trials.get(str(name))
+            if trial is None and (not asked or asked[0] != name):
+                # Others may have simulated some of what was asked for; each job is asked for once.
+                unknown = {
+                    one: job
+                    for one, job in zip(names[place:], jobs[place:], strict=True)
+                    if str(one) not in self._trials
+                }
+                asked, fresh = list(unknown), self._run(list(unknown.values()))
+            while trial is None:
+                trial = next(fresh)
+                if trial is None:
+                    yield None
+                    continue
+                del asked[0]
+                self.simulated += 1
+                if isinstance(name, str):
+                    self._trials[name] = trial
             yield trial
 
     def save(self, path: Path, *, made_by: str) -> None:

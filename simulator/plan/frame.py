@@ -13,7 +13,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from areal_lab.extras import require
-from simulator.plan.result import Outcome, Plan
+from simulator.plan.result import Outcome, Plan, hourly_cost
 from simulator.plan.space import Candidate
 from simulator.plan.summary import interval
 from simulator.stats.statistics import estimate
@@ -89,6 +89,7 @@ def _row(candidate: Candidate, known: Outcome | None, plan: Plan, *, on_front: b
         "trainer_tensor_parallel": config.trainer.tensor_parallel,
         "trainer_pipeline_parallel": config.trainer.pipeline_parallel,
         "micro_batch_tokens": config.trainer.micro_batch_tokens,
+        "cluster_dollars_per_h": hourly_cost(candidate, plan.config.prices).dollars,
         **_results(known),
         "least_duration_h": plan.least_hours.get(candidate.number),
     }

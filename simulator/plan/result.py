@@ -183,6 +183,11 @@ class Plan:
         return len(self.space.possible) - len(self.screened) - len(self.waiting)
 
     @property
+    def settled(self) -> bool:
+        """Whether the front and the recommendation are final, though the search may be stopped."""
+        return self.stopped_in in ("", "comparison", "sensitivity")
+
+    @property
     def gentler(self) -> Outcome | None:
         """The least stale outcome on the same GPUs within 2 % of the recommendation."""
         if self.best is None:

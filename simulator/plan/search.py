@@ -33,7 +33,7 @@ from simulator.plan.result import (
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import sensitivity
 from simulator.plan.space import Candidate, Space, expand
-from simulator.plan.trial import Job, Progress, Run, Silent, run_here, shortened
+from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, shortened
 from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
@@ -58,6 +58,8 @@ class Step(NamedTuple):
     """Of `total`; 0 starts the stage, or the next part of a comparison."""
     total: int
     """Candidates, or in later stages simulations."""
+    waits: bool = False
+    """The next trial was not there yet (`Run`): nothing has happened since the last step."""
 
 
 def _least_s(candidate: Candidate) -> float:
@@ -86,6 +88,8 @@ def find_plan(
     progress = progress or Silent()
     done = 0
     for step in search:
+        if step.waits:
+            continue
         if step.done:
             progress.advance(step.done - done)
         else:
@@ -118,6 +122,9 @@ class PlanSearch:
                 break                                   `search.plan` stays; `next(search)` resumes
 
     With processes (`simulator.plan.trial.workers`), those of a round are simulated ahead.
+
+    Attributes:
+        step: the latest one; None before the first.
     """
 
     def __init__(self, config: PlanConfig, run: Run = run_here, *, bound: Bound = _least_s) -> None:
@@ -147,7 +154,8 @@ class PlanSearch:
         self._comparisons: tuple[Comparison, ...] = ()
         self._sensitivity: Sensitivity | None = None
         self._simulations = 0
-        self._stage: Stage | Literal[""] = "bounds"
+        self.step: Step | None = None
+        self._complete = False
         self._steps = self._search()
 
     def __iter__(self) -> Self:
@@ -156,21 +164,23 @@ class PlanSearch:
 
     def __next__(self) -> Step:
         """Perform one simulation, or start a stage."""
-        step = next(self._steps)
-        self._stage = step.stage
-        return step
+        self.step = next(self._steps)
+        return self.step
 
     def advance(self, for_s: float = math.inf) -> bool:
-        """Search for about so many seconds, by one simulation too many at most.
+        """Search for about so many seconds, or until a trial is not there yet.
+
+        Args:
+            for_s: seconds; the simulation that runs then is finished.
 
         Returns:
             Whether the search is complete.
         """
         until_s = time.monotonic() + for_s
-        for _ in self:
-            if time.monotonic() >= until_s:
+        for step in self:
+            if step.waits or time.monotonic() >= until_s:
                 break
-        return not self._stage
+        return self._complete
 
     @property
     def plan(self) -> Plan:
@@ -192,7 +202,7 @@ class PlanSearch:
             simulations=self._simulations,
             least_hours=dict(self._least_h),
             waiting=frozenset(self._waiting),
-            stopped_in=self._stage,
+            stopped_in="" if self._complete else "bounds" if self.step is None else self.step.stage,
         )
 
     def _search(self) -> Generator[Step]:
@@ -210,7 +220,7 @@ class PlanSearch:
         if best is not None and finalists:
             some = nearest_to(best, self._evaluated.values(), finalists)
             yield from self._vary(best, some)
-        self._stage = ""
+        self._complete = True
 
     def _cost(self, candidate: Candidate) -> Cost:
         """Cost of one hour of a candidate's cluster."""
@@ -238,9 +248,9 @@ class PlanSearch:
         yield Step("screening", 0, len(left))
         while left:
             now, left = left[:_ROUND], left[_ROUND:]
-            for _ in self._screen_some(now):
-                done += 1
-                yield Step("screening", done, len(candidates))
+            for some in self._screen_some(now):
+                done += some
+                yield Step("screening", done, len(candidates), waits=not some)
             known = [one.point for one in self._screened.values()]
             cannot_win = {
                 one.number
@@ -261,19 +271,21 @@ class PlanSearch:
         if not jobs:
             return
         yield Step("evaluation", 0, len(jobs))
-        trials = []
-        for done, trial in enumerate(self._run(jobs), start=1):
-            self._simulations += 1
-            trials.append(trial)
-            if len(trials) == seeds:
-                one = new[done // seeds - 1]
-                known = dataclasses.replace(one, trials=tuple(trials))
-                number = one.candidate.number
-                self._evaluated[number] = known
-                if self._in_play is not None and number in self._in_play:
-                    self._in_play[number] = known
-                trials = []
-            yield Step("evaluation", done, len(jobs))
+        trials: list[Trial] = []
+        for trial in self._trials(jobs):
+            if trial is not None:
+                trials.append(trial)
+                if len(trials) % seeds == 0:
+                    one = new[len(trials) // seeds - 1]
+                    self._keep(dataclasses.replace(one, trials=tuple(trials[-seeds:])))
+            yield Step("evaluation", len(trials), len(jobs), waits=trial is None)
+
+    def _keep(self, known: Outcome) -> None:
+        """Keep an outcome of all seeds, which replaces that of the screening."""
+        number = known.candidate.number
+        self._evaluated[number] = known
+        if self._in_play is not None and number in self._in_play:
+            self._in_play[number] = known
 
     def _compare(
         self, chosen: Outcome, found: Sequence[Outcome], candidates: Sequence[Candidate]
@@ -315,8 +327,10 @@ class PlanSearch:
             new = [one for one in now if one.number not in self._screened]
             if new:
                 yield Step("comparison", 0, len(new))
-            for done, _ in enumerate(self._screen_some(new), start=1):
-                yield Step("comparison", done, len(new))
+            done = 0
+            for count in self._screen_some(new):
+                done += count
+                yield Step("comparison", done, len(new), waits=not count)
             some = [self._screened[one.number] for one in now]
             best = min(
                 [*some, *([best] if best else [])],
@@ -329,23 +343,32 @@ class PlanSearch:
         """Simulate the finalists with other inputs."""
         jobs, so_far = sensitivity(self._config, best, finalists)
         yield Step("sensitivity", 0, len(jobs))
-        trials = []
-        for trial in self._run(jobs):
-            self._simulations += 1
-            trials.append(trial)
-            self._sensitivity = so_far(trials)
-            yield Step("sensitivity", len(trials), len(jobs))
+        trials: list[Trial] = []
+        for trial in self._trials(jobs):
+            if trial is not None:
+                trials.append(trial)
+                self._sensitivity = so_far(trials)
+            yield Step("sensitivity", len(trials), len(jobs), waits=trial is None)
 
-    def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[None]:
-        """Simulate candidates; yields after each."""
-        jobs = [screening_job(self._config, one) for one in candidates]
-        for one, trial in zip(candidates, self._run(jobs), strict=True):
-            self._simulations += 1
+    def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[int]:
+        """Simulate candidates; yields 1 after each, and 0 to wait."""
+        left = list(reversed(candidates))
+        for trial in self._trials([screening_job(self._config, one) for one in candidates]):
+            if trial is None:
+                yield 0
+                continue
+            one = left.pop()
             self._waiting.discard(one.number)
             self._screened[one.number] = Outcome(
                 candidate=one, trials=(trial,), steps=self._config.steps, hourly=self._cost(one)
             )
-            yield
+            yield 1
+
+    def _trials(self, jobs: Sequence[Job]) -> Iterator[Trial | None]:
+        """Perform jobs, and count them."""
+        for trial in self._run(jobs):
+            self._simulations += trial is not None
+            yield trial
 
 
 def screening_job(plan: PlanConfig, candidate: Candidate) -> Job:

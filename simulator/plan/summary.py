@@ -62,7 +62,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
 def recommendation_lines(plan: Plan) -> Iterator[str]:
     """The recommendation in words; if there is none, the limits to raise."""
     best, limits = plan.best, plan.config.limits
-    so_far = "so far, " if plan.stopped_in else ""
+    so_far = "" if plan.settled else "so far, "
     name = f"{so_far}{AIMS[plan.config.objective]}"
     if best is not None:
         candidate = best.candidate
@@ -217,11 +217,16 @@ def hours(one: Outcome) -> str:
     return quantity(interval(one.hours), "h")
 
 
-def money(one: Outcome) -> str:
-    """Dollars of the whole run; GPU-hours if no price is known."""
+def cost(one: Outcome) -> str:
+    """Dollars of the whole run at typical prices; GPU-hours if no price is known."""
     if one.dollars is None:
         return f"money unknown ({quantity(interval(one.gpu_hours))} GPU-hours)"
-    text = quantity(interval(one.dollars), "$")
+    return quantity(interval(one.dollars), "$")
+
+
+def money(one: Outcome) -> str:
+    """The same, with the range between low and high prices."""
+    text = cost(one)
     low, high = one.hourly.low, one.hourly.high
     if low is not None and high is not None and low < high:
         hours = one.hours.mean

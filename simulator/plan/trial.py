@@ -50,8 +50,8 @@ class Trial:
     """Shares by cause, by pool."""
 
 
-Run: TypeAlias = Callable[[Sequence[Job]], Iterator[Trial]]
-"""Performs jobs, and yields their trials in order."""
+Run: TypeAlias = Callable[[Sequence[Job]], Iterator[Trial | None]]
+"""Performs jobs, and yields their trials in order; None if the next one is not there yet."""
 
 
 class Progress(Protocol):

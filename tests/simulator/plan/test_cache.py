@@ -63,6 +63,39 @@ def test_a_job_that_comes_twice_at_once_is_simulated_once() -> None:
     assert len(counted.jobs) == 1
 
 
+def test_two_searches_that_take_turns_share_their_trials() -> None:
+    """Also those that one of them simulates after the other has asked for them."""
+    questions = [question("search.seeds=3"), question("search.seeds=3", "deadline_h=0.05")]
+    counted = Counted()
+    cache = TrialCache(counted)
+    searches = [PlanSearch(one, cache) for one in questions]
+    while [search.advance(0) for search in searches] != [True, True]:
+        pass
+    for one, search in zip(questions, searches, strict=True):
+        assert plan_report(search.plan) == plan_report(find_plan(one))
+    names = [key(job) for job in counted.jobs]
+    assert len(set(names)) == len(names)
+
+
+def test_a_paused_cache_gives_what_it_knows_and_simulates_nothing() -> None:
+    known = question("search.sensitivity=0", "candidates.eta=[1]")
+    cache = TrialCache()
+    find_plan(known, cache)
+    done = cache.simulated
+    cache.paused = True
+    assert PlanSearch(known, cache).advance()
+    search = PlanSearch(question("search.sensitivity=0"), cache)
+    assert not search.advance()
+    assert search.step is not None
+    assert search.step.waits
+    assert search.plan.stopped_in == "screening"
+    assert not search.advance()
+    assert cache.simulated == done
+    cache.paused = False
+    assert search.advance()
+    assert plan_report(search.plan) == plan_report(find_plan(search.plan.config))
+
+
 CHANGES = {
     "model": "Qwen2.5-1.5B",
     "workload.steps": 3,

@@ -114,7 +114,9 @@ def test_the_plan_is_consistent_wherever_the_search_is_stopped(place: int) -> No
         assert not better
     if plan.screened:
         assert plan.best in plan.front
-        assert next(iter(recommendation_lines(plan))).startswith("so far, lowest cost: ")
+        so_far = next(iter(recommendation_lines(plan))).startswith("so far, lowest cost: ")
+        assert so_far is not plan.settled
+        assert plan.settled is (step.stage in ("comparison", "sensitivity") or plan is some[-1][1])
     told = "\n".join(question_lines(plan))
     assert f"stopped during {step.stage}" in told
     if plan.waiting:
