@@ -267,6 +267,13 @@ from areal_lab.functional.advantages.agent import (
     AgentAdvantages as AgentAdvantages,
     rae_advantages as rae_advantages,
 )
+from areal_lab.functional.advantages.difficulty import (
+    SampleAdvantages as SampleAdvantages,
+    AdvantagesByCount as AdvantagesByCount,
+    PromptWeight as PromptWeight,
+    advantages_by_count as advantages_by_count,
+    prompt_weight as prompt_weight,
+)
 from areal_lab.functional.advantages.whitening import (
     Moments as Moments,
     token_moments as token_moments,

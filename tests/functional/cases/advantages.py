@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.advantages.agent import gigpo_advantages, rae_advantages
+from areal_lab.functional.advantages.difficulty import prompt_weight
 from areal_lab.functional.advantages.group import (
     group_advantages,
     mean_of_others,
@@ -38,7 +39,7 @@ from areal_lab.functional.advantages.whitening import (
     token_moments,
     whiten,
 )
-from tests.functional.case import Case, Ragged
+from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 PER_SAMPLE = {"packed = padded": "one number per sample: there is no token layout"}
 WHOLE = Moments(*torch.tensor([9.0, 5.0, 4.0], dtype=torch.double))
@@ -180,5 +181,12 @@ CASES = [
         sample=of_sequences,
         differentiable=(0,),
         layouts=baseline_layouts,
+    ),
+    Case(
+        name="prompt_weight (grpo)",
+        function=lambda rates: prompt_weight(grpo_advantages, rates, group_size=4),
+        sample=lambda seed: (rewards(seed, 5) / 2,),
+        covers=("advantages_by_count",),
+        reasons=NO_GRADIENT | {"packed = padded": "one number per prompt: there are no tokens"},
     ),
 ]
