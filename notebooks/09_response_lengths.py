@@ -1,0 +1,551 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["areal_lab[notebooks]"]
+#
+# [tool.uv.sources]
+# areal_lab = { path = "..", editable = true }
+# ///
+
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(width="medium", app_title="Response lengths")
+
+with app.setup:
+    import altair as alt
+    import marimo as mo
+
+    from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+    from areal_lab.widgets.source import code_of
+    from simulator import fit_lengths, load_simulation, replicate, traces
+    from simulator.calibrate.length_curves import batch_curve, batch_tail, quantile_curves
+
+    LENGTHS = {
+        "trace": "as observed",
+        "lognormal": "fitted log-normal",
+        "constant": "all of the mean length",
+    }
+    SCHEDULES = {
+        "synchronous": {
+            "schedule.name": "synchronous",
+            "workload.steps": 9,
+            "workload.warmup_steps": 1,
+        },
+        "asynchronous": {
+            "schedule.name": "asynchronous",
+            "workload.steps": 16,
+            "workload.warmup_steps": 6,
+        },
+    }
+    SAMPLES, CORRELATION = 16, 0.743
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    # Response lengths
+
+    **How long are your responses, and what does the longest one cost a training step?**
+
+    About 4 s of CPU, 1.5 s of them before the first picture; no torch, no GPU.
+    """)
+    return
+
+
+@app.cell
+def _():
+    pick = mo.ui.dropdown(list(traces()), value="deepseek_r1_client66", label="Shipped trace")
+    return (pick,)
+
+
+@app.cell
+def _():
+    upload = mo.ui.file(
+        filetypes=[".csv", ".tsv", ".txt"], label="or your own CSV file, a response per row"
+    )
+    return (upload,)
+
+
+@app.cell
+def _():
+    column = mo.ui.text(label="Column with the lengths", placeholder="found by its name")
+    return (column,)
+
+
+@app.cell
+def _():
+    prompt_column = mo.ui.text(label="Column that names the prompt", placeholder="optional")
+    return (prompt_column,)
+
+
+@app.cell
+def _():
+    before = {}
+    return (before,)
+
+
+@app.cell(hide_code=True)
+def _(column, pick, prompt_column, upload):
+    _about = mo.md(f"<small>{traces()[pick.value]}</small>")
+    _columns = mo.hstack([column, prompt_column], justify="start", gap=2, wrap=True)
+    mo.vstack(
+        [
+            mo.hstack([pick, upload], justify="start", align="center", gap=2, wrap=True),
+            _columns if upload.value else _about,
+        ]
+    )
+    return
+
+
+@app.cell
+def _(column, pick, prompt_column, upload):
+    _name = upload.name() or pick.value
+    try:
+        if upload.value:
+            fit = fit_lengths(
+                upload.contents(), column=column.value, prompt_column=prompt_column.value
+            ).save()
+        else:
+            fit = fit_lengths(pick.value)
+    except ValueError as _error:
+        mo.stop(True, mo.callout(mo.md(f"`{_name}`: {_error}"), "danger"))
+    return (fit,)
+
+
+@app.cell(hide_code=True)
+def _(fit):
+    _half, _tail, _most = fit.quantiles([0.5, 0.99, 1.0])
+    mo.hstack(
+        [
+            mo.stat(f"{fit.answers:,}", label="responses"),
+            mo.stat(f"{_half:,.0f}", label="median, tokens"),
+            mo.stat(f"{fit.mean_tokens:,.0f}", label="mean, tokens"),
+            mo.stat(f"{_tail:,.0f}", label="99 % quantile"),
+            mo.stat(f"{_most:,.0f}", label="longest"),
+            mo.stat(f"{fit.capped_share:.2%}", label="reached the cap"),
+        ],
+        justify="start",
+        wrap=True,
+    )
+    return
+
+
+@app.cell
+def _(fit):
+    curves = [{**point, "lengths": LENGTHS[point["family"]]} for point in quantile_curves(fit)]
+    return (curves,)
+
+
+@app.cell(hide_code=True)
+def _(curves, fit):
+    _ticks = {-3.09: "0.1 %", -2.326: "1 %", -1.282: "10 %", -0.674: "25 %", 0: "50 %"}
+    _ticks |= {0.674: "75 %", 1.282: "90 %", 2.326: "99 %", 3.09: "99.9 %"}
+    _label = " : ".join(f"abs(datum.value - {at}) < 0.01 ? '{text}'" for at, text in _ticks.items())
+    _kinds = list(LENGTHS.values())
+    _across = plain_axis(values=list(_ticks), labelExpr=f"{_label} : ''")
+    _lines = (
+        alt.Chart(table(curves))
+        .mark_line(strokeWidth=2.5)
+        .encode(
+            alt.X("score:Q", title="share of the responses up to this length", axis=_across),
+            alt.Y("tokens:Q", title="tokens", axis=plain_axis(tickCount=4)).scale(type="log"),
+            alt.Color("lengths:N", title=None)
+            .scale(domain=_kinds, range=[BLUE, RED, GREY])
+            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=300),
+            alt.StrokeDash("lengths:N").scale(domain=_kinds, range=[[1, 0], [7, 4], [2, 3]]),
+            tooltip=[
+                "lengths:N",
+                alt.Tooltip("share:Q", format=".2%"),
+                alt.Tooltip("tokens:Q", format=",.0f"),
+            ],
+        )
+    )
+    _cap = alt.Chart(table([{"cap": fit.max_tokens}])).encode(y="cap:Q")
+    _name = f"{'cap' if fit.capped_share else 'longest'}: {fit.max_tokens:,} tokens"
+    _words = words(_cap, align="left", dy=-9).encode(x=alt.value(6), text=alt.value(_name))
+    on_page(_lines + _cap.mark_rule(color=GREY) + _words, width="container", height=290)
+    return
+
+
+@app.cell(hide_code=True)
+def _(cap, fit, over):
+    def _told(ratio):
+        return f"{abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'shorter'}"
+
+    _sync, _async = over["synchronous"], over["asynchronous"]
+    _cut = f", both cut off at {cap.value:,} tokens" if cap.value < fit.max_tokens else ""
+    mo.md(
+        f"""
+    A straight line is a log-normal. The fitted one is never off by more than
+    **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
+    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is that good enough? Simulated
+    with it instead of the lengths themselves{_cut}, an asynchronous step of the same cluster is
+    {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
+    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). It waits for the longest response, and that is
+    where the curves part: the cap cuts off
+    {fit.model(max_tokens=cap.value).capped_share():.2%} of the log-normal and
+    {fit.model("trace", max_tokens=cap.value).capped_share() or fit.capped_share:.2%} of the
+    responses.
+    """
+        if fit.kind == "lognormal"
+        else f"All responses have {fit.mean_tokens:,.0f} tokens: there is no tail to wait for."
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(fit):
+    _shares = [0.5, 0.9, 0.99, 0.999]
+    _rows = [
+        f"| {LENGTHS[family]} | {fit.distances[family]:.3f} | "
+        + " | ".join(f"{tokens:,.0f}" for tokens in fit.quantiles(_shares, family))
+        + f" | {fit.model(family).capped_share():.2%} |"
+        for family in LENGTHS
+        if family in fit.families
+    ]
+    _within = fit.within_prompts
+    _alike = "Which responses answer the same prompt is not known."
+    if _within:
+        _alike = (
+            f"Correlation of ln(tokens) within a prompt: **{_within.correlation:.2f}** "
+            f"({_within.interval[0]:.2f} to {_within.interval[1]:.2f}, 95 %)."
+        )
+    _table = "\n".join(
+        [
+            "| lengths | KS distance | 50 % | 90 % | 99 % | 99.9 % | cut off |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *_rows,
+        ]
+    )
+    _notes = "\n".join(f"- {note}" for note in fit.notes[:-1])
+    mo.vstack(
+        [
+            mo.md(r"""
+    ## The fit
+
+    ```python
+    fit = fit_lengths("lengths.csv")  # or a run folder, a list of numbers, the name of a trace
+    ```
+
+    keeps the mean and takes the spread $\sigma$ that makes all lengths most likely. A response that
+    reached the cap $c$ only says that it would have been at least as long:
+
+    $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
+    z(x) = \frac{\ln x - \mu}{\sigma} $$
+    """),
+            mo.md(_table),
+            mo.md(f"$\\sigma$ = {fit.sigma:.3f}. {_alike}\n\n{_notes}"),
+        ]
+    )
+    return
+
+
+@app.cell
+def _():
+    prompts = mo.ui.slider(
+        steps=[8, 16, 32, 64], value=64, debounce=True, show_value=True, label="Prompts a step"
+    )
+    return (prompts,)
+
+
+@app.cell
+def _(fit):
+    cap = mo.ui.slider(
+        steps=[
+            *(n for n in (500, 1000, 2000, 4000, 8000, 16000) if n < fit.max_tokens),
+            fit.max_tokens,
+        ],
+        value=fit.max_tokens,
+        debounce=True,
+        show_value=True,
+        label="Cut off at, tokens",
+    )
+    return (cap,)
+
+
+@app.cell
+def _(cap, fit, prompts):
+    alike = CORRELATION if fit.group_correlation is None else fit.group_correlation
+    observed = fit.model("trace", max_tokens=cap.value, group_correlation=alike)
+    tail = batch_tail(observed, prompts.value, SAMPLES)
+    curve = batch_curve(observed, prompts.value, SAMPLES)
+    return alike, curve, tail
+
+
+@app.cell(hide_code=True)
+def _(cap, prompts, tail):
+    mo.vstack(
+        [
+            mo.md(f"""
+    ## What the tail does to a synchronous step
+
+    A synchronous step starts {prompts.value} x {SAMPLES} responses together and trains when the
+    last one has ended. When half of its decode steps are done, **{tail.done_at_half.mean:.0%}** of
+    the responses have ended: the other half is for the longest
+    **{1 - tail.done_at_half.mean:.0%}**. A place in the decode batches is empty
+    **{tail.waiting.mean:.0%}** of the time, $1 - \\text{{mean}} / \\text{{longest}}$.
+    """),
+            mo.hstack([prompts, cap], justify="start", gap=2, wrap=True),
+        ]
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(before, curve, fit, tail):
+    _old, before["curve"] = before.get("curve", curve), curve
+    _marks = [
+        {"tokens": tail.mean_tokens.mean, "what": "mean response", "at": 0.93},
+        {"tokens": tail.longest_tokens.mean, "what": "longest, on average", "at": 0.8},
+    ]
+    _across = alt.X(
+        "tokens:Q", axis=plain_axis(), title="decode steps since the start of the batch"
+    )
+    _up = alt.Y("running:Q", axis=plain_axis(format="%"), title="responses still running")
+    _area = alt.Chart(table(curve)).mark_area(color=BLUE, opacity=0.35, line={"color": BLUE})
+    _last = alt.Chart(table(_old if _old != curve else []))
+    _rules = alt.Chart(table(_marks)).encode(x="tokens:Q")
+    on_page(
+        _area.encode(_across.scale(domain=[0, fit.max_tokens], nice=False), _up)
+        + _last.mark_line(color=GREY, strokeDash=[4, 3]).encode(x="tokens:Q", y="running:Q")
+        + _rules.mark_rule(color=RED, strokeWidth=2)
+        + words(_rules, align="right", dx=-6).encode(y="at:Q", text="what:N"),
+        width="container",
+        height=200,
+    )
+    return
+
+
+@app.cell
+def _(alike):
+    base = load_simulation(
+        "table_1_1.5b_asynchronous",
+        [
+            *("gpus=16", "rollout_gpus=12", "seeds=3", "schedule.max_concurrent_prompts=0"),
+            f"workload.answers.group_correlation={alike}",
+        ],
+    )
+    return (base,)
+
+
+@app.cell
+def _(base, cap, fit, prompts):
+    def _config(kind, schedule):
+        return base.with_settings(
+            {
+                **SCHEDULES[schedule],
+                **fit.settings(kind, max_tokens=cap.value),
+                "workload.prompts_per_batch": prompts.value,
+                "trainer.micro_batch_tokens": max(32768, cap.value + 1024),
+            }
+        )
+
+    _all = [(kind, schedule) for kind in fit.families for schedule in SCHEDULES]
+    with mo.status.progress_bar(
+        total=3 * len(_all), title="Simulating steps", remove_on_exit=True
+    ) as _bar:
+        steps = {
+            (kind, schedule): replicate(
+                _config(kind, schedule), processes=1, on_result=lambda _: _bar.update()
+            )
+            for kind, schedule in _all
+        }
+    over = {
+        schedule: steps[fit.kind, schedule].ratio(steps["trace", schedule], lambda one: one.step_s)
+        for schedule in SCHEDULES
+    }
+    return over, steps
+
+
+@app.cell(hide_code=True)
+def _(before, steps):
+    rows = [
+        {
+            "lengths": LENGTHS[kind],
+            "schedule": schedule,
+            "step": found.step_s.mean,
+            "low": found.step_s.low,
+            "high": found.step_s.high,
+            "text": f"{found.step_s.mean:,.0f} s",
+        }
+        for (kind, schedule), found in steps.items()
+    ]
+    _old, before["steps"] = before.get("steps", rows), rows
+    _y = alt.Y("lengths:N", title=None, sort=list(LENGTHS.values()), axis=plain_axis())
+    _side = alt.YOffset("schedule:N", sort=list(SCHEDULES))
+    _end = max(row["high"] for row in [*rows, *_old])
+    _across = alt.X("step:Q", title="seconds per training step", axis=plain_axis(tickCount=7))
+    _across = _across.scale(domain=[0, 1.12 * _end], nice=False)
+    _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
+    _bars = alt.Chart(table(rows)).encode(_y, _side)
+    _past = alt.Chart(table(_old if _old != rows else [])).encode(_y, _side, _across)
+    on_page(
+        _past.mark_tick(color=GREY, thickness=3, size=18)
+        + _bars.mark_bar(opacity=0.75).encode(
+            _across, _color.legend(orient="top", labelFontSize=13, symbolSize=200)
+        )
+        + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
+        + words(_bars, align="left", dx=8).encode(x="high:Q", text="text:N"),
+        width="container",
+        height=170,
+    )
+    return (rows,)
+
+
+@app.cell(hide_code=True)
+def _(alike, prompts, steps):
+    _sync, _async = steps["trace", "synchronous"], steps["trace", "asynchronous"]
+    _gain = _sync.ratio(_async, lambda one: one.step_s)
+    _even = steps["constant", "synchronous"].ratio(
+        steps["constant", "asynchronous"], lambda one: one.step_s
+    )
+    mo.md(f"""
+    Simulated: R1-Distill-Qwen-1.5B on 16 H800, 12 of them generate, {prompts.value} x {SAMPLES}
+    responses a step, correlation {alike:.2f} within a prompt. Means of three seeds with 95 %
+    intervals; grey ticks are the values before the last change. All lengths have the same mean.
+
+    **Mean against longest.** An asynchronous step costs what the mean costs. A synchronous one
+    takes **{_gain.mean:.1f} times** as long ({_gain.low:.1f} to {_gain.high:.1f}); without a tail
+    it would be {_even.mean:.1f} times, because generation and training take turns.
+    """)
+    return
+
+
+@app.cell
+def _(base, cap, fit):
+    _sizes = (8, 16, 32, 64)
+    with mo.status.progress_bar(
+        total=3 * len(_sizes) * len(SCHEDULES), title="Simulating batches", remove_on_exit=True
+    ) as _bar:
+        by_size = {
+            (size, schedule): replicate(
+                base.with_settings(
+                    {
+                        **SCHEDULES[schedule],
+                        **fit.settings("trace", max_tokens=cap.value),
+                        "workload.prompts_per_batch": size,
+                        "trainer.micro_batch_tokens": max(32768, cap.value + 1024),
+                    }
+                ),
+                processes=1,
+                on_result=lambda _: _bar.update(),
+            ).step_s
+            for size in _sizes
+            for schedule in SCHEDULES
+        }
+    growth = by_size[64, "synchronous"].mean / by_size[8, "synchronous"].mean
+    return by_size, growth
+
+
+@app.cell(hide_code=True)
+def _(by_size, growth):
+    mo.md(f"""
+    ## A larger batch hides its own tail
+
+    A synchronous step with 64 prompts takes **{growth:.1f} times** as long as one with 8, not 8
+    times: both wait for one response, which is about as long. The seconds per prompt fall from
+    {by_size[8, "synchronous"].mean / 8:.0f} to {by_size[64, "synchronous"].mean / 64:.0f}. The
+    dashed line is the naive answer: twice the work, twice the time.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _(by_size, prompts):
+    _rows = [
+        {"prompts": size, "schedule": name, "step": step.mean, "low": step.low, "high": step.high}
+        for (size, name), step in by_size.items()
+    ]
+    _first = by_size[8, "synchronous"].mean
+    _naive = [{"prompts": size, "step": _first * size / 8} for size in (8, 16, 32)]
+    _sizes = plain_axis(values=[8, 16, 32, 64])
+    _x = alt.X("prompts:Q", title=f"prompts a step, {SAMPLES} responses each", axis=_sizes)
+    _x = _x.scale(type="log", base=2, domain=[7, 75], nice=False)
+    _y = alt.Y("step:Q", title="seconds per step", axis=plain_axis(tickCount=4))
+    _y = _y.scale(type="log", nice=False)
+    _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
+    _lines = alt.Chart(table(_rows)).encode(
+        _x, _color.legend(orient="top", labelFontSize=13), tooltip=["schedule:N", "step:Q"]
+    )
+    _guess = alt.Chart(table(_naive)).encode(_x, _y)
+    _chosen = alt.Chart(table([{"prompts": prompts.value}])).encode(_x)
+    on_page(
+        _chosen.mark_rule(color=GREY, strokeDash=[1, 3])
+        + _guess.mark_line(strokeDash=[6, 4], color=GREY)
+        + words(_guess.transform_filter("datum.prompts == 32"), align="left", dx=6).encode(
+            text=alt.value("in proportion")
+        )
+        + _lines.mark_rule(strokeWidth=3).encode(y="low:Q", y2="high:Q")
+        + _lines.mark_line(point={"size": 60, "filled": True}).encode(_y),
+        width="container",
+        height=240,
+    )
+    return
+
+
+@app.cell
+def _(fit):
+    family = mo.ui.dropdown(
+        {LENGTHS[kind]: kind for kind in fit.families},
+        value=LENGTHS["trace"],
+        label="Export lengths",
+    )
+    return (family,)
+
+
+@app.cell(hide_code=True)
+def _(cap, family, fit, upload):
+    _named = fit.stored_as("lengths.csv") if upload.value else fit
+    block = _named.to_yaml(family.value, max_tokens=cap.value)
+    _downloads = [mo.download(block, filename="lengths.yaml", label="lengths.yaml")]
+    if upload.value and family.value == "trace":
+        _downloads.append(mo.download(fit.to_csv(), filename="lengths.csv", label="lengths.csv"))
+    mo.vstack(
+        [
+            mo.md("""
+    ## Take it with you
+
+    The block below is what `areal-lab simulate lengths.yaml` reads, alone or in a file of yours.
+    """),
+            mo.hstack([family, *_downloads], justify="start", align="center", gap=2, wrap=True),
+            mo.md(f"```yaml\n{block}```"),
+        ]
+    )
+    return (block,)
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    ## Try this
+
+    - Cut the responses of `deepseek_r1_client66` off at 16,000 tokens, which one in ten exceeds:
+      the synchronous step loses 30 % of its time, the asynchronous one 6 %.
+    - Take `deepseek_r1` with 8 prompts a step. This log-normal ends too *early*, and makes the
+      synchronous step too short. The sign of the error is that of the tail; no distance shows it.
+    - Upload lengths of your own (a column `tokens`, and `prompt_id` if you have it). A run folder
+      needs no file: `simulator.fit_lengths("runs/demo")`.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.vstack(
+        [
+            mo.md("""
+    ## The code
+
+    All of this is `simulator.fit_lengths` and `simulator.replicate`; see *Your own lengths* in
+    `docs/simulator.md`. The traces are published logs, whose sources and licenses are in
+    `simulator/workload/data`. That long responses dominate synchronous steps is section 3 of AReaL
+    (arXiv:2505.24298).
+    """),
+            mo.accordion(code_of(fit_lengths, quantile_curves, batch_tail)),
+        ]
+    )
+    return
+
+
+if __name__ == "__main__":
+    app.run()
