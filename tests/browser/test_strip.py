@@ -16,7 +16,6 @@ import pytest
 from areal_lab.widgets.raster import codes_of_pixels
 from areal_lab.widgets.strip import Strip
 
-playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
 SCRIPT = (Path(__file__).parents[2] / "areal_lab" / "widgets" / "strip.js").read_text("utf-8")
@@ -46,14 +45,6 @@ window.ready = true;
 </script>"""
 COLORS = ["#0072B2", "#E69F00", "#D55E00", "#808080 /", "transparent"]
 ROW_PX = 18
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks import files
-from tests.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing
 from tests.notebooks.rules import problems
+from tools.notebooks import files
+from tools.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing
 
 HERE = Path(__file__).parent
 EXTRAS = {True: "areal_lab[train,notebooks]", False: "areal_lab[notebooks]"}

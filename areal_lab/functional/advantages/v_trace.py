@@ -41,6 +41,7 @@ def vtrace(
 
     $$ e_t = \bar\rho_t (r_t + \gamma V_{t+1} - V_t) + \gamma c_t \lambda_{t+1} e_{t+1}, \qquad
     R_t = V_t + e_t $$
+
     $$ A_t = \min(\rho_t, \bar\rho_{pg})
     \left( r_t + \gamma (V_{t+1} + \lambda_{t+1} e_{t+1}) - V_t \right) $$
 

@@ -1,0 +1,33 @@
+"""A browser without names of the outside, and the servers of notebooks, exports and the site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from tools.notebooks.pages import chromium
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def gallery_address() -> Iterator[str]:
+    from tools.notebooks.pages import gallery
+
+    with gallery() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder outside the tree; the last line of the tests has its name."""
+    folder = tmp_path_factory.mktemp("screenshots")
+    yield folder
+    print(f"\nscreenshots of the notebooks: {folder}")

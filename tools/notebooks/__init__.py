@@ -1,0 +1,1 @@
+"""Everything around the notebooks: the gallery, exports that need no network, thumbnails."""

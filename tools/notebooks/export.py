@@ -1,0 +1,85 @@
+"""Notebooks as pages that need neither Python nor the network.
+
+`marimo export html` writes pages whose scripts come from a content delivery network. The package
+has the same scripts, so they are copied beside the pages once, and the pages are led to them. The
+folder has to be served: browsers refuse module scripts of `file://`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import marimo
+
+from tools.notebooks.files import FOLDER, ROOT, app_title, existing, prose
+
+STATIC: Final = Path(marimo.__file__).parent / "_static"
+_NETWORK: Final = re.compile(r"https://[^\"' )]*?/@marimo-team/frontend@[^/\"']*/dist")
+_INDEX = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>areal_lab notebooks</title>
+<style>:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
+body {{ max-width: 44rem; margin: 2rem auto; padding: 0 1rem }} li {{ margin: 0.6rem 0 }}</style>
+<h1>areal_lab notebooks</h1><p>As they were when they were exported: controls need Python.</p>
+<ol>{items}</ol></html>
+"""
+
+
+def export(target: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Run notebooks and write them into `target`, with an index; returns the pages.
+
+    Raises:
+        RuntimeError: a notebook failed, or marimo names the place of its scripts differently.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for folder in ("assets", "files"):
+        if (STATIC / folder).is_dir():
+            shutil.copytree(STATIC / folder, target / folder, dirs_exist_ok=True)
+    for file in STATIC.iterdir():
+        if file.is_file() and file.suffix != ".html":
+            shutil.copy2(file, target / file.name)
+    pages, items = [], []
+    for name in existing() if names is None else names:
+        print(f"exporting {name}", file=sys.stderr, flush=True)
+        page = target / f"{name}.html"
+        _run(name, page)
+        page.write_text(offline(page.read_text(encoding="utf-8")), encoding="utf-8")
+        pages.append(page)
+        text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        question = prose(text)[1].replace("*", "").replace("`", "")
+        items.append(f'<li><a href="{name}.html">{app_title(text)}</a><br>{question}</li>')
+    (target / "index.html").write_text(_INDEX.format(items="\n".join(items)), encoding="utf-8")
+    return pages
+
+
+def offline(page: str) -> str:
+    """The text of an exported page with its scripts beside it.
+
+    Raises:
+        RuntimeError: the page has no address of the scripts as marimo 0.25 writes it.
+    """
+    changed, found = _NETWORK.subn(".", page)
+    if not found:
+        raise RuntimeError(
+            "an exported page has no address .../@marimo-team/frontend@VERSION/dist; marimo "
+            f"{marimo.__version__} exports differently from 0.25: adapt tools/notebooks/export.py"
+        )
+    return changed
+
+
+def _run(name: str, page: Path) -> None:
+    command = [sys.executable, "-m", "marimo", "export", "html", f"{FOLDER / name}.py"]
+    ended = subprocess.run(
+        [*command, "--output", str(page), "--no-include-code", "--force"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise RuntimeError(f"notebooks/{name}.py could not be exported:\n{ended.stderr.strip()}")
