@@ -16,21 +16,35 @@ if TYPE_CHECKING:
     from areal_lab.data.problems import ProblemSet as ProblemSet
     from areal_lab.data.trajectory import Segment as Segment
     from areal_lab.data.trajectory import Trajectory as Trajectory
+    from areal_lab.live.attach import AttachedRun as AttachedRun
+    from areal_lab.live.attach import attach_run as attach_run
+    from areal_lab.live.attach import live_runs as live_runs
+    from areal_lab.live.mailbox import RequestRefused as RequestRefused
+    from areal_lab.live.mailbox import RunEnded as RunEnded
+    from areal_lab.live.snapshot import Snapshot as Snapshot
+    from areal_lab.pipeline.detached import start_run as start_run
     from areal_lab.pipeline.step_report import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import train as train
     from areal_lab.runlog.read_run import read_run as read_run
 
 _HOMES = {
+    "AttachedRun": "areal_lab.live.attach",
     "Problem": "areal_lab.data.problems",
     "ProblemSet": "areal_lab.data.problems",
+    "RequestRefused": "areal_lab.live.mailbox",
+    "RunEnded": "areal_lab.live.mailbox",
     "Segment": "areal_lab.data.trajectory",
+    "Snapshot": "areal_lab.live.snapshot",
     "StepReport": "areal_lab.pipeline.step_report",
     "TrainConfig": "areal_lab.config.schema",
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",
+    "attach_run": "areal_lab.live.attach",
+    "live_runs": "areal_lab.live.attach",
     "load_config": "areal_lab.config.load",
     "read_run": "areal_lab.runlog.read_run",
+    "start_run": "areal_lab.pipeline.detached",
     "train": "areal_lab.pipeline.train",
 }
 

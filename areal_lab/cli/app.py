@@ -267,6 +267,44 @@ def trace(
 
 
 @app.command()
+@exit_on_error
+def control(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST",
+            help="status; pause (nothing new starts, nothing is lost); resume; stop (finish the "
+            "step, save, end); eta=4 (another staleness bound from now on).",
+        ),
+    ] = "status",
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
+) -> None:
+    """Look at a run that continues, pause or resume it, change eta, or stop it.
+
+    Works from any process that can see and write the run folder. Exits with 1 if the run is not
+    alive, or refuses.
+    """
+    from areal_lab.cli.control import run_control
+
+    run_control(run, request, as_json=as_json)
+
+
+@app.command()
+@exit_on_error
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the runs (run_dir).")
+    ] = Path("runs"),
+) -> None:
+    """List the runs that are alive."""
+    from areal_lab.cli.control import print_live_runs
+
+    print_live_runs(folder)
+
+
+@app.command()
 def config() -> None:
     """List all training settings: type, default and meaning."""
     from areal_lab.config.reference import format_settings

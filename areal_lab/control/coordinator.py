@@ -167,6 +167,11 @@ class Coordinator:
         """Whether the run is paused by hand; a step or a push that was begun may still end."""
         return self._held
 
+    @property
+    def ending(self) -> str | None:
+        """Why the run ends before its last step, once what was begun has ended; None if not."""
+        return self._ending
+
     def refusal(self, request: Request) -> str | None:
         """Why `handle` would refuse this request now, as a sentence without a subject; None if not.
 

@@ -17,12 +17,16 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.progress import Display, terminal_display
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.runlog.folder import RunFolder
 
 INTERRUPTED: Final = 130
 
 
-def run_to_end(config: TrainConfig) -> int:
+def run_to_end(config: TrainConfig, folder: RunFolder | None = None) -> int:
     """Check, run and report; prints the run folder as the last line on standard output.
+
+    Args:
+        folder: a fresh run folder with the configuration; None creates it.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -37,7 +41,13 @@ def run_to_end(config: TrainConfig) -> int:
     async def until_done(display: Display) -> RunResult:
         _stop_on_interrupt(stop)
         return await run(
-            config, problems, on_step=lambda _: None, display=display, stop=stop, state=state
+            config,
+            problems,
+            on_step=lambda _: None,
+            display=display,
+            stop=stop,
+            state=state,
+            folder=folder,
         )
 
     try:

@@ -1,6 +1,7 @@
 """One training run, from its configuration to its summary.
 
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
+      requests from other processes (pause, resume, eta, stop) are answered all the while
 
 Every process the run starts is stopped when it ends, however it ends. If the trainer dies, the run
 ends with the trainer's last output; so it does when the last engine is lost and may not be
@@ -30,6 +31,7 @@ from areal_lab.pipeline.outcome import SummaryInputs, summary_so_far, write_fail
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
+from areal_lab.pipeline.requests import Desk, reachable
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.startup import RunContext, start_run
 from areal_lab.pipeline.state import RunState, StopSignal
@@ -91,6 +93,7 @@ async def run(
     loss: Callable[..., HasLoss] | None = None,
     response_tokens: Callable[[GroupId, int], int] | None = None,
     state: RunState | None = None,
+    folder: RunFolder | None = None,
 ) -> RunResult:
     """Run to the end, or to the first error.
 
@@ -102,43 +105,47 @@ async def run(
         loss: used instead of the loss that `config.actor` names; see `functional.PolicyLoss`.
         response_tokens: exact length of each sample (`Rollout.response_tokens`).
         state: updated while the run continues, for displays.
+        folder: a fresh run folder with the configuration; None creates it.
 
     Raises:
         ChildDied: an engine or the trainer ended; carries the end of its output.
         Exception: the first error of any part, not an exception group.
     """
     state = state or RunState()
-    folder = RunFolder.create(config)
-    display.phase(f"run folder {folder.path}")
-    for note in preflight.notes(config):
-        display.note(f"note: {note}")
-    began_s, inputs = time.time(), SummaryInputs()
-    try:
-        async with Fleet() as fleet:
-            context = RunContext(
-                config=config,
-                problems=problems,
-                on_step=on_step,
-                display=display,
-                stop=stop,
-                reward_fn=reward_fn or config.reward.fn,
-                loss=loss,
-                state=state,
-                response_tokens=response_tokens,
-                folder=folder,
-                fleet=fleet,
-                inputs=inputs,
-            )
-            summary = await fleet.guard(_measured_run(context))
-    except BaseException as error:
-        wall_s = time.time() - began_s
-        write_failure(error, folder, config, inputs, wall_s=wall_s, note=display.note)
-        raise
-    folder.write_json("summary.json", summary)
-    if config.plots:
-        display.phase("drawing reward.png, timeline.png, staleness.png")
-        await asyncio.to_thread(write_report, folder.path)
-    return RunResult(folder.path, summary)
+    folder = folder or RunFolder.create(config)
+    desk = Desk(Coordinator(limits_of(config)), stop)
+    async with reachable(folder.path, desk, display) as shown:
+        shown.phase(f"run folder {folder.path}")
+        for note in preflight.notes(config):
+            shown.note(f"note: {note}")
+        began_s, inputs = time.time(), SummaryInputs()
+        try:
+            async with Fleet() as fleet:
+                context = RunContext(
+                    config=config,
+                    problems=problems,
+                    on_step=on_step,
+                    display=shown,
+                    stop=stop,
+                    desk=desk,
+                    reward_fn=reward_fn or config.reward.fn,
+                    loss=loss,
+                    state=state,
+                    response_tokens=response_tokens,
+                    folder=folder,
+                    fleet=fleet,
+                    inputs=inputs,
+                )
+                summary = await fleet.guard(_measured_run(context))
+        except BaseException as error:
+            wall_s = time.time() - began_s
+            write_failure(error, folder, config, inputs, wall_s=wall_s, note=shown.note)
+            raise
+        folder.write_json("summary.json", summary)
+        if config.plots:
+            shown.phase("drawing reward.png, timeline.png, staleness.png")
+            await asyncio.to_thread(write_report, folder.path)
+        return RunResult(folder.path, summary)
 
 
 async def _measured_run(context: RunContext) -> dict[str, Any]:
@@ -149,7 +156,7 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     inputs.before = await _measure(context, performer.rollout, "before training")
     display.phase("training")
     performer.begin()
-    coordinator = Coordinator(limits_of(context.config))
+    coordinator = context.desk.coordinator
     context.state.coordinator, context.state.performer = coordinator, performer
     context.state.children = context.fleet.children
     finish = await _drive(context, coordinator, performer)
@@ -206,6 +213,7 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
         context.state.refresh_until_cancelled(), name="state for the display"
     )
     started = RunStarted(await performer.servers.begin(events.put_nowait))
+    context.desk.begin(events)
     drive_task = asyncio.create_task(
         drive(coordinator, performer, started, events, performer.log), name="drive"
     )
@@ -221,6 +229,7 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
         assert performer.servers.last_error is not None, "a lost engine leaves a reason"
         raise performer.servers.last_error
     finally:
+        context.desk.end()
         performer.servers.end()
         for helper in (stop_task, state_task, loss_task, drive_task):
             helper.cancel()

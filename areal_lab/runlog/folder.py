@@ -1,6 +1,7 @@
 """The run folder: the files of a run, readable at any moment, also after a kill.
 
 config.yaml env.json metrics.jsonl events.jsonl trajectories/ checkpoints/ logs/ summary.json
+process.json requests.jsonl replies.jsonl (`areal_lab.live`)
 model -> the last checkpoint, a Hugging Face folder
 """
 

@@ -1,0 +1,213 @@
+"""A live run as an object, in any process: look at it, pause it, change eta, stop it.
+
+    run = attach_run("runs/arithmetic-20261101-120000")
+    print(run.snapshot())                 training; step 7 of 30; waits for 3 of 8 groups for step 8
+    run.pause(), run.set_eta(4), run.resume(), run.stop()
+    run.read().steps                      everything that was recorded so far, as frames
+
+Several processes may be attached to one run; it does what it is asked in the order in which the
+requests reach its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from areal_lab.control.events import (
+    EtaRequested,
+    PauseRequested,
+    Request,
+    ResumeRequested,
+    StopRequested,
+)
+from areal_lab.host.processes import last_lines
+from areal_lab.live.mailbox import RunEnded, ask
+from areal_lab.live.presence import FILE, Presence, read_presence
+from areal_lab.live.snapshot import Follower, Snapshot, State
+from areal_lab.runlog.read_run import RecordedRun, read_run
+
+REPLY_S: Final = 10.0
+"""Longest wait for the reply to a request; a run replies within half a second, except while it
+loads a model."""
+_LOOK_FOR_END_S: Final = 0.1
+OUTPUT: Final = Path("logs/run.log")
+"""Standard output and error of a run that was started in a process of its own."""
+
+
+class AttachedRun:
+    """A run that this process did not have to start. Methods may be called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._follower = Follower(folder / "events.jsonl")
+        self._recorded: RecordedRun | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the run continues; None if it is on a machine that cannot be seen from here.
+
+        Decided by its process (id and start time), not by a file that a killed run leaves behind.
+        """
+        presence = read_presence(self.folder)
+        return False if presence is None else presence.alive
+
+    def snapshot(self) -> Snapshot:
+        """What the run does and waits for now."""
+        presence = read_presence(self.folder)
+        with self._lock:
+            self._follower.refresh()
+            return self._snapshot(presence)
+
+    def pause(self, *, timeout_s: float = REPLY_S) -> str:
+        """Start nothing new, and interrupt generation, until `resume`; nothing is lost.
+
+        A training step that runs ends first. Returns, with what the run says, once the run has
+        accepted the request.
+
+        Args:
+            timeout_s: longest wait for the reply.
+
+        Raises:
+            RequestRefused: if the run cannot do it, as while it ends; it continues.
+            RunEnded: if there is no run any more.
+            TimeoutError: if there is no reply in time; the run may still do it later.
+        """
+        return self._ask(PauseRequested(), timeout_s)
+
+    def resume(self, *, timeout_s: float = REPLY_S) -> str:
+        """Continue after `pause`, which describes arguments and errors."""
+        return self._ask(ResumeRequested(), timeout_s)
+
+    def set_eta(self, eta: float, *, timeout_s: float = REPLY_S) -> str:
+        """Admit groups under another staleness bound from now on; see `pause`.
+
+        Groups that were admitted under a higher bound stay, so a lower one holds for the lag once
+        these are trained on. Refused for schedules with a fixed eta, and above the `max_lag` of a
+        waiting batch order.
+
+        Args:
+            eta: in versions, >= 0; infinity has no bound.
+            timeout_s: longest wait for the reply.
+        """
+        return self._ask(EtaRequested(float(eta)), timeout_s)
+
+    def stop(self, *, timeout_s: float = REPLY_S) -> str:
+        """End after the running step, which is saved, also if the run is paused; see `pause`."""
+        return self._ask(StopRequested(), timeout_s)
+
+    def read(self) -> RecordedRun:
+        """Everything that was recorded so far; only what is new is read again.
+
+        Raises:
+            ValueError: if there is no log yet, or it cannot be read.
+        """
+        with self._lock:
+            recorded = self._recorded
+            self._recorded = read_run(self.folder) if recorded is None else recorded.refresh()
+            return self._recorded
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run has ended; returns whether it has.
+
+        Args:
+            timeout_s: None waits without a limit.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.alive is not False:
+            if until_s is not None and time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_FOR_END_S)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<run {self.folder.name}: {self.snapshot()}>"
+
+    def _ask(self, request: Request, timeout_s: float) -> str:
+        presence = read_presence(self.folder)
+        if presence is None:
+            raise RunEnded(f"{self.folder} has no {FILE}: the run is older than requests to runs")
+        return ask(
+            self.folder, presence.key, request, timeout_s=timeout_s, alive=lambda: self.alive
+        )
+
+    def _snapshot(self, presence: Presence | None) -> Snapshot:
+        follower = self._follower
+        coordinator = follower.coordinator
+        alive = False if presence is None else presence.alive
+        summary = _summary(self.folder)
+        status = str(summary.get("status", "")) or follower.finished
+        ended = bool(summary) or (presence is not None and presence.ended)
+        state = _state(follower, alive=alive, ended=ended)
+        error = str(summary.get("error") or "") or follower.problem
+        if state == "killed" and not error and (self.folder / OUTPUT).is_file():
+            error = last_lines(self.folder / OUTPUT, 1).strip()
+        begun = coordinator if follower.begun else None
+        return Snapshot(
+            state=state,
+            alive=alive,
+            phase="" if presence is None else presence.phase,
+            waiting_for=begun.waiting_for() if begun and state in ("training", "paused") else "",
+            step=begun.counts.trained_version if begun else 0,
+            total_steps=coordinator.limits.train_steps if coordinator else None,
+            eta=coordinator.limits.schedule.eta if coordinator else None,
+            paused=bool(begun and begun.paused),
+            counts=begun.counts if begun else None,
+            engine_loads=begun.engine_loads if begun else {},
+            lost_engines=tuple(sorted(follower.lost)),
+            generated_tokens=follower.generated_tokens,
+            status=status if state in ("ending", "ended", "killed") else "",
+            error=error,
+        )
+
+
+def attach_run(folder: str | Path) -> AttachedRun:
+    """Attach to a run that may run in another process, or has ended.
+
+    Raises:
+        ValueError: in one line: there is no such folder, or no run in it.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ValueError(f"{folder} is not a folder (looked in {Path.cwd()})")
+    if not ((path / FILE).is_file() or (path / "events.jsonl").is_file()):
+        raise ValueError(f"{folder} is not a run folder: it has no {FILE} and no events.jsonl")
+    return AttachedRun(path.resolve())
+
+
+def live_runs(parent: str | Path = "runs") -> list[AttachedRun]:
+    """The runs below `parent` that are alive, or may be so on another machine; newest first.
+
+    Args:
+        parent: the `run_dir` of the runs; one that does not exist has none.
+    """
+    found: list[tuple[float, AttachedRun]] = []
+    for file in Path(parent).expanduser().glob(f"*/{FILE}"):
+        try:
+            presence = read_presence(file.parent)
+        except ValueError:
+            continue
+        if presence is not None and presence.alive is not False:
+            found.append((presence.started_s, AttachedRun(file.parent.resolve())))
+    return [run for _, run in sorted(found, key=lambda item: -item[0])]
+
+
+def _state(follower: Follower, *, alive: bool | None, ended: bool) -> State:
+    if alive is False:
+        return "ended" if ended else "killed"
+    if not follower.begun or follower.coordinator is None:
+        return "starting"
+    if follower.finished or follower.coordinator.ending:
+        return "ending"
+    return "paused" if follower.coordinator.paused else "training"
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "summary.json").read_text()))
+    except (OSError, ValueError):
+        return {}

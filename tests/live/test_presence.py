@@ -1,0 +1,69 @@
+"""process.json: who runs a folder, and that the file alone proves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from areal_lab.live.presence import FILE, Present, new_presence, read_presence, write_presence
+
+
+def test_a_run_is_alive_from_enter_to_leave(tmp_path: Path) -> None:
+    assert read_presence(tmp_path) is None
+    present = Present(tmp_path)
+    present.enter("starting")
+    found = read_presence(tmp_path)
+    assert found is not None
+    assert (found.alive, found.phase, found.ended) == (True, "starting", False)
+    assert found.key == present.key
+    present.phase("training")
+    found = read_presence(tmp_path)
+    assert found is not None
+    assert found.phase == "training"
+    present.leave()
+    present.leave()
+    present.phase("a phase after the end")
+    found = read_presence(tmp_path)
+    assert found is not None
+    assert (found.alive, found.phase, found.ended) == (False, "training", True)
+
+
+def test_the_key_stays_if_the_parent_has_announced_the_process_and_not_otherwise(
+    tmp_path: Path,
+) -> None:
+    announced = new_presence(os.getpid(), "loading the program")
+    write_presence(tmp_path, announced)
+    present = Present(tmp_path)
+    present.enter("starting")
+    assert present.key == announced.key
+    earlier = replace(announced.process, started_ticks=announced.process.started_ticks - 1)
+    for stale in (replace(announced, process=earlier), replace(announced, ended=True)):
+        write_presence(tmp_path, stale)
+        present = Present(tmp_path)
+        present.enter("starting")
+        assert present.key != stale.key
+
+
+def test_the_file_of_a_killed_run_is_not_alive(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write_presence(tmp_path, new_presence(process.pid, "training"))
+    found = read_presence(tmp_path)
+    assert found is not None
+    assert found.alive is True
+    process.kill()
+    process.communicate()
+    assert found.alive is False
+    with pytest.raises(ProcessLookupError):
+        new_presence(process.pid, "training")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"process": 3}', '{"process": {}}'])
+def test_a_damaged_file_says_so(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match=rf"{FILE} cannot be read"):
+        read_presence(tmp_path)
