@@ -264,7 +264,10 @@ def lognormal(mean: float, sigma: float, cap: int) -> LogNormalLengths:
 def distance(observed: Histogram, model: Distribution) -> float:
     """Kolmogorov-Smirnov distance: largest difference of the distribution functions, 0 to 1."""
     ends, place = np.unique(observed.to_tokens, return_inverse=True)
-    shares = np.cumsum(np.bincount(place, weights=observed.weight)) / observed.weight.sum()
+    shares = (
+        np.cumsum(np.bincount(place.astype(np.intp, copy=False), weights=observed.weight))
+        / observed.weight.sum()
+    )
     return float(np.abs(shares - model.share_up_to(ends)).max())
 
 

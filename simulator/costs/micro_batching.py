@@ -139,7 +139,8 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
         padded: pad every sequence of a micro-batch to the longest.
     """
     sizes, per_lane = lanes.sequences, lanes.micro_batches
-    starts = np.cumsum(sizes) - sizes
+    # numpy takes places and counts as intp, which has 32 bits in a browser.
+    starts = (np.cumsum(sizes) - sizes).astype(np.intp, copy=False)
     chosen = lengths[lanes.order].astype(np.float64)
     own_tokens = np.add.reduceat(chosen, starts)
     own_pairs = np.add.reduceat(chosen * (chosen + 1) / 2, starts)
@@ -200,7 +201,9 @@ def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[
         by_rank = stable_order(rank_of_each, most=ranks)
         dealt.append((np.take_along_axis(longest_first, by_rank, axis=1) + firsts).ravel())
         lanes = rank_of_each + ranks * np.arange(at_once)[:, None]
-        per_lane += np.bincount(lanes.ravel(), minlength=ranks * at_once).tolist()
+        per_lane += np.bincount(
+            lanes.ravel().astype(np.intp, copy=False), minlength=ranks * at_once
+        ).tolist()
     return np.concatenate(dealt), per_lane
 
 
@@ -208,7 +211,7 @@ def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> L
     """From the micro-batches of each lane, given as indices into the lane's part of `dealt`."""
     batches = list(chain.from_iterable(lanes))
     before = np.cumsum(per_lane) - per_lane
-    places = _joined(batches) + np.repeat(before, per_lane)
+    places = _joined(batches) + np.repeat(before, np.asarray(per_lane, np.intp))
     return Lanes(
         order=dealt[places],
         sequences=np.fromiter(map(len, batches), np.int64, len(batches)),
@@ -229,7 +232,7 @@ def _many_lanes(
     batch_of_each = (batches + before[:, None])[present]
     return Lanes(
         order=dealt[stable_order(batch_of_each, most=int(micro_batches.sum()))],
-        sequences=np.bincount(batch_of_each),
+        sequences=np.bincount(batch_of_each.astype(np.intp, copy=False)),
         micro_batches=micro_batches,
     )
 

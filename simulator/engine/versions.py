@@ -133,9 +133,11 @@ def tally(batch: Iterable[Decoded]) -> Tally:
         chain.from_iterable(chain.from_iterable(stretches_of)), np.int64, 3 * int(count.sum())
     )
     version, end = stretches[::3], stretches[2::3]
+    # numpy takes counts and places as intp, which has 32 bits in a browser.
+    count, responses = count.astype(np.intp, copy=False), responses.astype(np.intp, copy=False)
     # For each stretch, one row per response that may have tokens in it.
     width = np.repeat(responses, count)
-    starts = np.cumsum(width) - width
+    starts = (np.cumsum(width) - width).astype(np.intp, copy=False)
     offset = np.repeat(np.cumsum(responses) - responses, count) - starts
     length = lengths[np.arange(int(width.sum())) + np.repeat(offset, width)]
     end = np.repeat(end, width)

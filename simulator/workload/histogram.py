@@ -66,6 +66,8 @@ class Histogram:
             weights: of the same; None counts each length once.
         """
         distinct, place = np.unique(np.asarray(tokens, np.float64), return_inverse=True)
+        # numpy takes places as intp, which has 32 bits in a browser.
+        place = place.astype(np.intp, copy=False)
         weight = np.bincount(place, weights=weights, minlength=len(distinct)).astype(np.float64)
         return cls(
             from_tokens=distinct,
