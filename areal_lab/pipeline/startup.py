@@ -1,12 +1,14 @@
 """Start everything a run needs before its first group.
 
-    model, tokenizer -> servers to attach to -> trainer -> engines -> reward workers -> RunPerformer
+    model, tokenizer -> servers to attach to -> trainer, engines, reward workers -> RunPerformer
 
-One after the other; the display names what the run waits for.
+Trainer, engines and reward workers start at the same time: most of it is importing torch, on one
+core each. The display names what the run waits for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
@@ -20,6 +22,8 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
@@ -31,12 +35,14 @@ from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.requests import Desk
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.servers.health import HealthLimits
-from areal_lab.pipeline.servers.pool import ServerPool
+from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 from areal_lab.pipeline.servers.push import prepare_push_from
 from areal_lab.pipeline.servers.sources import (
+    LaunchModel,
     attach_to,
     count_engines,
     engine_sources,
+    known_before_trainer,
     make_weights_root,
 )
 from areal_lab.pipeline.state import RunState, StopSignal
@@ -48,6 +54,7 @@ from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import TRAINER, RunHeader, engine_process
 from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import TrainerSettings
 
@@ -90,25 +97,22 @@ async def start_run(context: RunContext) -> RunPerformer:
         await (await attach_to(address, config, model_path)).close()
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
-    plural = "" if threads.trainer == 1 else "s"
-    display.phase(f"waiting for the trainer to load the model ({threads.trainer} thread{plural})")
-    context.inputs.trainer = trainer = await fleet.start_trainer(
-        TrainerSettings(
-            config=config,
-            model_path=str(model_path),
-            weights_root=str(weights_root),
-            loss_file=_pickled(context.loss, folder),
-            fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
-            threads=threads.trainer,
-        ),
-        log_path=folder.log("trainer"),
+    settings = TrainerSettings(
+        config=config,
+        model_path=str(model_path),
+        weights_root=str(weights_root),
+        loss_file=_pickled(context.loss, folder),
+        fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
+        threads=threads.trainer,
     )
+    first: asyncio.Future[LaunchModel] = asyncio.get_running_loop().create_future()
+    if (known := known_before_trainer(config, model_path)) is not None:
+        first.set_result(known)
+    sources = engine_sources(config, folder, first, model_path, threads.engine)
+    trainer, rewards, sources = await _start_processes(context, settings, first, sources)
+    context.inputs.trainer = trainer
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
     performer: RunPerformer | None = None
-    display.note(
-        f"the trainer has {_parameters(trainer.ready)}, computing in {trainer.ready.compute_dtype}"
-    )
-    display.phase(f"waiting for {_engines(config)}")
 
     def on_push(push: Pushed) -> None:
         if performer is None:
@@ -119,7 +123,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     ranks = 1 if config.rollout.addresses else engine_plan(config).tensor_parallel
     prepare_push = prepare_push_from(trainer, ranks=ranks, pushed=on_push)
     context.inputs.servers = servers = ServerPool(
-        sources=engine_sources(config, folder, start_folder, model_path, threads.engine),
+        sources=sources,
         health=HealthLimits(
             interval_s=config.rollout.health_interval_s,
             timeout_s=config.rollout.health_timeout_s,
@@ -136,15 +140,6 @@ async def start_run(context: RunContext) -> RunPerformer:
     await servers.start()
     if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
         await to_thread(shutil.rmtree, start_folder.path, ignore_errors=True)
-    rewards = await fleet.stack.enter_async_context(
-        RewardService(
-            context.reward_fn,
-            timeout_s=config.reward.timeout_s,
-            workers=config.reward.workers,
-            max_error_rate=config.reward.max_error_rate,
-            log_folder=folder.path / "logs",
-        )
-    )
 
     def on_step(report: StepReport) -> None:
         display.step(report)
@@ -172,6 +167,88 @@ async def start_run(context: RunContext) -> RunPerformer:
         weights={weights.version: weights},
     )
     return performer
+
+
+async def _start_processes(
+    context: RunContext,
+    settings: TrainerSettings,
+    first: asyncio.Future[LaunchModel],
+    sources: dict[EngineId, EngineSource],
+) -> tuple[TrainerProcess, RewardService, dict[EngineId, EngineSource]]:
+    """Start the trainer, the reward workers and the servers at the same time.
+
+    Args:
+        first: is set here, if the servers have to wait for the trainer's first weights.
+
+    Returns:
+        The trainer, the rewards, and sources that hand out the started servers. Servers that the
+        run did not start are left to the pool.
+    """
+    config, display, fleet = context.config, context.display, context.fleet
+    launched: dict[EngineId, EngineProcess | EngineClient] = {}
+    plural = "" if settings.threads == 1 else "s"
+    trainer_name, servers_name = (
+        f"the trainer ({settings.threads} thread{plural})",
+        _engines(config),
+    )
+    left = [trainer_name, servers_name]
+
+    def started(what: str) -> None:
+        left.remove(what)
+        if left:
+            display.phase(f"waiting for {left[0]} to start")
+
+    async def start_trainer() -> TrainerProcess:
+        trainer = await fleet.start_trainer(settings, log_path=context.folder.log("trainer"))
+        ready = trainer.ready
+        if not first.done():
+            first.set_result(
+                LaunchModel(ready.weights.path, ready.weights.version, ready.weights.adapter)
+            )
+        display.note(f"the trainer has {_parameters(ready)}, computing in {ready.compute_dtype}")
+        started(trainer_name)
+        return trainer
+
+    async def launch(number: EngineId, source: EngineSource) -> None:
+        launched[number] = await source()
+        if len(launched) == len(sources):
+            started(servers_name)
+
+    def handing_out(number: EngineId, source: EngineSource) -> EngineSource:
+        async def open_() -> EngineProcess | EngineClient:
+            return launched.pop(number) if number in launched else await source()
+
+        return open_
+
+    async def stop_launched() -> None:
+        for engine in launched.values():
+            if isinstance(engine, EngineProcess):
+                await engine.stop()
+
+    fleet.stack.push_async_callback(stop_launched)
+    display.phase(f"waiting for {' and '.join(left)} to start")
+    async with asyncio.TaskGroup() as starting:
+        trainer = starting.create_task(start_trainer(), name="start trainer")
+        rewards = starting.create_task(
+            fleet.stack.enter_async_context(
+                RewardService(
+                    context.reward_fn,
+                    timeout_s=config.reward.timeout_s,
+                    workers=config.reward.workers,
+                    max_error_rate=config.reward.max_error_rate,
+                    log_folder=context.folder.path / "logs",
+                )
+            ),
+            name="start reward workers",
+        )
+        if not config.rollout.addresses:
+            for number, source in sources.items():
+                starting.create_task(launch(number, source), name=f"start engine {number}")
+    return (
+        trainer.result(),
+        rewards.result(),
+        {number: handing_out(number, source) for number, source in sources.items()},
+    )
 
 
 def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> str:
@@ -218,4 +295,4 @@ def _engines(config: TrainConfig) -> str:
     plural = "" if count == 1 else "s"
     if config.rollout.addresses:
         return f"{count} running server{plural}"
-    return f"{count} {engine_plan(config).backend} server{plural} to start"
+    return f"{count} {engine_plan(config).backend} server{plural}"

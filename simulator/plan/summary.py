@@ -125,11 +125,15 @@ def sensitivity_lines(plan: Plan) -> Iterator[str]:
         for end in (one.low, one.high)
         if end.best is None or end.best.candidate is not own.candidate
     ]
+    so_far = "so far, " if plan.stopped_in else ""
     if changes:
-        yield f"the recommendation changes with {'; '.join(changes)}"
+        yield f"{so_far}the recommendation changes with {'; '.join(changes)}"
     else:
         count = len(found.inputs)
-        yield f"the recommendation stays with each of {count} inputs at either end of its range"
+        yield (
+            f"{so_far}the recommendation stays with each of {count} inputs at either end of its "
+            "range"
+        )
 
 
 def _then(end: End) -> str:

@@ -1,22 +1,22 @@
 """The sources of a run's engines: servers to launch or to attach to, and their weights folder.
 
-launched   a server started here: first with the trainer's weights, later with the model folder's
+launched   a server started here with the model folder, which has the trainer's first weights
 attached   a server that the run did not start; waits until it is ready
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import chain, repeat
+import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.events import EngineId
+from areal_lab.control.events import EngineId, Version
 from areal_lab.engines.client.addresses import is_local
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
-from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
@@ -32,13 +32,39 @@ def count_engines(config: TrainConfig) -> int:
     return len(config.rollout.addresses) or engine_plan(config).servers
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchModel:
+    """What a server is launched with."""
+
+    path: Path
+    version: Version = 0
+    lora: LoraShape | None = None
+    """Shape of the LoRA adapters that it will get."""
+
+
+def known_before_trainer(config: TrainConfig, model_path: Path) -> LaunchModel | None:
+    """What servers are launched with, if that does not depend on the trainer; else None.
+
+    The trainer's first weights are those of the model folder. It has to write them for servers that
+    cannot read the folder, and to say which layers its adapters are for.
+    """
+    if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
+        return None
+    return LaunchModel(model_path) if any(model_path.glob("*.safetensors")) else None
+
+
 def engine_sources(
-    config: TrainConfig, folder: RunFolder, weights: WeightsFolder, model_path: Path, threads: int
+    config: TrainConfig,
+    folder: RunFolder,
+    first: asyncio.Future[LaunchModel],
+    model_path: Path,
+    threads: int,
 ) -> dict[EngineId, EngineSource]:
     """The sources of all engines; nothing is started yet.
 
     Args:
-        weights: what a server is launched with the first time.
+        first: what a server is launched with the first time; it waits for this.
+        model_path: what it is launched with after a loss.
         threads: CPU threads of each engine.
     """
     if addresses := config.rollout.addresses:
@@ -46,9 +72,7 @@ def engine_sources(
             index: _attached(address, config, model_path) for index, address in enumerate(addresses)
         }
     return {
-        index: _launched(
-            index, config, folder, weights=weights, model_path=model_path, threads=threads
-        )
+        index: _launched(index, config, folder, first=first, model_path=model_path, threads=threads)
         for index in range(count_engines(config))
     }
 
@@ -95,29 +119,33 @@ def _launched(
     config: TrainConfig,
     folder: RunFolder,
     *,
-    weights: WeightsFolder,
+    first: asyncio.Future[LaunchModel],
     model_path: Path,
     threads: int,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
 
-    The folder of the first weights is removed once there are newer ones; a restarted server gets
+    A folder that the trainer wrote is removed once there are newer weights; a restarted server gets
     the newer ones before it gets work.
     """
     rollout, plan = config.rollout, engine_plan(config)
-    folders = chain([weights], repeat(replace(weights, path=model_path)))
+    restarts = False
 
     async def start() -> EngineProcess:
-        weights = next(folders)
+        nonlocal restarts
+        model = await first
+        if restarts:
+            model = replace(model, path=model_path)
+        restarts = True
         options = ServerOptions(
-            model=weights.path,
-            version=str(weights.version),
+            model=model.path,
+            version=str(model.version),
             port=rollout.port + index if rollout.port else 0,
             threads=threads,
             dtype=rollout.dtype,
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
-            lora=weights.adapter,
+            lora=model.lora,
             extra=tuple(rollout.engine_args),
         )
         return await launch_engine(
