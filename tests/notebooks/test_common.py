@@ -72,9 +72,13 @@ def test_no_cell_defines_an_algorithm(name: str) -> None:
     assert problems(files.source(name)) == []
 
 
+IN_BROWSERS = {"03_staleness", "04_speedup", "05_buy_a_cluster", "09_response_lengths"}
+"""Also pages whose Python runs in the browser: their scripts run without what browsers lack."""
+LIKE_A_BROWSER = "import marimo; from tests.browser_python import install; install()"
 AS_SCRIPT = """\
 import runpy, sys
 sys.path.insert(0, {root!r})
+{before}
 runpy.run_path({path!r}, run_name="__main__")
 print("torch" in sys.modules)
 """
@@ -83,7 +87,9 @@ print("torch" in sys.modules)
 @notebooks
 def test_it_runs_as_a_script(name: str, tmp_path: Path) -> None:
     path = FOLDER / f"{name}.py"
-    ended = run("-c", AS_SCRIPT.format(root=str(ROOT), path=str(path)), cwd=tmp_path)
+    before = LIKE_A_BROWSER if name in IN_BROWSERS else ""
+    script = AS_SCRIPT.format(root=str(ROOT), path=str(path), before=before)
+    ended = run("-c", script, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     *printed, loaded_torch = ended.stdout.splitlines()
     assert len(printed) <= 20, "a script prints a few lines at most"
