@@ -10,6 +10,9 @@ sample. Needs pandas.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from areal_lab.extras import require
@@ -18,16 +21,18 @@ from areal_lab.runlog.read_run import RecordedRun
 if TYPE_CHECKING:
     import pandas as pd
 
+_WORD = re.compile(r"\s*(?:<\|.*?\|>|[^\s<]+|<)")
+"""A word, or a mark of a chat template."""
 _COMPARED = ("step", "group", "reward", "tokens", "lag_mean", "completion")
 
 
 def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
     """One row per pair of samples, in the order of the first run.
 
-    Columns are `prompt`, `occurrence` (of the prompt, from 0) and `sample`; for both runs, ending
-    in `_first` and `_second`, `row` (of the sample in `RecordedRun.samples` and `tokens`), `step`,
-    `group`, `reward`, `tokens`, `lag_mean` and `completion`; and `same_tokens`, the number of
-    tokens with which both responses begin.
+    Columns are `prompt`, `about` (its `distinct_parts`), `occurrence` (of the prompt, from 0) and
+    `sample`; for both runs, ending in `_first` and `_second`, `row` (of the sample in
+    `RecordedRun.samples` and `tokens`), `step`, `group`, `reward`, `tokens`, `lag_mean` and
+    `completion`; and `same_tokens`, the number of tokens with which both responses begin.
 
     Raises:
         ValueError: if a run has no trajectories, which hold the prompts.
@@ -37,6 +42,7 @@ def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
     sides = [_with_occurrence(run) for run in (first, second)]
     keys = ["prompt", "occurrence", "sample"]
     pairs = sides[0].merge(sides[1], on=keys, suffixes=("_first", "_second"))
+    pairs.insert(1, "about", distinct_parts(list(pairs["prompt"])))
     pairs["same_tokens"] = [
         _same_tokens(first, second, rows)
         for rows in zip(pairs["row_first"], pairs["row_second"], strict=True)
@@ -48,7 +54,8 @@ def groups_by_contrast(run: RecordedRun) -> pd.DataFrame:
     """The trained groups (index `group`), those whose samples differ most first.
 
     Samples with equal rewards teach nothing, and equal responses show nothing: the order is by
-    `reward_std`, then by `distinct`. Columns: `step`, `prompt` (if known), `samples`,
+    `reward_std`, then by `distinct`. Columns: `step`, `about` (if known: `distinct_parts` of the
+    prompts), `samples`,
     `reward_mean`, `reward_std` (over the samples), `distinct` (different responses), `tokens` (all
     of the group), `versions` (most in one sample), `lag_mean` (over samples); with training fields
     also `weight_change`: the mean of |log(pi_prox / pi_behav)| over tokens, in nats.
@@ -71,10 +78,34 @@ def groups_by_contrast(run: RecordedRun) -> pd.DataFrame:
         lag_mean=("lag_mean", "mean"),
     )
     if "prompt" in samples:
-        found.insert(1, "prompt", grouped["prompt"].first())
+        found.insert(1, "about", distinct_parts(list(grouped["prompt"].first())))
     if "proximal_logprobs" in run.tokens:
         found["weight_change"] = _weight_change(run, samples)
     return found.sort_values(["reward_std", "distinct"], ascending=False, kind="stable")
+
+
+def distinct_parts(texts: Sequence[str]) -> list[str]:
+    """Texts without the beginning and the end that all of them share, cut between words.
+
+    What is left of prompts when instructions, solved examples and chat templates are the same. A
+    text is returned as it is if nothing of it would be left, or if all are the same.
+    """
+    if len(set(texts)) < 2:
+        return list(texts)
+    words = [_WORD.findall(text) for text in texts]
+    shortest = min(map(len, words))
+    start = _shared(words, range(shortest))
+    end = _shared(words, range(-1, start - shortest - 1, -1))
+    return [
+        "".join(own[start : len(own) - end]).strip() or text
+        for own, text in zip(words, texts, strict=True)
+    ]
+
+
+def _shared(words: Sequence[Sequence[str]], places: Iterable[int]) -> int:
+    """At how many of the places, in their order, all have the same word."""
+    same = takewhile(lambda at: len({own[at] for own in words}) == 1, places)
+    return sum(1 for _ in same)
 
 
 def _weight_change(run: RecordedRun, samples: Any) -> Any:

@@ -9,16 +9,24 @@ pages both read well.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.runlog.tokens.columns import Tokens
 from areal_lab.widgets.token_colors import TokenColors
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MOST_TOKENS: Final = 5000
 """Shown at most: a browser is slow with more elements."""
+_GRID: Final = (
+    "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1em 1.5em"
+)
+"""Samples side by side where there is room."""
 _SOLID: Final = re.compile("#[0-9a-f]{6}")
 _BRIGHT: Final = 0.179
 """Relative luminance above which black letters have more contrast than white ones: 4.6 and more."""
@@ -51,23 +59,48 @@ def token_text(
     heads = [""] * len(samples) if heads is None else list(heads)
     if len(heads) != len(samples):
         raise ValueError(f"got {len(heads)} heads for {len(samples)} samples; give one per sample")
-    parts, left = [_legend(colors, tokens, samples)], most_tokens
+    parts, left = [], most_tokens
     for sample, head in zip(samples, heads, strict=True):
         if left <= 0:
             break
-        if head:
-            parts.append(f'<div style="margin:.9em 0 .2em;font-size:.85em">{escape(head)}</div>')
         at = marked[1] if marked is not None and marked[0] == sample else None
-        parts.append(_paragraph(tokens, sample, colors, left, at))
+        line = f'<div style="margin-bottom:.2em;font-size:.85em">{escape(head)}</div>'
+        text = _paragraph(tokens, sample, colors, left, at)
+        parts.append(f"<div>{line if head else ''}{text}</div>")
         left -= _length(tokens, sample)
     shown = most_tokens - max(left, 0)
     everything = sum(_length(tokens, sample) for sample in samples)
-    if shown < everything:
-        parts.append(
-            f'<div style="margin-top:.9em;font-size:.85em">{shown:,} of {everything:,} tokens are '
-            "shown; select fewer samples to see the others.</div>"
-        )
-    return f'<div style="line-height:1.7">{"".join(parts)}</div>'
+    rest = (
+        f'<div style="margin-top:.9em;font-size:.85em">{shown:,} of {everything:,} tokens are '
+        "shown; select fewer samples to see the others.</div>"
+    )
+    return (
+        f'<div style="line-height:1.7">{_legend(colors, tokens, samples)}<div style="{_GRID}">'
+        f"{''.join(parts)}</div>{rest if shown < everything else ''}</div>"
+    )
+
+
+def heads_of(samples: pd.DataFrame) -> list[str]:
+    """A line for each sample: where it is from, its reward, its advantage, its tokens.
+
+    Args:
+        samples: rows of `RecordedRun.samples`.
+    """
+    return [_head(sample) for sample in samples.to_dict("records")]
+
+
+def _head(sample: Mapping[str, Any]) -> str:
+    first, last = sample["head_version"], sample["tail_version"]
+    advantage = sample.get("advantage", math.nan)
+    parts = [
+        f"group {sample['group']}, sample {sample['sample']}, step {sample['step']}",
+        f"reward {sample['reward']:.3g}",
+        *([] if math.isnan(advantage) else [f"advantage {advantage:+.2f}"]),
+        f"{sample['tokens']} tokens",
+        f"version {first}" if first == last else f"versions {first} to {last}",
+        f"ended by {sample['finish_reason']}",
+    ]
+    return " \N{MIDDLE DOT} ".join(parts)
 
 
 def _paragraph(
@@ -90,7 +123,8 @@ def _span(
     text: str, label: str, code: int, colors: TokenColors, position: int, *, outlined: bool
 ) -> str:
     meaning = colors.labels[code]
-    title = escape(f"{label}, token {position}" + (f": {meaning}" if meaning else ""))
+    quoted = f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
+    title = escape(f"{quoted}, token {position}" + (f": {meaning}" if meaning else ""))
     if not text:
         # Special tokens by name, parts of characters as a mark.
         text = label if label.startswith("<") else "\N{MIDDLE DOT}"

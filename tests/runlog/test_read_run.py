@@ -20,7 +20,7 @@ import simulator
 from areal_lab import extras
 from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import asynchronous
-from areal_lab.runlog.compare import groups_by_contrast, paired_samples
+from areal_lab.runlog.compare import distinct_parts, groups_by_contrast, paired_samples
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.lags import mean_lag, trained_batches
 from areal_lab.runlog.read_run import RecordedRun, find_runs, read_run
@@ -309,3 +309,29 @@ def test_runs_without_prompts_cannot_be_paired(fake: Path) -> None:
     with pytest.raises(ValueError, match="has no trajectories"):
         paired_samples(run, run)
     assert np.isfinite(run.samples["reward"]).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "parts"),
+    [
+        (
+            ["1 + 1 = 2\n3 + 4 =", "1 + 1 = 2\n3 + 5 =", "1 + 1 = 2\n7 + 5 ="],
+            ["3 + 4", "3 + 5", "7 + 5"],
+        ),
+        (["<|user|>\nA cat.<|end|>", "<|user|>\nRain.<|end|>"], ["A cat.", "Rain."]),
+        (["a", "a b"], ["a", "b"]),
+        (["same", "same"], ["same", "same"]),
+        ([], []),
+    ],
+)
+def test_what_all_prompts_share_is_left_out(texts: list[str], parts: list[str]) -> None:
+    assert distinct_parts(texts) == parts
+
+
+@given(st.lists(st.text("ab <|>\n", min_size=1, max_size=12), max_size=4))
+def test_different_prompts_have_different_parts(texts: list[str]) -> None:
+    parts = distinct_parts(texts)
+    assert all(part in text for part, text in zip(parts, texts, strict=True))
+    blank = {" ".join(text.split()) for text in texts}
+    if len(blank) == len(texts) and all("<" not in text for text in texts):
+        assert len(set(parts)) == len(texts)

@@ -7,6 +7,7 @@ from html import unescape
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from areal_lab.runlog.tokens.columns import Tokens
 from areal_lab.runlog.tokens.files import read_samples
 from areal_lab.widgets.token_colors import quantities, token_colors
-from areal_lab.widgets.token_text import token_text
+from areal_lab.widgets.token_text import heads_of, token_text
 from tests.runlog.tokens.test_files import with_text, written
 
 FIELDS = ("proximal_logprobs", "logprobs", "advantages", "clipped", "entropy")
@@ -72,7 +73,7 @@ def test_every_token_has_a_color_with_a_meaning(values: list[float]) -> None:
         ("advantage", "advantages", 1.5, "1 and more"),
         ("clipped", "clipped", 1.0, "clipped"),
         ("clipped", "clipped", 0.0, "not clipped"),
-        ("entropy", "entropy", 0.05, "0.01 to 0.1"),
+        ("entropy", "entropy", 0.3, "0.1 to 0.5"),
         ("probability", "behavior_logprobs", np.log(0.95), "0.9 to 0.99"),
         ("probability", "behavior_logprobs", np.log(0.005), "0.01 and less"),
     ],
@@ -132,8 +133,8 @@ def test_the_pointer_says_which_token_and_what_its_color_means(tmp_path: Path) -
     written(tmp_path, 4, (with_text("€a", cuts=[3], version=2),))
     tokens = read_samples(tmp_path).tokens
     html = unescape(token_text(tokens, [0], token_colors(tokens, "lag"), marked=(0, 3)))
-    assert "title=\"part of '€', token 0: lag 1\"" in html
-    assert "title=\"'a', token 3: lag 0\"" in html
+    assert "title=\"“part of '€'”, token 0: lag 1\"" in html
+    assert 'title="“a”, token 3: lag 0"' in html
     assert html.count("outline:") == 1
 
 
@@ -168,3 +169,27 @@ def test_letters_have_contrast_with_their_background(tmp_path: Path, quantity: s
         light = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
         contrast = (light + 0.05) / 0.05 if letter == "000" else 1.05 / (light + 0.05)
         assert contrast >= 4.5
+
+
+def test_a_head_says_where_a_sample_is_from_and_what_it_got() -> None:
+    samples = pd.DataFrame(
+        {
+            "group": [7, 7],
+            "sample": [0, 1],
+            "step": [3, 3],
+            "reward": [1.0, 0.25],
+            "advantage": [0.7071, np.nan],
+            "tokens": [12, 5],
+            "head_version": [1, 2],
+            "tail_version": [2, 2],
+            "finish_reason": ["stop", "length"],
+        }
+    )
+    first, second = heads_of(samples)
+    assert first == (
+        "group 7, sample 0, step 3 · reward 1 · advantage +0.71 · 12 tokens · versions 1 to 2 · "
+        "ended by stop"
+    )
+    assert "advantage" not in second
+    assert "version 2" in second
+    assert len(heads_of(samples.drop(columns="advantage"))) == 2

@@ -117,8 +117,9 @@ class Tokens:
     def labels(self, sample: int) -> list[str]:
         """A readable text for each token of a sample, also where it adds none to the completion.
 
-        `' 17'` is text, `<|im_end|>` a special token, `part of '€'` a token that ends inside a
-        character, and `token 42` an id, where the file has no offsets.
+        Text is as it is, with `↵` for a new line. A special token is its name, `<|im_end|>`; a
+        token that ends inside a character is `part of '€'`; where the file has no offsets, a token
+        is its id, `token 42`.
         """
         ids = self["ids"][self.of(sample)].tolist()
         if not self.has_text(sample):
@@ -126,7 +127,7 @@ class Tokens:
         labels, following = [], ""
         for token, text in zip(reversed(ids), reversed(self.texts(sample)), strict=True):
             if text:
-                labels.append(repr(text))
+                labels.append(text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"))
                 following = text[0]
             elif token in self.special:
                 labels.append(self.special[token])

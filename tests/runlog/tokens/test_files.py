@@ -103,7 +103,8 @@ def test_the_texts_of_the_tokens_are_the_completion(
     expected = [
         label
         for character in text
-        for label in [f"part of {character!r}"] * (len(character.encode()) - 1) + [repr(character)]
+        for label in [f"part of {character!r}"] * (len(character.encode()) - 1)
+        + [character.replace("\n", "↵")]
     ]
     assert labels[:-1] == expected
 
