@@ -13,13 +13,17 @@ from typing import Any, Final
 import altair as alt
 
 GREY: Final = "#8C8C8C"
-"""For lines without a meaning of their own, 3.4:1 on white and 4.8:1 on the dark page."""
+"""For lines without a meaning of their own, 3.4:1 on white and 5.1:1 on the dark page."""
 BLUE: Final = "#2787C9"
-"""Okabe and Ito's blue, lighter: 3.9:1 on white and 4.2:1 on the dark page."""
+"""Okabe and Ito's blue, lighter: 3.9:1 on white and 4.4:1 on the dark page."""
 RED: Final = "#D55E00"
-"""Okabe and Ito's vermilion, 3.9:1 on white and 4.3:1 on the dark page."""
+"""Okabe and Ito's vermilion, 3.9:1 on white and 4.5:1 on the dark page."""
 ORANGE: Final = "#E69F00"
 """For areas only."""
+GREEN: Final = "#009E73"
+"""3.4:1 on white and 5.0:1 on the dark page."""
+PURPLE: Final = "#B86A99"
+"""Okabe and Ito's purple, darker: 3.8:1 on white and 4.6:1 on the dark page."""
 _AS_SVG: Final = {"embedOptions": {"renderer": "svg"}}
 """Not onto a canvas, where `currentColor` is black; and its text can be read by programs."""
 

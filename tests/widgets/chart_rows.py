@@ -22,7 +22,7 @@ def rows_of(chart: alt.TopLevelMixin) -> list[list[dict[str, Any]]]:
             text = spec.get("datasets", {}).get(data.get("name"), data.get("values"))
             if text is not None:
                 found.append(json.loads(text))
-            for key in ("layer", "spec", "concat"):
+            for key in ("layer", "spec", "concat", "hconcat"):
                 look(part.get(key))
 
     look(spec)
