@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulator.assembly.simulate import build as build
     from simulator.assembly.simulate import replicate as replicate
     from simulator.assembly.simulate import simulate as simulate
+    from simulator.assembly.simulate import simulated_log as simulated_log
     from simulator.calibrate.fit_run import Calibration as Calibration
     from simulator.calibrate.fit_run import calibrate_from as calibrate_from
     from simulator.calibrate.length_fit import LengthFit as LengthFit
@@ -69,6 +70,7 @@ _HOMES = {
     # simulate
     "SimulationConfig": "simulator.config.schema",
     "simulate": "simulator.assembly.simulate",
+    "simulated_log": "simulator.assembly.simulate",
     "replicate": "simulator.assembly.simulate",
     "SimulationResult": "simulator.run.result",
     "Replicated": "simulator.run.result",

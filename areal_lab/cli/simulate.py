@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
-from areal_lab.runlog.records import Log, Record, RunHeader
+from areal_lab.runlog.records import Log
 from simulator.assembly.check import check_config
-from simulator.assembly.simulate import replicate, simulate
+from simulator.assembly.simulate import replicate, simulated_log
 from simulator.assembly.unused import ignored_overrides
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
@@ -226,11 +226,7 @@ def _logged_run(config: SimulationConfig, notes: Console) -> Log:
             highlight=False,
         )
         config = config.with_settings({"workload.steps": most})
-    records: list[Record] = []
-    simulate(config, log=records.append)
-    header = records[0]
-    assert isinstance(header, RunHeader)
-    return Log(header, tuple(records[1:]))
+    return simulated_log(config)
 
 
 def _write_trace(log: Log, path: Path) -> Path:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -233,6 +233,17 @@ class Log:
     def end_s(self) -> float:
         """The latest time in the log; 0 for a log with a header only."""
         return max((end_of(record) for record in self.records), default=0.0)
+
+
+def log_of(records: Sequence[Record]) -> Log:
+    """The log of records in memory, of which the first must be the header.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not records or not isinstance(records[0], RunHeader):
+        raise ValueError("the first record of a log must be its run header")
+    return Log(records[0], tuple(records[1:]))
 
 
 def end_of(record: Record) -> float:

@@ -200,6 +200,22 @@ class Strip(anywidget.AnyWidget):
             self._cells = b"".join(row.tobytes() for row in codes)
             self._colors, self._labels = list(colors), list(labels)
 
+    def look_at(self, start: float, end: float) -> None:
+        """Move the view to a part of the axis, in its unit; what lies outside of the rows is cut.
+
+        Raises:
+            ValueError: if the part is empty, or outside of the rows.
+        """
+        longest = max((len(row) for row in self.rows), default=0)
+        first = max(0.0, (start - self._start) / self._cell)
+        last = min(float(longest), (end - self._start) / self._cell)
+        if not first < last:
+            raise ValueError(
+                f"{start:g} to {end:g} {self._unit} is not in sight of rows from {self._start:g} "
+                f"to {self._start + longest * self._cell:g} {self._unit}"
+            )
+        self.view = [first, last]
+
     # --- what is shown ---------------------------------------------------------------------------
 
     @property

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_lab.runlog.records import Record, encode
+from areal_lab.runlog.records import Log, Record, encode, log_of
 from simulator.assembly.check import check_config
 from simulator.assembly.engines import make_engines, running_sequences
 from simulator.assembly.limits import limits_of
@@ -39,7 +39,7 @@ def simulate(
     Args:
         seed: None uses the config's first seed.
         log: receives the records of `areal_lab.runlog.records`, or is the path of a file for them.
-            With the `append` of a list, `Log(records[0], tuple(records[1:]))` is the log.
+            `simulated_log` gives it in memory.
 
     Raises:
         ValueError: the config is impossible; one line per problem.
@@ -54,11 +54,26 @@ def simulate(
         )
 
 
+def simulated_log(config: SimulationConfig, *, seed: int | None = None) -> Log:
+    """Simulate one seed, and return its event log as that of a real run is read.
+
+    Args:
+        seed: None uses the config's first seed.
+
+    Raises:
+        ValueError: the config is impossible; one line per problem.
+    """
+    records: list[Record] = []
+    simulate(config, seed=seed, log=records.append)
+    return log_of(records)
+
+
 def replicate(
     config: SimulationConfig,
     *,
     processes: int | None = None,
     on_result: Callable[[SimulationResult], object] = lambda _: None,
+    log: Callable[[Record], None] | None = None,
 ) -> Replicated:
     """Simulate all seeds of a config, in parallel processes.
 
@@ -68,6 +83,7 @@ def replicate(
     Args:
         processes: number of processes; None uses one per CPU core, 1 only the current process.
         on_result: called with each result as soon as it is available, in any order of seeds.
+        log: receives the records of the first seed, as of `simulate`; `log_of` makes a log of them.
 
     Raises:
         ValueError: the config is impossible; one line per problem.
@@ -81,15 +97,18 @@ def replicate(
         results[result.seed] = result
         on_result(result)
 
+    if log is not None:
+        note(simulate(config, log=log))
+    rest = [seed for seed in seeds if seed not in results]
     if workers == 1:
-        for seed in seeds:
+        for seed in rest:
             note(simulate(config, seed=seed))
     else:
         # Not at the top of the module: Python in a browser has no processes.
         from concurrent.futures import ProcessPoolExecutor, as_completed
 
         with ProcessPoolExecutor(workers) as pool:
-            futures = [pool.submit(simulate, config, seed=seed) for seed in seeds]
+            futures = [pool.submit(simulate, config, seed=seed) for seed in rest]
             for future in as_completed(futures):
                 note(future.result())
     return Replicated(results=tuple(results[seed] for seed in seeds))

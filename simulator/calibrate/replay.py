@@ -19,8 +19,8 @@ from areal_lab.runlog.activity import PAUSED, activity
 from areal_lab.runlog.by_hand import eta_changes, pauses
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
 from areal_lab.runlog.read_run import RecordedRun
-from areal_lab.runlog.records import TRAINER, Log, Record, RunHeader, finite_json
-from simulator.assembly.simulate import simulate
+from areal_lab.runlog.records import TRAINER, Log, finite_json
+from simulator.assembly.simulate import simulated_log
 from simulator.calibrate.settings import Value, recorded_settings
 from simulator.config.schema import SimulationConfig
 from simulator.run.accounting import add_up
@@ -130,7 +130,7 @@ def replay(
     for kept in own:
         settings.pop(kept, None)
     config = config.with_settings(settings)
-    simulated = RecordedRun(run.source, _simulated_log(config))
+    simulated = RecordedRun(run.source, simulated_log(config))
     warmup = config.workload.warmup_steps
     measured, predicted = (_Reading(one, warmup) for one in (run, simulated))
     return Replay(
@@ -158,14 +158,6 @@ class _Reading:
         self.tokens_per_s = sum(batch.tokens for batch in kept) / self.window_s
         self.token_lag = mean_lag(total(batch.token_lags for batch in kept))
         self.use = _use(log, ends_s[warmup], ends_s[-1])
-
-
-def _simulated_log(config: SimulationConfig) -> Log:
-    records: list[Record] = []
-    simulate(config, log=records.append)
-    header = records[0]
-    assert isinstance(header, RunHeader)
-    return Log(header, tuple(records[1:]))
 
 
 def _use(log: Log, begin_s: float, end_s: float) -> dict[str, dict[str, float]]:

@@ -158,6 +158,14 @@ class Replicated:
         """Effective throughput."""
         return self.estimate(lambda result: result.tokens_per_s)
 
+    def largest_lag(self, name: str = "token") -> int:
+        """The largest lag of all seeds; `name` is `token`, `head` or `tail`."""
+        return max((lag for result in self.results for lag in result.lags(name)), default=0)
+
+    def older_than(self, versions: float, name: str = "token") -> Estimate:
+        """Share of `token`, `head` or `tail` lags above a number of versions."""
+        return self.estimate(lambda result: _share_above(result.lags(name), versions))
+
     def utilization(self, pool: str) -> Estimate:
         """Share of a pool's time spent generating or training; see `PoolShares`."""
         return self.estimate(lambda result: result.pools[pool].utilization)
@@ -256,3 +264,8 @@ def columns_of(columns: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.f
     for array in arrays.values():
         array.flags.writeable = False
     return arrays
+
+
+def _share_above(lags: Mapping[int, int], versions: float) -> float:
+    above = sum(times for lag, times in lags.items() if lag > versions)
+    return above / max(1, sum(lags.values()))

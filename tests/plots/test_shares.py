@@ -13,10 +13,10 @@ from areal_lab.plots.looks import Looks
 from areal_lab.plots.shares import draw_shares
 from areal_lab.runlog import activity
 from areal_lab.runlog.read_run import read_events
-from areal_lab.runlog.records import Log, Record, RunHeader
+from areal_lab.runlog.records import Log
 from areal_lab.runlog.time_cells import State
 from areal_lab.widgets.timeline import timeline_rows, timeline_strip
-from simulator.assembly.simulate import simulate
+from simulator.assembly.simulate import simulated_log
 from simulator.config.load import load_simulation
 
 RECORDED = Path(__file__).parents[2] / "reproductions" / "recorded" / "asynchronous"
@@ -29,11 +29,7 @@ CAUSES = [
 
 @cache
 def logged(*overrides: str) -> Log:
-    records: list[Record] = []
-    simulate(load_simulation("small", overrides), log=records.append)
-    header = records[0]
-    assert isinstance(header, RunHeader)
-    return Log(header, tuple(records[1:]))
+    return simulated_log(load_simulation("small", overrides))
 
 
 @pytest.mark.parametrize("gpus", [2, 12])

@@ -79,6 +79,16 @@ def test_selection_and_view_can_be_set_and_are_checked() -> None:
     assert (one.selected, one.view) == ({"row": 1, "cell": 0}, [0.0, 2.0])
 
 
+def test_the_view_can_be_set_in_the_unit_of_the_axis() -> None:
+    one = strip([[0] * 100], names=["a"], unit="s", start=10.0, cell=0.5)
+    one.look_at(15.0, 20.0)
+    assert one.view == [10.0, 20.0]
+    one.look_at(0.0, 11.0)
+    assert one.view == [0.0, 2.0]
+    with pytest.raises(ValueError, match=r"70 to 80 s is not in sight of rows from 10 to 60 s"):
+        one.look_at(70.0, 80.0)
+
+
 def test_a_new_coloring_keeps_view_selection_and_texts() -> None:
     one = strip(texts=[["a", "b", "c"], None])
     one.selected, one.view = {"row": 0, "cell": 2}, [1.0, 3.0]

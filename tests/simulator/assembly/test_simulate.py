@@ -11,10 +11,10 @@ import pytest
 
 from areal_lab.runlog.activity import idle_by_cause
 from areal_lab.runlog.lags import trained_batches
-from areal_lab.runlog.records import Log, Record, RunHeader, read_log
+from areal_lab.runlog.records import Record, log_of, read_log
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.engines import running_sequences
-from simulator.assembly.simulate import build, replicate, simulate
+from simulator.assembly.simulate import build, replicate, simulate, simulated_log
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
@@ -98,9 +98,7 @@ def test_idle_shares_with_real_engines_equal_those_of_the_log() -> None:
     records: list[Record] = []
     config = small(workload__warmup_steps=0, workload__steps=30)
     result = simulate(config, log=records.append)
-    header = records[0]
-    assert isinstance(header, RunHeader)
-    use = idle_by_cause(Log(header, tuple(records[1:])))
+    use = idle_by_cause(log_of(records))
     engines = [use[f"engine {number}"] for number in range(6)]
     idle = sum(one.idle_share for one in engines) / 6
     # A paused engine ends its step first: a few milliseconds per update.
@@ -217,3 +215,14 @@ def test_an_impossible_config_is_refused_before_anything_runs() -> None:
     for call in (simulate, replicate, build):
         with pytest.raises(ValueError, match="rollout_gpus is 8"):
             call(small(cluster__rollout_gpus=8))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_first_seed_can_be_logged_and_changes_nothing(processes: int) -> None:
+    config = small(seeds=3, seed=4)
+    records: list[Record] = []
+    logged = replicate(config, processes=processes, log=records.append)
+    plain = replicate(config, processes=1)
+    assert [result.seed for result in logged.results] == [4, 5, 6]
+    assert logged.to_json() == plain.to_json()
+    assert log_of(records) == simulated_log(config, seed=4)

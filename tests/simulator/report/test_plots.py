@@ -12,8 +12,8 @@ from matplotlib.patches import Rectangle
 from areal_lab.plots.timeline import draw_timeline
 from areal_lab.runlog.activity import activity
 from areal_lab.runlog.read_run import read_events
-from areal_lab.runlog.records import REWARDS, Log, Record, RunHeader
-from simulator.assembly.simulate import replicate, simulate
+from areal_lab.runlog.records import REWARDS, Log
+from simulator.assembly.simulate import replicate, simulated_log
 from simulator.config.load import load_simulation
 from simulator.report.log_excerpt import engines_of, only_engines
 from simulator.report.plots import draw_lags, draw_steps, draw_utilization, write_plots
@@ -29,11 +29,7 @@ def small(*overrides: str) -> Replicated:
 
 @cache
 def logged(*overrides: str) -> Log:
-    records: list[Record] = []
-    simulate(load_simulation("small", overrides), log=records.append)
-    header = records[0]
-    assert isinstance(header, RunHeader)
-    return Log(header, tuple(records[1:]))
+    return simulated_log(load_simulation("small", overrides))
 
 
 def test_every_bar_fills_100_percent() -> None:

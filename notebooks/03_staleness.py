@@ -1,0 +1,371 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["areal_lab[notebooks]"]
+#
+# [tool.uv.sources]
+# areal_lab = { path = "..", editable = true }
+# ///
+
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(width="medium", app_title="Staleness")
+
+with app.setup:
+    import time
+
+    import marimo as mo
+
+    from areal_lab.capacity import admissible
+    from areal_lab.control.order import ORDERS, order_named
+    from areal_lab.control.schedule import asynchronous
+    from areal_lab.control.straggler import straggler_steps
+    from areal_lab.runlog.records import log_of
+    from areal_lab.runlog.trained_samples import oldest_first, story, trained_samples
+    from areal_lab.widgets.lag_bars import lag_bars
+    from areal_lab.widgets.lag_rows import lag_rows
+    from areal_lab.widgets.source import code_of
+    from areal_lab.widgets.strip import Strip
+    from areal_lab.widgets.timeline import timeline_rows
+    from simulator import load_simulation, replicate
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    # Staleness
+
+    *The staleness bound η says how many versions generation may run ahead of training. How old can
+    a token be when it is trained on?*
+
+    Costs 1 CPU s to the first picture and 3 CPU s for the page, without torch. A moved control
+    simulates five runs of 30 training steps: 0.1 CPU s.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **The usual answer:** η versions. Equation 3 of AReaL starts no more prompts than η batches
+    ahead, so with η = 2 no token should be older than 2 versions. Make your guess, then look at the
+    orange tokens: four GPUs, four prompts a step, responses of 200 tokens on average.
+    """)
+    return
+
+
+@app.cell
+def _():
+    guess = mo.ui.radio(
+        {str(lag): lag for lag in range(7)},
+        inline=True,
+        value="2",
+        label="My guess: the oldest trained token is this many versions old.",
+    )
+    return (guess,)
+
+
+@app.cell
+def _():
+    eta = mo.ui.slider(0, 8, 1, 2, label="η", show_value=True)
+    order = mo.ui.dropdown(
+        {
+            "oldest finished first (AReaL)": "oldest_finished_first",
+            "strict start order": "strict_start_order",
+            "bounded lag, at η": "bounded_lag",
+        },
+        value="oldest finished first (AReaL)",
+        label="order",
+    )
+    interrupt = mo.ui.switch(True, label="interrupt for new weights")
+    spread = mo.ui.slider(0.2, 1.4, 0.2, 0.6, label="spread of lengths", show_value=True)
+    return eta, interrupt, order, spread
+
+
+@app.cell(hide_code=True)
+def _(eta, guess, interrupt, order, spread):
+    mo.vstack(
+        [guess, mo.hstack([eta, order, interrupt, spread], justify="start", gap=1.5, wrap=True)]
+    )
+    return
+
+
+@app.cell
+def _(eta, interrupt, order, spread):
+    _began_s = time.process_time()
+    config = load_simulation("small").with_settings(
+        {
+            "schedule.eta": eta.value,
+            "schedule.batch_order": order.value,
+            "schedule.interruptible": interrupt.value,
+            "workload.answers.sigma": spread.value,
+            "workload.steps": 30,
+            "seeds": 5,
+        }
+    )
+    _records = []
+    runs = replicate(config, processes=1, log=_records.append)
+    log = log_of(_records)
+    took_s = time.process_time() - _began_s
+    oldest = runs.largest_lag("token")
+    return config, log, oldest, runs, took_s
+
+
+@app.cell(hide_code=True)
+def _(eta, guess, oldest, runs, took_s):
+    _right = guess.value == oldest
+    _beyond = runs.older_than(eta.value)
+    mo.hstack(
+        [
+            mo.stat(
+                f"{oldest} versions",
+                label="oldest trained token",
+                caption=f"η is {eta.value}; you said {guess.value}" + (" and are right" * _right),
+            ),
+            mo.stat(
+                f"{_beyond.mean:.1%}",
+                label="of the tokens older than η",
+                caption=f"95 %: {_beyond.low:.1%} to {_beyond.high:.1%}",
+            ),
+            mo.stat(
+                f"{runs.step_s.mean:.2f} s",
+                label="for a training step",
+                caption=f"95 %: {runs.step_s.low:.2f} to {runs.step_s.high:.2f} s",
+            ),
+            mo.stat(
+                f"{runs.utilization('training').mean:.0%}",
+                label="of the time the trainer works",
+                caption=f"5 seeds, simulated in {took_s:.2f} CPU s",
+            ),
+        ],
+        justify="start",
+        gap=1,
+        wrap=True,
+    )
+    return
+
+
+@app.cell
+def _():
+    tokens = mo.ui.anywidget(
+        Strip(
+            [],
+            colors=["transparent"],
+            labels=[""],
+            names=[],
+            title="Tokens of the trained responses, the oldest first",
+            merge="highest",
+            height=230,
+        )
+    )
+    tokens
+    return (tokens,)
+
+
+@app.cell
+def _(eta, log, tokens):
+    samples = oldest_first(trained_samples(log))
+    tokens.widget.show(**lag_rows(samples, eta=eta.value))
+    return (samples,)
+
+
+@app.cell(hide_code=True)
+def _(samples, tokens):
+    chosen = samples[tokens.selected["row"] if tokens.selected else 0]
+    mo.md(f"**The {'response you chose' if tokens.selected else 'oldest one'}.** {story(chosen)}")
+    return (chosen,)
+
+
+@app.cell
+def _():
+    held = {"shares": {}}
+    return (held,)
+
+
+@app.cell(hide_code=True)
+def _(eta, held, runs):
+    _before, held["shares"] = held["shares"], runs.lag_shares("token")
+    mo.vstack(
+        [
+            mo.md(
+                "**All tokens of five seeds.** Red: older than η. Pale: before your last change. "
+                "Lines: 95 % intervals."
+            ),
+            lag_bars(held["shares"], eta=eta.value, before=_before),
+        ]
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    ## The cluster in motion
+
+    Two engines generate, a trainer trains, all at the same time. When new weights are ready, the
+    engines pause, load them and go on with the same responses: the tokens before are one version
+    older from then on. A long response sees several such pauses.
+    """)
+    return
+
+
+@app.cell
+def _():
+    timeline = mo.ui.anywidget(
+        Strip(
+            [],
+            colors=["transparent"],
+            labels=[""],
+            names=[],
+            title="What each process does",
+            unit="s",
+        )
+    )
+    timeline
+    return (timeline,)
+
+
+@app.cell
+def _(chosen, log, timeline, tokens):
+    timeline.widget.show(**timeline_rows(log))
+    timeline.widget.view = []
+    if tokens.selected:
+        timeline.widget.look_at(chosen.started_s, chosen.trained_s)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    Select a response above, and this shows the time from its start to its training step.
+
+    ## Why equation 3 bounds no single age
+
+    $$\left\lfloor (N_r - 1) / B \right\rfloor \le i + \eta$$
+
+    ```python
+    most_started = admissible(i, batch_size=B, eta=eta)
+    ```
+
+    It bounds $N_r$, the **number** of prompts that were started. Below, prompt 0 does not end while
+    the others end at once, with batches of one prompt. Every step trains on a younger one, the
+    count stays within its bound, and prompt 0 gets a version older. The rows are what the
+    coordinator of real runs decides, for the η and the batch order chosen above.
+    """)
+    return
+
+
+@app.cell
+def _(eta, order):
+    rows = straggler_steps(
+        order_named(order.value, asynchronous(eta.value)), eta=eta.value, steps=eta.value + 2
+    )
+    return (rows,)
+
+
+@app.cell(hide_code=True)
+def _(eta, rows):
+    _lines = [
+        f"| {row.version} | {row.may_start:.0f} | {row.started} | "
+        + (f"prompt {row.trained[0]}" if row.trained else "waits for prompt 0")
+        + f" | {row.lag}{', above η' * (row.lag > eta.value)} |"
+        for row in rows
+    ]
+    mo.md(
+        "| trainer's version | may be started (eq. 3) | are started | trains on | "
+        "age of prompt 0, versions |\n| ---: | ---: | ---: | :--- | ---: |\n" + "\n".join(_lines)
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    ## Three batch orders
+
+    What a batch consists of is a policy of its own. All three see the same lengths: seed $k$ draws
+    the same responses for every order and every η. The grey band is "as old as η".
+    """)
+    return
+
+
+@app.cell
+def _():
+    _etas = (0, 1, 2, 3, 4, 8)
+    _settings = {"workload.steps": 30, "seeds": 5}
+    with mo.status.spinner("Simulating three orders for six η, 5 seeds each: about 2 CPU s"):
+        compared = {
+            name: {
+                one: replicate(
+                    load_simulation("small").with_settings(
+                        {**_settings, "schedule.eta": one, "schedule.batch_order": name}
+                    ),
+                    processes=1,
+                )
+                for one in _etas
+            }
+            for name in ORDERS
+        }
+    return (compared,)
+
+
+@app.cell(hide_code=True)
+def _(compared):
+    from areal_lab.widgets.order_curves import order_curves
+
+    order_curves(
+        {
+            name.replace("_", " "): {one: run.largest_lag("token") for one, run in found.items()}
+            for name, found in compared.items()
+        },
+        {
+            name.replace("_", " "): {one: run.step_s for one, run in found.items()}
+            for name, found in compared.items()
+        },
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    - **Oldest finished first**, the order of the released system, takes whatever is there. It never
+      makes the trainer wait for one response, and pays with age.
+    - **Strict start order** trains in the order of starts. It keeps the bound of η versions, and
+      the trainer waits for the slowest response of every batch.
+    - **Bounded lag** lets a response be overtaken as long as the bound permits.
+
+    In this small cluster the last two cost the same: 0.3 s a step at η = 2, nothing from η = 3 on.
+
+    ## Try this
+
+    - Switch *interrupt for new weights* off. No token is older than η any more, in any order: the
+      engines finish every response before they load weights. A step takes 13 % longer, since
+      engines idle while the last responses end.
+    - Drag η from 2 to 8. The step takes 2.5 s from η = 3 on, since the trainer never waits: a
+      larger η makes the tokens older and nothing faster.
+    - Set η to 1 and the spread of lengths to 1.2 (of their logarithm; math problems have 0.7). The
+      heavier tail makes tokens three versions old, although η is 1.
+
+    ## The code
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.vstack(
+        [
+            mo.accordion(code_of(admissible, straggler_steps, order_named, trained_samples)),
+            mo.md(
+                "Equation 3: AReaL (arXiv:2505.24298), section 4.1. Pages: `docs/design.md` "
+                "(batch order), `docs/simulator.md`; the same at full size: "
+                "`reproductions/lag_by_batch_order.py`."
+            ),
+        ]
+    )
+    return
+
+
+if __name__ == "__main__":
+    app.run()
