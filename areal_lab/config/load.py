@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.record import Record, settings
@@ -36,16 +36,20 @@ ALIASES = {
     "valid_dataset.path": "dataset.eval_path",
 }
 """Other names of a setting: short forms, and names in AReaL and its documentation."""
+Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
+"""Changes of settings: `a.b=c` each, the value in YAML, as on the command line; or values by
+name."""
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _Record = TypeVar("_Record", bound=Record)
 
 
-def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_config(path: str | Path | None = None, overrides: Overrides = ()) -> TrainConfig:
     """Merge a YAML file and overrides onto the defaults of a training run.
 
     Args:
         path: YAML file, or the name of a shipped one (`arithmetic`); None takes the defaults.
-        overrides: `a.b=c` each, the value in YAML: `gconfig.stop=["\\n"]`, `eta=inf`.
+        overrides: `a.b=c` each, the value in YAML: `gconfig.stop=["\\n"]`, `eta=inf`; or values by
+            name: `{"eta": 4, "gconfig.stop": ["\\n"]}`.
 
     Raises:
         ConfigError: as `load_record` does.
@@ -57,7 +61,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
 def load_record(
     start: _Record,
     path: str | Path | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     aliases: Mapping[str, str] = _NO_ALIASES,
     *,
     may_be_empty: bool = True,
@@ -67,7 +71,7 @@ def load_record(
     Args:
         start: the record to start from; it is not changed.
         path: YAML file; None applies only the overrides.
-        overrides: `a.b=c` each, the value in YAML.
+        overrides: `a.b=c` each, the value in YAML; or values by name, nested or dotted.
         aliases: other names of settings, mapped to their dotted path.
         may_be_empty: whether a file may have no settings.
 
@@ -83,8 +87,11 @@ def load_record(
         if not tree and not may_be_empty:
             raise ValueError(f"{path} is empty, but must hold at least one setting (`a: b`)")
         values |= names.translated(_flat(tree), str(path))
-    for override in overrides:
-        values |= names.translated(dict(names.read_override(override)), "the overrides")
+    if isinstance(overrides, Mapping):
+        values |= names.translated(_flat(overrides), "the overrides")
+    else:
+        for override in overrides:
+            values |= names.translated(dict(names.read_override(override)), "the overrides")
     found, values = names.problems, names.resolved(start, values)
     try:
         loaded = start.with_settings(values)

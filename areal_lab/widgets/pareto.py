@@ -81,38 +81,38 @@ def pareto_chart(
         name=_SELECTION, fields=["number"], on="click", nearest=True, empty=False, clear="dblclick"
     )
     layers: list[Any] = [*_limits(limits, x, y, x_ends, y_ends)]
-    layers.append(
-        _level(base, "excluded")
-        .mark_point(size=26, filled=False, opacity=0.5, strokeWidth=1.2)
-        .encode(color=color, shape=shape, tooltip=shown)
-    )
     if before is not None:
         layers.append(
             alt.Chart(table([before]))
             .mark_point(size=420, filled=False, strokeWidth=5, color=GREY, opacity=0.35)
             .encode(x=x, y=y)
         )
-    front = _level(base, "front")
     layers += [
-        _level(base, "simulated")
-        .mark_point(size=46, filled=True, opacity=0.6)
-        .encode(color=color, shape=shape, tooltip=shown),
-        front.transform_filter("isValid(datum.y_low)")
+        base.transform_filter("datum.level == 'front' && isValid(datum.y_low)")
         .mark_rule(strokeWidth=1.5)
-        .encode(y="y_low:Q", y2="y_high:Q", color=color),
-        front.mark_point(size=110, filled=True, opacity=1).encode(
-            color=color, shape=shape, tooltip=shown
+        .encode(
+            y=alt.Y("y_low:Q"),
+            y2=alt.Y2("y_high:Q"),
+            color=color,
         ),
-        base.transform_filter("datum.best").mark_point(
-            size=420, filled=False, strokeWidth=2, stroke="currentColor", opacity=1
+        base.transform_filter("datum.level == 'excluded'")
+        .mark_point(size=26, filled=False, strokeWidth=1.2, opacity=0.5)
+        .encode(color=color, shape=shape),
+        base.transform_filter("datum.level != 'excluded'")
+        .mark_point(filled=True)
+        .encode(
+            color=color,
+            shape=shape,
+            opacity=alt.OpacityValue(alt.ExprRef("datum.level == 'front' ? 1 : 0.6")),
+            size=alt.SizeValue(alt.ExprRef("datum.level == 'front' ? 110 : 46")),
         ),
+        base.transform_filter("datum.best || datum.named > 0")
+        .mark_point(filled=False, strokeWidth=2, stroke="currentColor")
+        .encode(size=alt.SizeValue(alt.ExprRef("datum.best ? 420 : 220"))),
         base.transform_filter(picked).mark_point(
             size=700, filled=False, strokeWidth=1.5, strokeDash=[3, 3], stroke="currentColor"
         ),
-        base.transform_filter("datum.named > 0 && !datum.best").mark_point(
-            size=220, filled=False, strokeWidth=1.5, stroke="currentColor", opacity=0.7
-        ),
-        _label(front.transform_filter("datum.named == 0")),
+        _label(base.transform_filter("datum.level == 'front' && datum.named == 0")),
         # Two labels near one another are at different places of their points.
         _label(base.transform_filter("datum.named % 2 == 1 && !datum.best"), dx=13, dy=14),
         _label(
@@ -133,13 +133,8 @@ def chosen_number(selections: Mapping[str, Any]) -> int | None:
     return int(numbers[0]) if numbers else None
 
 
-def _level(base: alt.Chart, level: str) -> alt.Chart:
-    chart: alt.Chart = base.transform_filter(f"datum.level == '{level}'")
-    return chart
-
-
 def _label(chart: alt.Chart, *, dx: float = 11, dy: float = -9, align: str = "left") -> alt.Chart:
-    return words(chart, align=align, dx=dx, dy=dy).encode(text="label:N")
+    return words(chart, align=align, dx=dx, dy=dy).encode(text=alt.Text("label:N"))
 
 
 def _limits(

@@ -7,12 +7,12 @@ A preset is a YAML file that is shipped; its first line says what it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from areal_lab.config.load import load_record
+from areal_lab.config.load import Overrides, load_record
 from areal_lab.config.shipped import named_file, settings_file
 from simulator.config.schema import SimulationConfig
 
@@ -36,13 +36,14 @@ _PRESETS: Final = Path(__file__).parents[1] / "presets"
 
 
 def load_simulation(
-    source: str | Path | None = None, overrides: Sequence[str] = ()
+    source: str | Path | None = None, overrides: Overrides = ()
 ) -> SimulationConfig:
     """Merge a YAML file or a preset, and overrides, onto the defaults.
 
     Args:
         source: a YAML file, or the name of a preset; None takes the defaults.
-        overrides: `a.b=c` each, the value in YAML: `schedule.eta=inf`, `gpus=64`.
+        overrides: `a.b=c` each, the value in YAML: `schedule.eta=inf`, `gpus=64`; or values
+            by name: `{"schedule.eta": 4, "gpus": 64}`.
 
     Raises:
         ValueError: in one line: no such file or preset, broken file; or a line for each unknown key

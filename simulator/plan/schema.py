@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import Field
 
 from areal_lab.config.dump import to_yaml
-from areal_lab.config.load import load_record
+from areal_lab.config.load import Overrides, load_record
 from areal_lab.config.problem import ConfigError, Kind, Problem, below, problems_of
 from areal_lab.config.record import About, Count, NonNegative, Record, Whole
 from areal_lab.config.shipped import plan_questions, settings_file
@@ -141,12 +141,12 @@ class PlanConfig(Record):
     base: SimulationConfig = Field(default_factory=SimulationConfig)
 
 
-def load_plan(source: str | Path | None, overrides: Sequence[str] = ()) -> PlanConfig:
+def load_plan(source: str | Path | None, overrides: Overrides = ()) -> PlanConfig:
     """Merge a plan file and overrides onto the simulation that it starts from.
 
     Args:
         source: a YAML file, or the name of a shipped one (`plan_example`); None takes the defaults.
-        overrides: `a.b=c` each, the value in YAML.
+        overrides: `a.b=c` each, the value in YAML; or values by name.
 
     Raises:
         ValueError: in one line each: no such file, unknown key (with the nearest name), or a value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,7 @@ class LogNormalLengths:
         check_mean(wanted_mean_tokens, max_tokens)
         self.sigma = sigma
         self.max_tokens = max_tokens
-        self.mu = increasing_root(
-            lambda mu: _clipped_mean(mu, sigma, max_tokens),
-            wanted_mean_tokens,
-            *_sensible_mu(sigma, max_tokens),
-        )
+        self.mu = _mu_of_mean(wanted_mean_tokens, sigma, max_tokens)
         self._correlation = group_correlation
         self._drift = math.log1p(drift_per_step)
 
@@ -83,6 +80,16 @@ class LogNormalLengths:
     def _mu_at(self, step: float) -> float:
         low, high = _sensible_mu(self.sigma, self.max_tokens)
         return min(max(self.mu + step * self._drift, low), high)
+
+
+@lru_cache(maxsize=256)
+def _mu_of_mean(mean_tokens: float, sigma: float, max_tokens: int) -> float:
+    """The mu of a mean; a plan asks hundreds of times for the same one."""
+    return increasing_root(
+        lambda mu: _clipped_mean(mu, sigma, max_tokens),
+        mean_tokens,
+        *_sensible_mu(sigma, max_tokens),
+    )
 
 
 def _clipped_mean(mu: float, sigma: float, cap: float) -> float:

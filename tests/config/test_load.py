@@ -227,6 +227,23 @@ def test_any_record_of_records_is_loaded_the_same_way(tmp_path: Path) -> None:
     )
 
 
+def test_overrides_may_be_values_by_name_nested_or_dotted(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 5\ndataset: {batch_size: 2, few_shot: 3}\n")
+    words = ["dataset.few_shot=1", "eta=inf", 'gconfig.stop=["\\n"]', "actor.eps_clip=0.3"]
+    values = {
+        "dataset": {"few_shot": 1},
+        "eta": math.inf,
+        "gconfig.stop": ["\n"],
+        "actor": {"eps_clip": 0.3},
+    }
+    assert load_config(path, values) == load_config(path, words)
+    assert load_config(path, {}) == load_config(path)
+    with pytest.raises(ConfigError, match=r"unknown setting 'dataset.fewshot' in the overrides; "):
+        load_config(path, {"dataset": {"fewshot": 1}})
+    with pytest.raises(ConfigError, match=r"dataset.few_shot is -1, but must be"):
+        load_config(path, {"dataset.few_shot": -1})
+
+
 def test_text_is_literal_by_an_alias_too() -> None:
     assert load_record(Recipe(), None, ["called=2024"], {"called": "name"}).name == "2024"
     assert load_record(Recipe(), None, ["called=1: 2"], {"called": "name"}).name == "1: 2"

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.widgets.pareto import chosen_number, pareto_chart
@@ -37,6 +37,7 @@ def domains(told: dict[str, Any]) -> tuple[list[float], list[float]]:
     return encoding["x"]["scale"]["domain"], encoding["y"]["scale"]["domain"]
 
 
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9)), min_size=1, max_size=9))
 def test_all_points_are_within_round_ends(places: list[tuple[float, float]]) -> None:
     points = [POINT | {"x": x, "y": y} for x, y in places]
@@ -68,17 +69,20 @@ def test_the_point_before_is_an_additional_pale_mark() -> None:
 
 def test_every_group_keeps_its_color_whatever_is_shown() -> None:
     scales = [
-        layer["encoding"]["color"]["scale"]
+        channel["scale"]
         for layer in spec(POINT)["layer"]
-        if "color" in layer["encoding"]
+        for name, channel in layer["encoding"].items()
+        if name == "color"
     ]
+    assert len(scales) == 3
     assert all(scale["domain"] == ["A100", "H100"] for scale in scales)
     assert len(set(scales[0]["range"])) == 2
 
 
 def test_texts_under_the_pointer_have_their_titles() -> None:
-    tooltip = spec(POINT | {"told": "x"}, tooltips={"told": "a title"})["layer"][-1]["encoding"][
-        "tooltip"
+    told = spec(POINT | {"told": "x"}, tooltips={"told": "a title"})
+    (tooltip,) = [
+        layer["encoding"]["tooltip"] for layer in told["layer"] if "tooltip" in layer["encoding"]
     ]
     assert tooltip == [{"field": "told", "title": "a title", "type": "nominal"}]
 
