@@ -77,7 +77,9 @@ def _plan_settings() -> tuple[type, Mapping[str, str]]:
 def train(
     config: Annotated[
         str,
-        typer.Argument(metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k."),
+        typer.Argument(
+            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny."
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

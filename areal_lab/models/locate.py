@@ -1,5 +1,6 @@
 """Find a model's folder by path or by name, converting a packaged one once. Loads no torch.
 
+areal_lab/models/data/Adder-75K/             included, used where it is
 $AREAL_LAB_CACHE or ~/.cache/areal_lab
   models/SmolLM2-135M-Instruct-0.1.2-r1/     complete: renamed to this when it was
   models/SmolLM2-135M-Instruct.lock          held while somebody converts
@@ -45,6 +46,11 @@ PACKAGED_MODELS = {
 }
 """Names that `resolve_model_path` understands beside folders."""
 
+INCLUDED_MODELS = {
+    folder.name: folder for folder in sorted((Path(__file__).parent / "data").iterdir())
+}
+"""Our own models, which travel with this package; `source.json` in each says how it was made."""
+
 RECIPE = 1
 """Raise when the conversion changes, so that folders written by an older one are not used."""
 
@@ -55,8 +61,9 @@ _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", *_INDEX_FILES)
 def resolve_model_path(name_or_path: str | Path) -> Path:
     """Folder of a Hugging Face model: weights, `config.json`, tokenizer.
 
-    A folder is checked and returned as it is. A name of `PACKAGED_MODELS` is converted from its
-    package into the cache, once per package version; several processes may ask at the same time.
+    A folder is checked and returned as it is, and so is one of `INCLUDED_MODELS`. A name of
+    `PACKAGED_MODELS` is converted from its package into the cache, once per package version;
+    several processes may ask at the same time.
 
     Raises:
         ModelNotFound: if there is no such folder or name, or the folder lacks weights or a
@@ -66,15 +73,22 @@ def resolve_model_path(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name in PACKAGED_MODELS and not Path(name).is_dir():
         return _converted(name, PACKAGED_MODELS[name])
+    if name in INCLUDED_MODELS and not Path(name).is_dir():
+        return INCLUDED_MODELS[name]
     folder = expanded(name, "the model")
     if not folder.is_dir():
-        known = ", ".join(PACKAGED_MODELS)
+        known = ", ".join(known_models())
         raise ModelNotFound(f"{name} is neither a model folder nor a packaged model ({known})")
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a Hugging Face model")
     if not any((folder / file).is_file() for file in _WEIGHT_FILES):
         raise ModelNotFound(f"{folder} has no weights: none of {', '.join(_WEIGHT_FILES)}")
     return folder.resolve()
+
+
+def known_models() -> list[str]:
+    """The names that `resolve_model_path` understands."""
+    return [*PACKAGED_MODELS, *INCLUDED_MODELS]
 
 
 def cache_folder() -> Path:

@@ -43,6 +43,7 @@ from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
     cache_folder,
+    known_models,
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
@@ -301,7 +302,7 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         return resolve_model_path(name)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        hint = "" if name in PACKAGED_MODELS else nearest(name, list(PACKAGED_MODELS))
+        hint = "" if name in PACKAGED_MODELS else nearest(name, known_models())
         raise ConfigError(_wrong("actor.path", f"actor.path: {reason}{hint}")) from error
 
 

@@ -32,9 +32,10 @@ def test_shipped_settings_are_found_by_name(
     [
         (
             "arithmetic2",
-            "unknown config 'arithmetic2'; did you mean 'arithmetic'? Known are arithmetic, gsm8k",
+            "unknown config 'arithmetic2'; did you mean 'arithmetic'? "
+            "Known are arithmetic, gsm8k, tiny",
         ),
-        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k"),
+        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny"),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
         (Path("gsm8k"), "gsm8k does not exist (looked in "),
         ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),
