@@ -150,7 +150,7 @@ def _on_policy(width: int, height: int) -> Any:
     slope = math.degrees(math.atan2(height, width))
     said: list[tuple[float, float, str, dict[str, Any]]] = [
         (1.0, 0.44, "π_θ = π_prox", {"angle": 270, "dy": -8}),
-        (0.47, 1 / 0.47, "π_θ = π_behav", {"angle": slope, "dy": 14}),
+        (0.36, 1 / 0.36, "π_θ = π_behav", {"angle": slope, "dy": 14}),
     ]
     return alt.layer(
         alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),
@@ -206,8 +206,8 @@ def _point(start: TokenRatios) -> list[alt.Chart]:
     )
     chosen = grid.transform_filter(picked).encode(x=_x(), y=_y())
     numbered = chosen.transform_calculate(
-        words="'r = ' + format(datum.r, '.2f') + ',  w = ' + format(datum.w, '.2f')"
-        " + ',  r·w = ' + format(datum.r * datum.w, '.2f')"
+        words="'r = ' + format(datum.r, '.2f') + ', w = ' + format(datum.w, '.2f')"
+        " + ', r·w = ' + format(datum.r * datum.w, '.2f')"
     )
     return [
         grid.mark_point(opacity=0, size=30, cursor="grab")

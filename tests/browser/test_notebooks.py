@@ -24,7 +24,9 @@ BRIGHT, MOST_BRIGHT = 235, 0.03
 PICTURES = "svg[role=img], canvas, marimo-vega img, .vega-embed svg, img[src^='data:image']"
 CONTROLS = "[role=slider], select, [role=switch], [role=checkbox], [role=radio]"
 MOST_TRIES, TRY_MS = 300, 100
-FIRST_CONTROL: dict[str, str] = {}
+FIRST_CONTROL: dict[str, str] = {
+    "01_ratio_and_clip": "[role=slider]",  # the radio in front of it is the one that is chosen
+}
 """Which control to use, where the first one changes no picture."""
 
 
