@@ -40,13 +40,7 @@ def _():
 
     Costs 1 CPU s to the first picture and 3 CPU s for the page, without torch. A moved control
     simulates five runs of 30 training steps: 0.1 CPU s.
-    """)
-    return
 
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answer:** η versions. Equation 3 of AReaL starts no more prompts than η batches
     ahead, so with η = 2 no token should be older than 2 versions. Make your guess, then look at the
     orange tokens: four GPUs, four prompts a step, responses of 200 tokens on average.

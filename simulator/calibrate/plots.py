@@ -6,29 +6,25 @@ replay.png   seconds of each step, and shares of time of engines and trainer, fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from areal_lab.plots.looks import Looks
 from areal_lab.plots.style import (
-    BLACK,
     BLUE,
-    GREEN,
     GREY,
     NARROW,
-    ORANGE,
-    PURPLE,
-    SKY,
     VERMILION,
-    YELLOW,
     entitle,
     finished,
     new_figure,
     save_picture,
     whole_numbers,
 )
+from areal_lab.runlog.time_cells import State
 from simulator.calibrate.fit import PartFit
 from simulator.calibrate.fit_run import Calibration
 
@@ -162,42 +158,31 @@ def _draw_use(axes: Axes, replay: Replay, *, columns: int) -> None:
         for which, use in (("measured", replay.measured_use), ("predicted", replay.predicted_use))
         if pool in use
     ]
-    names = dict.fromkeys(
-        _shown(name) for _, _, use in bars for name, share in use.items() if share >= _LEAST_SHARE
-    )
-    ordered = sorted(names, key=lambda name: name.startswith(_IDLE))
-    looks = _looks(ordered)
-    for row, (_, _, use) in enumerate(bars):
+    shares = [_by_state(use) for _, _, use in bars]
+    sizes: dict[State, float] = {}
+    for state, share in (item for one in shares for item in one.items()):
+        sizes[state] = max(sizes.get(state, 0.0), share)
+    looks = Looks({state: share for state, share in sizes.items() if share >= _LEAST_SHARE})
+    for row, by_state in enumerate(shares):
         start = 0.0
-        shares: dict[str, float] = {}
-        for name, share in use.items():
-            shares[_shown(name)] = shares.get(_shown(name), 0.0) + 100 * share
-        for name in ordered:
-            share = shares.get(name, 0.0)
-            axes.barh(row, share, 0.7, left=start, **looks[name])
+        for state, look in looks.of.items():
+            share = 100 * by_state.get(state, 0.0)
+            axes.barh(row, share, 0.7, left=start, **look)
             start += share
     axes.set_yticks(range(len(bars)), [f"{pool}\n{which}" for pool, which, _ in bars])
     axes.invert_yaxis()
     axes.set(xlim=(0, 100), xlabel="share of time (%), without excluded steps")
     axes.grid(visible=False)
-    handles = [axes.barh(0, 0, **look) for look in looks.values()]
-    axes.legend(
-        handles, list(looks), loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
-    )
+    handles, labels = looks.legend()
+    axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 
 
-def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Color and pattern of each activity."""
-    colors = iter((BLUE, ORANGE, SKY, PURPLE, GREEN, YELLOW, BLACK))
-    patterns = iter(("", "....", "////", "xxxx", "\\\\\\\\", "----", "||||", "++++"))
-    return {
-        name: {"color": "#FFFFFF", "edgecolor": GREY, "linewidth": 0.6, "hatch": next(patterns, "")}
-        if name.startswith(_IDLE)
-        else {"color": next(colors, GREY), "edgecolor": "white", "linewidth": 0.6}
-        for name in names
-    }
-
-
-def _shown(activity: str) -> str:
-    """The name under which an activity is drawn."""
-    return _TOGETHER.get(activity, activity)
+def _by_state(use: Mapping[str, float]) -> dict[State, float]:
+    """Shares of time by state; activities that are drawn as one are added up."""
+    shares: dict[State, float] = {}
+    for name, share in use.items():
+        busy = not name.startswith(_IDLE)
+        shown = _TOGETHER.get(name, name) if busy else name.removeprefix(_IDLE)
+        state = State(shown, busy)
+        shares[state] = shares.get(state, 0.0) + share
+    return shares

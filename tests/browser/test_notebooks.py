@@ -26,6 +26,7 @@ CONTROLS = "[role=slider], select, [role=switch], [role=checkbox], [role=radio]"
 MOST_TRIES, TRY_MS = 300, 100
 FIRST_CONTROL: dict[str, str] = {
     "01_ratio_and_clip": "[role=slider]",  # the radio in front of it is the one that is chosen
+    "03_staleness": "[role=slider]",  # the radio in front of it is the reader's guess
 }
 """Which control to use, where the first one changes no picture."""
 

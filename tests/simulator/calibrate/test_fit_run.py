@@ -247,6 +247,21 @@ def test_a_replay_keeps_the_given_settings(synchronous: Path) -> None:
     assert found.config.workload.answers.kind == "recorded"
 
 
+def test_narrow_pictures_have_panels_above_one_another(synchronous: Path) -> None:
+    found = calibrate_from(synchronous)
+    picture = draw_fit(found.parts, width=7)
+    assert picture.get_figwidth() == 7
+    assert "Held-out error" in picture.alt
+    places = [axes.get_subplotspec().rowspan.start for axes in picture.axes]
+    assert places == [0, 0, 1, 1]
+    upper, lower = draw_replay(
+        replay(configuration(found), read_run(synchronous)), width=7, title="mine"
+    ).axes
+    assert upper.get_position().y0 > lower.get_position().y0
+    with pytest.raises(ValueError, match="there is no fitted part to draw"):
+        draw_fit([])
+
+
 def test_fits_and_replays_can_be_drawn(synchronous: Path) -> None:
     found = calibrate_from(synchronous)
     assert len(draw_fit(found.parts).axes) == 3
