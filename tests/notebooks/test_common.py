@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.notebooks.rules import problems
-from tools.notebooks import files
+from tools.notebooks import files, wasm
+from tools.notebooks.browser_wheel import write_wheel
 from tools.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing
 
 HERE = Path(__file__).parent
@@ -72,24 +74,39 @@ def test_no_cell_defines_an_algorithm(name: str) -> None:
     assert problems(files.source(name)) == []
 
 
-IN_BROWSERS = {"03_staleness", "04_speedup", "05_buy_a_cluster", "09_response_lengths"}
-"""Also pages whose Python runs in the browser: their scripts run without what browsers lack."""
-LIKE_A_BROWSER = "import marimo; from tests.browser_python import install; install()"
 AS_SCRIPT = """\
 import runpy, sys
-sys.path.insert(0, {root!r})
+sys.path[:0] = {paths!r}
 {before}
 runpy.run_path({path!r}, run_name="__main__")
 print("torch" in sys.modules)
 """
+LIKE_A_BROWSER = """\
+import marimo
+from tests.browser_python import install
+install()
+import areal_lab, simulator
+assert areal_lab.__file__.startswith({site!r}) and simulator.__file__.startswith({site!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel for pages whose Python runs in the browser, unpacked."""
+    folder = tmp_path_factory.mktemp("browser_wheel")
+    with zipfile.ZipFile(write_wheel(folder, ())) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
 
 
 @notebooks
-def test_it_runs_as_a_script(name: str, tmp_path: Path) -> None:
-    path = FOLDER / f"{name}.py"
-    before = LIKE_A_BROWSER if name in IN_BROWSERS else ""
-    script = AS_SCRIPT.format(root=str(ROOT), path=str(path), before=before)
-    ended = run("-c", script, cwd=tmp_path)
+def test_it_runs_as_a_script(name: str, site: Path, tmp_path: Path) -> None:
+    """Notebooks that are also pages run from their wheel, and without what browsers lack."""
+    paths, before = [str(ROOT)], ""
+    if name in wasm.NAMES:
+        paths, before = [str(site), str(ROOT)], LIKE_A_BROWSER.format(site=str(site))
+    path = str(FOLDER / f"{name}.py")
+    ended = run("-c", AS_SCRIPT.format(paths=paths, path=path, before=before), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     *printed, loaded_torch = ended.stdout.splitlines()
     assert len(printed) <= 20, "a script prints a few lines at most"
