@@ -62,7 +62,7 @@ def test_an_app_is_readable_at_every_width_and_scheme(
             address = f"{gallery_address}/?file={name}.py"
             with open_page(browser, address, width_px=width_px, scheme=scheme) as watched:
                 page = watched.page
-                wait_until_drawn(page)
+                wait_until_drawn(watched)
                 shot = page.screenshot(path=screenshots / f"{name}-{width_px}-{scheme}.png")
                 assert page.get_by_text("internal error").count() == 0
                 wider = "document.documentElement.scrollWidth - window.innerWidth"
@@ -86,7 +86,7 @@ def test_an_exported_page_shows_its_pictures_without_the_network(
 def test_a_control_changes_a_picture(browser: Any, gallery_address: str, name: str) -> None:
     with open_page(browser, f"{gallery_address}/?file={name}.py") as watched:
         page = watched.page
-        wait_until_drawn(page)
+        wait_until_drawn(watched)
         before = pictures(page)
         control = page.locator(FIRST_CONTROL.get(name, CONTROLS)).first
         if control.get_attribute("role") == "slider":

@@ -17,7 +17,8 @@ from typing import Final
 
 import marimo
 
-from tools.notebooks.files import FOLDER, ROOT, app_title, existing, prose
+from tools.notebooks.files import FOLDER, ROOT, existing
+from tools.notebooks.gallery import card
 
 STATIC: Final = Path(marimo.__file__).parent / "_static"
 _NETWORK: Final = re.compile(r"https://[^\"' )]*?/@marimo-team/frontend@[^/\"']*/dist")
@@ -26,7 +27,7 @@ _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8">
 <style>:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
 body {{ max-width: 44rem; margin: 2rem auto; padding: 0 1rem }} li {{ margin: 0.6rem 0 }}</style>
 <h1>areal_lab notebooks</h1><p>As they were when they were exported: controls need Python.</p>
-<ol>{items}</ol></html>
+<ul>{items}</ul></html>
 """
 
 
@@ -50,9 +51,8 @@ def export(target: Path, names: Iterable[str] | None = None) -> list[Path]:
         _run(name, page)
         page.write_text(offline(page.read_text(encoding="utf-8")), encoding="utf-8")
         pages.append(page)
-        text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-        question = prose(text)[1].replace("*", "").replace("`", "")
-        items.append(f'<li><a href="{name}.html">{app_title(text)}</a><br>{question}</li>')
+        title, question = card(FOLDER / f"{name}.py")
+        items.append(f'<li><a href="{name}.html">{title}</a><br>{question}</li>')
     (target / "index.html").write_text(_INDEX.format(items="\n".join(items)), encoding="utf-8")
     return pages
 

@@ -7,6 +7,7 @@ notebook runs as a script. So titles and questions are read from the notebooks, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def serve(arguments: list[str]) -> None:
 def card(notebook: Path) -> tuple[str, str]:
     """Title and description of a notebook's card: its number, its title, its question."""
     text = notebook.read_text(encoding="utf-8")
-    _, question, *_ = prose(text)
+    about = prose(text)[1]
+    question = re.split(r"(?<=[.)]) ", " ".join(about.split()))[-1]
     number = notebook.stem.split("_", 1)[0].lstrip("0")
     return f"{number}. {app_title(text)}", question.replace("*", "").replace("`", "")

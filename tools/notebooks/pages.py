@@ -19,7 +19,7 @@ CHROMIUM: Final = Path("/usr/bin/chromium")
 HEIGHT_PX: Final = 2600
 """An app scrolls in an inner element, so a screenshot has what the window has."""
 _HARMLESS = ("was preloaded using link preload but not used",)
-_WAIT_MS = 90_000
+_WAIT_MS, _LOOK_MS = 90_000, 50
 
 
 @dataclass(slots=True)
@@ -29,6 +29,8 @@ class Watched:
     page: Page
     problems: list[str] = field(default_factory=list)
     """Console errors, uncaught exceptions, and requests to other machines."""
+    runs: int = 0
+    """How often marimo said that no cell is left to run."""
 
 
 @contextmanager
@@ -67,9 +69,15 @@ def open_page(
     watched = Watched(context.new_page())
     page, problems = watched.page, watched.problems
     page.set_default_timeout(_WAIT_MS)
+
+    def received(frame: str | bytes) -> None:
+        text = frame.decode(errors="replace") if isinstance(frame, bytes) else frame
+        watched.runs += "completed-run" in text
+
     page.on("console", lambda said: _note(problems, said.type, said.text))
     page.on("pageerror", lambda error: problems.append(f"uncaught: {error}"))
     page.on("request", lambda request: _note_outside(problems, request.url))
+    page.on("websocket", lambda socket: socket.on("framereceived", received))
     page.goto(address)
     yield watched
     context.close()
@@ -85,13 +93,23 @@ def _note_outside(problems: list[str], url: str) -> None:
         problems.append(f"request: {url}")
 
 
-def wait_until_drawn(page: Page) -> None:
-    """Return once the last cell of an app has its output and no cell computes."""
-    page.get_by_role("heading", name="The code").wait_for()
-    page.wait_for_function(
-        "() => !document.querySelector('.marimo-cell .output-area .animate-spin')"
-        " && ![...document.querySelectorAll('[data-status]')]"
-        ".some((cell) => ['running', 'queued'].includes(cell.dataset.status))"
+def wait_until_drawn(watched: Watched) -> None:
+    """Return once all cells of an app have run, and the page shows what the last one made.
+
+    Raises:
+        TimeoutError: the cells still run after a minute and a half.
+    """
+    waited_ms = 0
+    while not watched.runs:
+        if waited_ms >= _WAIT_MS:
+            raise TimeoutError(f"{watched.page.url}: cells still run after {_WAIT_MS / 1000:.0f} s")
+        watched.page.wait_for_timeout(_LOOK_MS)
+        waited_ms += _LOOK_MS
+    watched.page.get_by_role("heading", name="The code").wait_for()
+    # Vega draws into an empty element, when it has room.
+    watched.page.wait_for_function(
+        "() => [...document.querySelectorAll('marimo-vega')].every("
+        "(chart) => (chart.shadowRoot ?? chart).querySelector('canvas, svg, img'))"
     )
 
 

@@ -30,7 +30,7 @@ def draw(names: Iterable[str] | None = None) -> None:
             print(f"drawing {name}", file=sys.stderr, flush=True)
             page_address = f"{address}/?file={name}.py"
             with open_page(browser, page_address, width_px=_SCREEN_PX[0]) as watched:
-                wait_until_drawn(watched.page)
+                wait_until_drawn(watched)
                 width, height = _SCREEN_PX
                 shot = watched.page.screenshot(
                     clip={"x": 0, "y": 0, "width": width, "height": height}
