@@ -24,7 +24,9 @@ with app.setup:
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.timeline import timeline_strip
     from simulator.plan.bound import least_step_s
+    from simulator.plan.cache import key
     from simulator.plan.points import TOOLTIPS, outcome_at, plan_points
+    from simulator.plan.search import screening_job
     from simulator.plan.summary import cost, hours, verdict
     from simulator.report.provenance import cost_parts
 
@@ -90,6 +92,19 @@ def _():
         label="budget ($)",
     )
     return (budget,)
+
+
+@app.cell
+def _(shipped):
+    overhead = mo.ui.slider(
+        find_setting(simulator.PlanConfig, "base.cluster.overhead").bounds.least,
+        1,
+        0.05,
+        value=shipped.base.cluster.overhead,
+        label="storage, network, operation (share of the price)",
+        show_value=True,
+    )
+    return (overhead,)
 
 
 @app.function
@@ -201,7 +216,7 @@ def _(candidates):
 
 
 @app.cell
-def _(budget, candidates, deadline, eta, objective, prices, run, shipped, typical):
+def _(budget, candidates, deadline, eta, objective, overhead, prices, run, shipped, typical):
     changed = [name for name, price in prices.value.items() if price != typical[name]]
     mo.stop(
         not candidates.value["candidates.gpu"],
@@ -216,6 +231,7 @@ def _(budget, candidates, deadline, eta, objective, prices, run, shipped, typica
                 "limits.deadline_h": deadline.value,
                 "limits.eta": eta.value,
                 "limits.budget_dollars": budget.value,
+                "base.cluster.overhead": overhead.value,
                 "prices": [
                     simulator.PriceEntry(gpu=name, typical=prices.value[name]) for name in changed
                 ],
@@ -275,18 +291,13 @@ def _(cache, get_busy, go, searches, set_busy, tick):
 
 
 @app.cell(hide_code=True)
-def _(budget, deadline, eta, objective, prices):
-    mo.vstack(
-        [
-            mo.hstack([objective, deadline, eta, budget], justify="start", gap=1.5, wrap=True),
-            mo.hstack(
-                [mo.md("$ per GPU-hour:"), *prices.elements.values()],
-                justify="start",
-                gap=1.5,
-                wrap=True,
-            ),
-        ]
-    )
+def _(budget, deadline, eta, objective, overhead, prices):
+    _rows = [
+        [objective, deadline, eta],
+        [mo.md("$ per GPU-hour:"), *prices.elements.values()],
+        [budget, overhead],
+    ]
+    mo.vstack([mo.hstack(row, justify="start", gap=1.5, wrap=True) for row in _rows], gap=0.5)
     return
 
 
@@ -421,7 +432,7 @@ def _(front, held, pick, plan, rivals, set_shown):
     chosen = outcome_at(plan, _number, _rivals)
     # The timeline is simulated if it is another candidate, not whenever a slider moves; in a
     # browser, where that takes seconds, if somebody asks for it.
-    _key = chosen and chosen.candidate.config.model_dump_json()
+    _key = chosen and key(screening_job(plan.config, chosen.candidate))
     if _key != held["key"] and (_asked is not None or sys.platform != "emscripten"):
         held["key"] = _key
         set_shown(chosen)

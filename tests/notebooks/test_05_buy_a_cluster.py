@@ -125,6 +125,14 @@ def test_prices_decide_without_a_simulation(prices: dict[str, float], wins: str)
     assert found["cache"].simulated == 0
 
 
+def test_an_overhead_raises_every_bill_by_its_share_without_a_simulation() -> None:
+    found = after(overhead=0.5)
+    best = found["plan"].best
+    assert best.candidate.hardware == "32 H100"
+    assert best.value("dollars") == pytest.approx(1.5 * 2058, rel=1e-3)
+    assert found["cache"].simulated == 0
+
+
 def test_without_staleness_the_recommendation_is_the_synchronous_one() -> None:
     found = after(eta=0.0)
     assert found["plan"].best.candidate.hardware == "64 H200"
