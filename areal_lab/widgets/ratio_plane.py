@@ -33,6 +33,8 @@ PLACES: Final = 24
 """Places for the point on either side of 1, on both axes."""
 _DRAG: Final = "[pointerdown, window:pointerup] > pointermove, pointerdown"
 _SELECTION: Final = "token"
+_INWARD: Final = "datum.r > 1.9 ? 'right' : datum.r < 0.5 ? 'left' : 'center'"
+"""On which side of the point its numbers end, so that they stay within the plane."""
 
 
 class TokenRatios(NamedTuple):
@@ -78,8 +80,8 @@ def ratio_plane(
     start = TokenRatios(*(_nearest(value) for value in token))
     chart = alt.layer(
         _regions(clip_epsilon, advantage > 0),
-        _on_policy(width, height),
-        _labels(advantage > 0),
+        _on_policy(width, height, advantage > 0),
+        _labels(clip_epsilon, advantage > 0),
         *_point(start),
     )
     return on_page(chart, width=width, height=height)
@@ -142,15 +144,17 @@ def _regions(clip_epsilon: float, positive: bool) -> Any:
     )
 
 
-def _on_policy(width: int, height: int) -> Any:
+def _on_policy(width: int, height: int, positive: bool) -> Any:
     """Where the trained policy is one of the other two."""
     low, high = 1 / LARGEST, LARGEST
     same = table([{"r": low, "w": high}, {"r": high, "w": low}])
     dash: dict[str, Any] = {"strokeDash": [3, 4], "color": GREY}
     slope = math.degrees(math.atan2(height, width))
+    # Beside the lines, in the region where both losses learn.
+    on_prox, on_behavior, side = (0.44, 0.36, 14) if positive else (2.4, 2.2, -11)
     said: list[tuple[float, float, str, dict[str, Any]]] = [
-        (1.0, 0.44, "π_θ = π_prox", {"angle": 270, "dy": -8}),
-        (0.36, 1 / 0.36, "π_θ = π_behav", {"angle": slope, "dy": 14}),
+        (1.0, on_prox, "π_θ = π_prox", {"angle": 270, "dy": -8}),
+        (on_behavior, 1 / on_behavior, "π_θ = π_behav", {"angle": slope, "dy": side}),
     ]
     return alt.layer(
         alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),
@@ -164,20 +168,20 @@ def _on_policy(width: int, height: int) -> Any:
     )
 
 
-def _labels(positive: bool) -> Any:
+def _labels(clip_epsilon: float, positive: bool) -> Any:
     """What happens in each region, written into it."""
     places = (
         [
             (0.27, 0.3, "left", "both learn"),
-            (1.13, 3.3, "right", "only decoupled PPO learns"),
+            (0.96 * (1 + clip_epsilon), 3.3, "right", "only decoupled PPO learns"),
             (3.8, 0.29, "right", "only PPO learns"),
             (3.8, 3.3, "right", "neither learns"),
         ]
         if positive
         else [
             (3.8, 3.3, "right", "both learn"),
-            (0.88, 0.3, "left", "only decoupled PPO learns"),
-            (0.27, 3.3, "left", "only PPO learns"),
+            (1.05 * (1 - clip_epsilon), 0.3, "left", "only decoupled PPO learns"),
+            (0.95 * (1 - clip_epsilon), 3.3, "right", "only PPO learns"),
             (0.27, 0.3, "left", "neither learns"),
         ]
     )
@@ -216,5 +220,5 @@ def _point(start: TokenRatios) -> list[alt.Chart]:
         chosen.mark_point(
             filled=True, size=240, color=RED, opacity=1, stroke="white", strokeWidth=2
         ),
-        words(numbered, dy=-16, fontWeight="bold").encode(text="words:N"),
+        words(numbered, dy=-16, fontWeight="bold", align=alt.expr(_INWARD)).encode(text="words:N"),
     ]
