@@ -111,6 +111,11 @@ def report(figures: Figures, arguments: Arguments) -> None:
     if not arguments.json:
         print(_as_table(figures, arguments))
         return
+    print(json.dumps(recorded(figures, arguments), allow_nan=False), flush=True)
+
+
+def recorded(figures: Figures, arguments: Arguments) -> dict[str, Any]:
+    """The figures with machine, command, date and repeats, without infinities."""
     record = {
         **figures,
         "spread": figures.get("spread", {}),
@@ -121,7 +126,7 @@ def report(figures: Figures, arguments: Arguments) -> None:
         "date": arguments.started.isoformat(timespec="seconds"),
         "wall_s": round((datetime.now(UTC) - arguments.started).total_seconds(), 1),
     }
-    print(json.dumps(_plain(record), allow_nan=False), flush=True)
+    return dict(_plain(record))
 
 
 def table(rows: Sequence[Figures]) -> str:

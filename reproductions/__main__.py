@@ -19,6 +19,7 @@ from reproductions import (
     figure_6b,
     lag_by_batch_order,
     recorded_run,
+    speedup,
     table_1,
     table_7,
     where_asynchrony_pays,
@@ -31,6 +32,7 @@ PAGE = Path(__file__).parent / "README.md"
 PICTURES = Path(__file__).parent / "images"
 ALL: tuple[Callable[[Arguments], Reproduction], ...] = (
     table_1.reproduce,
+    speedup.reproduce,
     figure_5c.reproduce,
     table_7.reproduce,
     figure_4.reproduce,

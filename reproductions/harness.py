@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Arguments, parse, report
 from reproductions.records import Parameter, Reproduction, Row, to_json
+from reproductions.results import save
 from reproductions.show import draw, to_text
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
@@ -89,7 +91,9 @@ def throughput_rows(
 
 
 def length(arguments: Arguments, *, steps: int, warmup: int, quick: tuple[int, int]) -> list[str]:
-    """Settings of simulated and warm-up steps; fewer with `--quick`."""
+    """Settings of simulated and warm-up steps: fewer with `--quick`, the preset's with `--full`."""
+    if getattr(arguments.own, "full", False):
+        return []
     steps, warmup = quick if arguments.quick else (steps, warmup)
     return [f"workload.steps={steps}", f"workload.warmup_steps={warmup}"]
 
@@ -99,27 +103,27 @@ def main(
     description: str | None,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Command line of a reproduction: `--plot FILE`, and the options of `benchmarks.harness`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    plot = _take_option(words, "--plot")
-    text = f"{description or ''}\n--plot FILE draws a picture; --repeats N is the number of seeds."
-    arguments = parse(text, repeats=SEEDS, quick_repeats=QUICK_SEEDS, argv=words)
-
+    """Command line of a reproduction: its own options, and those of `benchmarks.harness`."""
+    text = f"{description or ''}\n--repeats N is the number of seeds."
+    arguments = parse(
+        text, repeats=SEEDS, quick_repeats=QUICK_SEEDS, argv=argv, add_own=_add_options
+    )
+    if arguments.quick and arguments.own.save:
+        raise SystemExit("--save keeps no results of --quick; leave one of them out")
     result = reproduce(arguments)
-    if plot:
-        draw(result, Path(plot))
+    if arguments.own.plot:
+        draw(result, Path(arguments.own.plot))
+    if arguments.own.save:
+        print(save(result, arguments), file=sys.stderr)
     if not arguments.json:
         print(to_text(result, arguments))
         return
     report(to_json(result), arguments)
 
 
-def _take_option(words: list[str], name: str) -> str | None:
-    """Remove `name VALUE` from the words and return the value."""
-    if name not in words:
-        return None
-    at = words.index(name)
-    if at + 1 == len(words):
-        raise SystemExit(f"{name} needs a file name")
-    _, value = words.pop(at), words.pop(at)
-    return value
+def _add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--plot", metavar="FILE", help="draw a picture")
+    parser.add_argument("--full", action="store_true", help="all steps of the preset, not some 20")
+    parser.add_argument(
+        "--save", action="store_true", help="write reproductions/results/NAME.json, for notebooks"
+    )

@@ -93,6 +93,20 @@ class Row:
             "within": self.within,
         }
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Row:
+        """What `to_json` wrote."""
+        low, high = record["interval"] or (-math.inf, math.inf)
+        return cls(
+            name=record["name"],
+            paper=record["paper"],
+            ours=Estimate(record["ours"], low, high),
+            unit=record["unit"],
+            bar=record["bar"],
+            fitted=record["fitted"],
+            points=record["gap_in"] == "points",
+        )
+
     def cells(self) -> dict[str, str]:
         """Cells of a table."""
         aim = "" if self.bar is None else f"{self.bar:.0%}" + (" pts" if self.points else "")
@@ -150,6 +164,8 @@ class Reproduction:
     """Draws the picture; None draws the gaps."""
     title: str = ""
     """Title of that figure."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers behind the rows, for notebooks."""
 
 
 def to_json(result: Reproduction) -> dict[str, Any]:
@@ -162,4 +178,5 @@ def to_json(result: Reproduction) -> dict[str, Any]:
         "findings": list(result.findings),
         "sensitivity": list(result.sensitivity),
         "why": list(result.why),
+        "data": dict(result.data),
     }

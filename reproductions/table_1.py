@@ -71,7 +71,7 @@ def reproduce(arguments: Arguments) -> Reproduction:
         synchronous, asynchronous = (
             _run(model, kind, arguments) for kind in ("synchronous", "asynchronous")
         )
-        rows += _rows(model, printed, synchronous, asynchronous)
+        rows += rows_of(model, synchronous, asynchronous)
         colocated = _run(model, "colocated", arguments)
         rows.append(
             Row(
@@ -96,10 +96,9 @@ def reproduce(arguments: Arguments) -> Reproduction:
     )
 
 
-def _rows(
-    model: str, printed: dict[str, float], synchronous: Replicated, asynchronous: Replicated
-) -> list[Row]:
-    small = model == "1.5B"
+def rows_of(model: str, synchronous: Replicated, asynchronous: Replicated) -> list[Row]:
+    """The rows of a model: the ratio, and both steps."""
+    small, printed = model == "1.5B", expected("table_1")["rows"][model]
     sync_s, async_s = _step_s(printed, "synchronous"), _step_s(printed, "asynchronous")
     return [
         Row(

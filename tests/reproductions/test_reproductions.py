@@ -247,8 +247,9 @@ def test_the_command_line_prints_one_object_and_draws(
     assert {"machine", "command", "date", "repeats", "rows", "parameters"} <= set(record)
     assert record["quick"] is True
     assert picture.exists()
-    with pytest.raises(SystemExit, match="--plot"):
+    with pytest.raises(SystemExit, match="2"):
         main(reproduce_figure_6a, "doc", ["--plot"])
+    assert "--plot: expected one argument" in capsys.readouterr().err
 
 
 @pytest.mark.slow
