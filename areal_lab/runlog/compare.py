@@ -32,7 +32,8 @@ def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
     Columns are `prompt`, `about` (its `distinct_parts`), `occurrence` (of the prompt, from 0) and
     `sample`; for both runs, ending in `_first` and `_second`, `row` (of the sample in
     `RecordedRun.samples` and `tokens`), `step`, `group`, `reward`, `tokens`, `lag_mean` and
-    `completion`; and `same_tokens`, the number of tokens with which both responses begin.
+    `completion`; `same_tokens`, the number of tokens with which both responses begin; and
+    `reward_change`, the second reward minus the first.
 
     Raises:
         ValueError: if a run has no trajectories, which hold the prompts.
@@ -47,6 +48,7 @@ def paired_samples(first: RecordedRun, second: RecordedRun) -> pd.DataFrame:
         _same_tokens(first, second, rows)
         for rows in zip(pairs["row_first"], pairs["row_second"], strict=True)
     ]
+    pairs["reward_change"] = pairs["reward_second"] - pairs["reward_first"]
     return pairs
 
 

@@ -156,10 +156,10 @@ _BINNED: Final = {
     ),
     "ratio": _Quantity(
         values=lambda tokens: np.exp(tokens["logprobs"] - tokens["proximal_logprobs"]),
-        edges=(0.8, 0.95, 0.99, 1.01, 1.05, 1.2),
+        edges=(0.5, 0.8, 0.95, 1.05, 1.2, 2.0),
         labels=(
-            *("ratio < 0.8", "0.8 to 0.95", "0.95 to 0.99", "0.99 to 1.01"),
-            *("1.01 to 1.05", "1.05 to 1.2", "1.2 and more"),
+            *("ratio < 0.5", "0.5 to 0.8", "0.8 to 0.95", "0.95 to 1.05"),
+            *("1.05 to 1.2", "1.2 to 2", "2 and more"),
         ),
         palette=_DIVERGING,
         meaning="policy ratio pi_theta / pi_prox, when the loss was computed",

@@ -280,6 +280,7 @@ def test_samples_of_the_same_prompts_are_paired_in_the_order_of_their_groups(
         *[(3, 2)] * 2,
     ]
     assert list(pairs["occurrence"]) == [1, 1, 0, 0]
+    assert (pairs["reward_first"] + pairs["reward_change"] == pairs["reward_second"]).all()
     assert (pairs["same_tokens"] == pairs["tokens_first"]).all()
     first, second = (run.samples for run in runs)
     assert list(first.loc[pairs["row_first"], "prompt"]) == list(pairs["prompt"])

@@ -15,7 +15,8 @@ advantage 0 are not in the forward pass and have no values but their advantage.
 float16 has a relative error of at most 2^-11. So differences of log-probs are stored: they are near
 0, where it is fine, and log-probs near -10, where it is coarse (0.004), are not. The behavior
 log-probs are in the step's .jsonl. A column that float16 cannot hold (65504) is float32. Members
-are deflated: flags that are never set, and ratios that are all 1, take next to nothing.
+are deflated: flags that are never set, and ratios that are all 1, take next to nothing. With
+decoupled PPO that makes 8 to 10 bytes a token, and 2 kB a file (`benchmarks.token_files`).
 
 npz and not safetensors, since numpy alone reads it, column by column, and deflates.
 """
