@@ -76,7 +76,7 @@ def _():
 
 @app.cell
 def _(get_dragged, held, set_slid, set_token):
-    def slide(**changed):
+    def _slide(**changed):
         held["token"] = held["token"]._replace(**changed)
         set_token(held["token"])
         set_slid(held["token"])
@@ -86,14 +86,14 @@ def _(get_dragged, held, set_slid, set_token):
         value=get_dragged().ratio,
         label="r",
         show_value=True,
-        on_change=lambda value: slide(ratio=value),
+        on_change=lambda value: _slide(ratio=value),
     )
     weight = mo.ui.slider(
         steps=axis_places(),
         value=get_dragged().weight,
         label="w",
         show_value=True,
-        on_change=lambda value: slide(weight=value),
+        on_change=lambda value: _slide(weight=value),
     )
     return ratio, weight
 
@@ -126,14 +126,14 @@ def _():
 
 @app.cell
 def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
-    def drag(_):
+    def _drag(_):
         held["token"] = dragged_token(plane.selections, held["token"])
         set_token(held["token"])
         set_dragged(held["token"])
 
     get_slid()
     plane = mo.ui.altair_chart(
-        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=drag
+        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
     )
     mo.hstack([plane, formulas], justify="start", align="center", gap=1, wrap=True)
     return

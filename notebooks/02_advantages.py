@@ -80,12 +80,12 @@ def _(get_history):
 def _(lengths, names, set_history, start):
     held = {"rewards": start}
 
-    def click(_):
+    def _click(_):
         earlier = held["rewards"]
         held["rewards"] = clicked_rewards(tiles.selections, start, names=names)
         set_history((earlier, held["rewards"]))
 
-    tiles = mo.ui.altair_chart(reward_table(start, names=names, lengths=lengths), on_change=click)
+    tiles = mo.ui.altair_chart(reward_table(start, names=names, lengths=lengths), on_change=_click)
     tiles
     return
 

@@ -26,7 +26,7 @@ def test_a_dragged_token_moves_the_sliders_and_the_arrows(
 ) -> None:
     with open_page(browser, f"{gallery_address}/?file=01_ratio_and_clip.py") as watched:
         page = watched.page
-        wait_until_drawn(page)
+        wait_until_drawn(watched)
         plane = page.locator("svg.marks").filter(has_text="only PPO learns")
         text_of(page, "r = 1.00, w = 1.50").wait_for()
         before = page.locator("[role=slider]").nth(1).get_attribute("aria-valuenow")
@@ -46,7 +46,7 @@ def test_a_dragged_token_moves_the_sliders_and_the_arrows(
 def test_a_clicked_tile_changes_its_row_and_the_tables(browser: Any, gallery_address: str) -> None:
     with open_page(browser, f"{gallery_address}/?file=02_advantages.py") as watched:
         page = watched.page
-        wait_until_drawn(page)
+        wait_until_drawn(watched)
         tiles = page.locator("svg.marks").filter(has_text="of 8 right")
         assert tiles.get_by_text("1 of 8 right").count() == 1
         page.mouse.click(*center(tiles.get_by_text("820", exact=True).bounding_box()))
