@@ -141,33 +141,35 @@ def _(eta, guess, oldest, runs, took_s):
 
 @app.cell
 def _():
-    tokens = mo.ui.anywidget(
-        Strip(
-            [],
-            colors=["transparent"],
-            labels=[""],
-            names=[],
-            title="Tokens of the trained responses, the oldest first",
-            merge="highest",
-            height=230,
-        )
+    get_selected, set_selected = mo.state(None)
+    tokens = Strip(
+        [],
+        colors=["transparent"],
+        labels=[""],
+        names=[],
+        title="Tokens of the trained responses, the oldest first",
+        merge="highest",
+        height=230,
     )
-    tokens
-    return (tokens,)
+    # Cells that need the selection run when it changes, and not whenever the pointer rests.
+    tokens.observe(lambda change: set_selected(change["new"]), names="selected")
+    mo.ui.anywidget(tokens)
+    return get_selected, set_selected, tokens
 
 
 @app.cell
 def _(eta, log, tokens):
     samples = oldest_first(trained_samples(log))
-    tokens.widget.show(**lag_rows(samples, eta=eta.value))
+    tokens.show(**lag_rows(samples, eta=eta.value))
     return (samples,)
 
 
 @app.cell(hide_code=True)
-def _(samples, tokens):
-    chosen = samples[tokens.selected["row"] if tokens.selected else 0]
-    mo.md(f"**The {'response you chose' if tokens.selected else 'oldest one'}.** {story(chosen)}")
-    return (chosen,)
+def _(get_selected, samples):
+    selected = get_selected()
+    chosen = samples[selected["row"] if selected else 0]
+    mo.md(f"**The {'response you chose' if selected else 'oldest one'}.** {story(chosen)}")
+    return chosen, selected
 
 
 @app.cell
@@ -205,26 +207,23 @@ def _():
 
 @app.cell
 def _():
-    timeline = mo.ui.anywidget(
-        Strip(
-            [],
-            colors=["transparent"],
-            labels=[""],
-            names=[],
-            title="What each process does",
-            unit="s",
-        )
+    timeline = Strip(
+        [],
+        colors=["transparent"],
+        labels=[""],
+        names=[],
+        title="What each process does",
+        unit="s",
     )
-    timeline
+    mo.ui.anywidget(timeline)
     return (timeline,)
 
 
 @app.cell
-def _(chosen, log, timeline, tokens):
-    timeline.widget.show(**timeline_rows(log))
-    timeline.widget.view = []
-    if tokens.selected:
-        timeline.widget.look_at(chosen.started_s, chosen.trained_s)
+def _(chosen, log, selected, timeline):
+    timeline.show(**timeline_rows(log))
+    if selected:
+        timeline.look_at(chosen.started_s, chosen.trained_s)
     return
 
 

@@ -42,8 +42,10 @@ _LEAST_HEIGHT_PX: Final = 18
 class Strip(anywidget.AnyWidget):
     """Rows of colored cells with an axis, a legend, and a line that says what is under the pointer.
 
-    In marimo: `mo.ui.anywidget(Strip(...))`. Wheel and W/S zoom, dragging and A/D move, arrow keys
-    go from cell to cell (with Shift to the next color), a click or Enter selects, Escape clears.
+    In marimo: `mo.ui.anywidget(Strip(...))`; cells that read the element run again when the pointer
+    rests, a cell is selected, or the view has moved. Wheel and W/S zoom, dragging and A/D move,
+    arrow keys go from cell to cell (with Shift to the next color), a click or Enter selects, Escape
+    clears.
 
     Attributes:
         hovered: None, or `{"row": ..., "cell": ...}` where the pointer rests.

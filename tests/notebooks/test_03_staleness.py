@@ -50,19 +50,19 @@ def test_the_oldest_response_is_the_first_row_and_is_told_about(names):
     assert chosen is samples[0]
     assert chosen.oldest == 4 == max(sample.oldest for sample in samples)
     assert chosen.overtaken_by > 0
-    strip = names["tokens"].widget
+    strip = names["tokens"]
     assert strip.rows[0].tolist() == chosen.lags.tolist()
     assert "lag 4, older than eta" in list(strip.table().columns)
 
 
 def test_tokens_are_colored_by_lag_and_add_up_to_the_trained_ones(names):
-    strip, samples = names["tokens"].widget, names["samples"]
+    strip, samples = names["tokens"], names["samples"]
     assert sum(len(row) for row in strip.rows) == sum(sample.tokens for sample in samples)
     assert strip.table()["length (token)"].tolist() == [sample.tokens for sample in samples]
 
 
 def test_the_timeline_has_a_row_for_each_process_that_works(names):
-    timeline = names["timeline"].widget
+    timeline = names["timeline"]
     assert timeline.table().index.tolist() == ["trainer", "engine 0", "engine 1"]
 
 
@@ -118,16 +118,18 @@ def test_a_heavier_tail_makes_tokens_three_versions_old_at_eta_1(moved):
 
 
 def test_a_selected_response_is_told_about_and_seen_in_the_timeline(names):
-    strip = Strip(
-        [[0]] * 6, colors=["#112233"], labels=["lag 0"], names=["a"] * 6, title="t", merge="highest"
-    )
-    strip.selected = {"row": 5, "cell": 0}
-    defs = {"tokens": mo.ui.anywidget(strip), "compared": names["compared"]}
+    strip = Strip([], colors=["#112233"], labels=[""], names=[], title="t", merge="highest")
+    defs = {
+        "tokens": strip,
+        "get_selected": lambda: {"row": 5, "cell": 0},
+        "set_selected": None,
+        "compared": names["compared"],
+    }
     found = importlib.import_module(f"notebooks.{NAME}").app.run(defs=defs)[1]
-    chosen, timeline = found["chosen"], found["timeline"].widget
+    chosen, timeline = found["chosen"], found["timeline"]
     assert chosen is found["samples"][5]
     cell_s = timeline.get_state()["_cell"]
     assert [cell_s * edge for edge in timeline.view] == pytest.approx(
         [chosen.started_s, chosen.trained_s]
     )
-    assert names["timeline"].widget.view == []
+    assert names["timeline"].view == []
