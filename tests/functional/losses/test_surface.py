@@ -80,7 +80,7 @@ def test_surface_equals_the_closed_form(name):
 @pytest.mark.parametrize(
     "loss",
     [decoupled_ppo, gspo, sapo, partial(dr_grpo, max_tokens=7), sequence_tis, aipo],
-    ids=str,
+    ids=lambda loss: getattr(loss, "func", loss).__name__,
 )
 def test_surface_equals_autograd_of_one_response(loss, tokens):
     surface = loss_surface(loss, **GRID, response_tokens=tokens, rest_ratio=1.3, rest_weight=0.7)
