@@ -27,13 +27,16 @@ def clipping_chart(
         width: in pixels, as is `height`.
     """
     names = list(_LOSSES.values())
+    under = plain_axis(
+        title="lag of the token (versions)", labelAngle=0, ticks=False, labelPadding=6
+    )
     color = alt.Color(
         "loss:N",
         scale=alt.Scale(domain=names, range=[RED, BLUE]),
         legend=alt.Legend(title=None, orient="top", labelFontSize=12, symbolOpacity=1),
     )
     shares = alt.Chart(table(_bars(by_lag))).encode(
-        x=alt.X("lag:O", axis=plain_axis(title="lag of the token (versions)", labelAngle=0)),
+        x=alt.X("lag:O", axis=under),
         y=alt.Y(
             "share:Q",
             scale=alt.Scale(domain=[0, _MOST], clamp=True),
@@ -51,7 +54,10 @@ def clipping_chart(
         text=alt.Text("share:Q", format=".1%"), color=alt.value("currentColor")
     )
     pale = alt.Chart(table(_bars(reference))).encode(
-        x="lag:O", y="share:Q", xOffset=alt.XOffset("loss:N", sort=names), color=color
+        x=alt.X("lag:O", axis=under),
+        y="share:Q",
+        xOffset=alt.XOffset("loss:N", sort=names),
+        color=color,
     )
     layers = alt.layer(
         pale.mark_tick(orient="horizontal", opacity=0.4, thickness=2), shares.mark_bar(), numbers
