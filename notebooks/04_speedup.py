@@ -12,10 +12,15 @@ __generated_with = "0.25.2"
 app = marimo.App(width="medium", app_title="The 2.77x")
 
 with app.setup:
+    import sys
     import time
+    from pathlib import Path
 
     import altair as alt
     import marimo as mo
+
+    # `reproductions` is no part of the wheel: it is found in the checkout, from any folder.
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
 
     from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
     from areal_lab.widgets.source import code_of

@@ -10,7 +10,13 @@ __generated_with = "0.25.2"
 app = marimo.App(width="medium", app_title="Coordinator")
 
 with app.setup:
+    import sys
+    from pathlib import Path
+
     import marimo as mo
+
+    # As in notebook 4, to see that the page knows a file of its own.
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
 
     from areal_lab.control.coordinator import Coordinator, Limits
     from areal_lab.control.events import RunStarted

@@ -14,7 +14,7 @@ import pytest
 from tests.notebooks.rules import problems
 from tools.notebooks import files, wasm
 from tools.notebooks.browser_wheel import write_wheel
-from tools.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing
+from tools.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing, source
 
 HERE = Path(__file__).parent
 EXTRAS = {True: "areal_lab[train,notebooks]", False: "areal_lab[notebooks]"}
@@ -116,11 +116,20 @@ def test_it_runs_as_a_script(name: str, site: Path, tmp_path: Path) -> None:
         assert loaded_torch == "False", "torch was loaded"
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("name", [one for one in existing() if "reproductions" in source(one)])
+def test_it_finds_what_is_not_installed_from_any_folder(name: str, tmp_path: Path) -> None:
+    for installed in ("areal_lab", "simulator"):
+        (tmp_path / installed).symlink_to(ROOT / installed)
+    script = f"import runpy; runpy.run_path({str(FOLDER / f'{name}.py')!r})"
+    ended = run("-c", script, cwd=tmp_path, modules=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+def run(*arguments: str, cwd: Path, modules: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(modules)},
         capture_output=True,
         text=True,
         check=False,
