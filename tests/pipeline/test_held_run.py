@@ -252,7 +252,11 @@ def test_a_hundred_random_sequences_of_requests_lose_no_sample(
         "rollout.max_concurrent_rollouts=8",
         f"seed={seed}",
     )
-    ask_much(run, random, sequences=10)
+    try:
+        ask_much(run, random, sequences=10)
+    except RequestRefused as refused:  # a run of few steps may end while it is asked
+        if not completes or "training is over" not in str(refused):
+            raise
     if not completes:
         random.choice([run.pause, run.resume])()
         run.stop()
