@@ -257,7 +257,8 @@ def _cpu_s() -> dict[str, float]:
 
 def _move(control: Any) -> None:
     if control.get_attribute("role") == "slider":
-        control.press("ArrowRight")
+        at, end = (control.get_attribute(f"aria-value{which}") for which in ("now", "max"))
+        control.press("ArrowLeft" if at == end else "ArrowRight")
     elif control.evaluate("(element) => element.tagName") == "SELECT":
         control.select_option(index=control.locator("option").count() - 1)
     else:
