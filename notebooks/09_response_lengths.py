@@ -47,7 +47,7 @@ def _():
 
     **How long are your responses, and what does the longest one cost a training step?**
 
-    About 4 s of CPU, 1.5 s of them before the first picture; no torch, no GPU.
+    About 4 s of CPU, 1 s of it before the first picture; no torch, no GPU.
     """)
     return
 
@@ -99,29 +99,30 @@ def _(column, pick, prompt_column, upload):
 
 @app.cell
 def _(column, pick, prompt_column, upload):
-    _name = upload.name() or pick.value
     try:
         if upload.value:
             fit = fit_lengths(
-                upload.contents(), column=column.value, prompt_column=prompt_column.value
+                upload.contents(),
+                name=upload.name(),
+                column=column.value,
+                prompt_column=prompt_column.value,
             ).save()
         else:
             fit = fit_lengths(pick.value)
     except ValueError as _error:
-        mo.stop(True, mo.callout(mo.md(f"`{_name}`: {_error}"), "danger"))
+        mo.stop(True, mo.callout(mo.md(f"{_error}"), "danger"))
     return (fit,)
 
 
 @app.cell(hide_code=True)
 def _(fit):
-    _half, _tail, _most = fit.quantiles([0.5, 0.99, 1.0])
+    _half, _tail = fit.quantiles([0.5, 0.99])
     mo.hstack(
         [
             mo.stat(f"{fit.answers:,}", label="responses"),
             mo.stat(f"{_half:,.0f}", label="median, tokens"),
             mo.stat(f"{fit.mean_tokens:,.0f}", label="mean, tokens"),
             mo.stat(f"{_tail:,.0f}", label="99 % quantile"),
-            mo.stat(f"{_most:,.0f}", label="longest"),
             mo.stat(f"{fit.capped_share:.2%}", label="reached the cap"),
         ],
         justify="start",
@@ -170,7 +171,8 @@ def _(curves, fit):
 @app.cell(hide_code=True)
 def _(cap, fit, over):
     def _told(ratio):
-        return f"{abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'shorter'}"
+        longer = "longer" if ratio > 1 else "shorter"
+        return f"{abs(ratio - 1):.0%} {longer}" if abs(ratio - 1) > 0.005 else "as long"
 
     _sync, _async = over["synchronous"], over["asynchronous"]
     _cut = f", both cut off at {cap.value:,} tokens" if cap.value < fit.max_tokens else ""
@@ -181,8 +183,8 @@ def _(cap, fit, over):
     {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is that good enough? Simulated
     with it instead of the lengths themselves{_cut}, an asynchronous step of the same cluster is
     {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
-    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). It waits for the longest response, and that is
-    where the curves part: the cap cuts off
+    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). It waits for the longest response, of which the
+    distance says little: the cap cuts off
     {fit.model(max_tokens=cap.value).capped_share():.2%} of the log-normal and
     {fit.model("trace", max_tokens=cap.value).capped_share() or fit.capped_share:.2%} of the
     responses.
@@ -204,7 +206,7 @@ def _(fit):
         if family in fit.families
     ]
     _within = fit.within_prompts
-    _alike = "Which responses answer the same prompt is not known."
+    _alike = ""
     if _within:
         _alike = (
             f"Correlation of ln(tokens) within a prompt: **{_within.correlation:.2f}** "
@@ -217,14 +219,14 @@ def _(fit):
             *_rows,
         ]
     )
-    _notes = "\n".join(f"- {note}" for note in fit.notes[:-1])
+    _notes = "\n".join(f"- {note}" for note in fit.notes)
     mo.vstack(
         [
             mo.md(r"""
     ## The fit
 
     ```python
-    fit = fit_lengths("lengths.csv")  # or a run folder, a list of numbers, the name of a trace
+    fit = fit_lengths("lengths.csv")  # or a run folder, numbers, a trace
     ```
 
     keeps the mean and takes the spread $\sigma$ that makes all lengths most likely. A response that
@@ -293,7 +295,8 @@ def _(cap, prompts, tail):
 
 @app.cell(hide_code=True)
 def _(before, curve, fit, tail):
-    _old, before["curve"] = before.get("curve", curve), curve
+    _old = before.get((fit.observed.source, "curve"), curve)
+    before[fit.observed.source, "curve"] = curve
     _marks = [
         {"tokens": tail.mean_tokens.mean, "what": "mean response", "at": 0.93},
         {"tokens": tail.longest_tokens.mean, "what": "longest, on average", "at": 0.8},
@@ -307,7 +310,9 @@ def _(before, curve, fit, tail):
     _rules = alt.Chart(table(_marks)).encode(x="tokens:Q")
     on_page(
         _area.encode(_across.scale(domain=[0, fit.max_tokens], nice=False), _up)
-        + _last.mark_line(color=GREY, strokeDash=[4, 3]).encode(x="tokens:Q", y="running:Q")
+        + _last.mark_line(color=GREY, strokeDash=[4, 3], clip=True).encode(
+            x="tokens:Q", y="running:Q"
+        )
         + _rules.mark_rule(color=RED, strokeWidth=2)
         + words(_rules, align="right", dx=-6).encode(y="at:Q", text="what:N"),
         width="container",
@@ -358,7 +363,7 @@ def _(base, cap, fit, prompts):
 
 
 @app.cell(hide_code=True)
-def _(before, steps):
+def _(before, fit, steps):
     rows = [
         {
             "lengths": LENGTHS[kind],
@@ -370,7 +375,8 @@ def _(before, steps):
         }
         for (kind, schedule), found in steps.items()
     ]
-    _old, before["steps"] = before.get("steps", rows), rows
+    _old = before.get((fit.observed.source, "steps"), rows)
+    before[fit.observed.source, "steps"] = rows
     _y = alt.Y("lengths:N", title=None, sort=list(LENGTHS.values()), axis=plain_axis())
     _side = alt.YOffset("schedule:N", sort=list(SCHEDULES))
     _end = max(row["high"] for row in [*rows, *_old])
@@ -462,7 +468,8 @@ def _(by_size, prompts):
     _x = alt.X("prompts:Q", title=f"prompts a step, {SAMPLES} responses each", axis=_sizes)
     _x = _x.scale(type="log", base=2, domain=[7, 75], nice=False)
     _y = alt.Y("step:Q", title="seconds per step", axis=plain_axis(tickCount=4))
-    _y = _y.scale(type="log", nice=False)
+    _range = [0.8 * min(row["low"] for row in _rows), 1.3 * _naive[-1]["step"]]
+    _y = _y.scale(type="log", domain=_range, nice=False)
     _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
     _lines = alt.Chart(table(_rows)).encode(
         _x, _color.legend(orient="top", labelFontSize=13), tooltip=["schedule:N", "step:Q"]

@@ -58,7 +58,11 @@ class Observed:
 
 
 def observed_lengths(
-    source: LengthSource, *, column: str = "", prompt_column: str = ""
+    source: LengthSource,
+    *,
+    column: str = "",
+    prompt_column: str = "",
+    name: str = "the table",
 ) -> Observed:
     """Read lengths from any source.
 
@@ -67,15 +71,16 @@ def observed_lengths(
             text is a file, a folder or the name of a trace.
         column: column of a table with the lengths; empty finds it by its name.
         prompt_column: column of a table that names the prompt.
+        name: of text and bytes, for messages.
 
     Raises:
         ValueError: one line: nothing there, or the first value that is not a length.
     """
     if isinstance(source, bytes):
-        return _table(_decoded(source), "the table", column, prompt_column)
+        return _table(_decoded(source, name), name, column, prompt_column)
     if isinstance(source, str):
         if "\n" in source:
-            return _table(source, "the table", column, prompt_column)
+            return _table(source, name, column, prompt_column)
         return _named(source, column, prompt_column)
     if isinstance(source, Path):
         return _from_path(source, column, prompt_column)
@@ -202,8 +207,8 @@ def _histogram(groups: Groups) -> Histogram:
     return Histogram.of_lengths([float(one) for group in groups for one in group])
 
 
-def _decoded(content: bytes) -> str:
+def _decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the table is not UTF-8 text: {error}; save it as CSV") from error
+        raise ValueError(f"{name} is not UTF-8 text: {error}; save it as CSV") from error

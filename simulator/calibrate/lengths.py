@@ -48,6 +48,7 @@ def fit_lengths(
     max_tokens: int | None = None,
     column: str = "",
     prompt_column: str = "",
+    name: str = "the table",
 ) -> LengthFit:
     """Fit the distribution of response lengths, from whatever has them.
 
@@ -62,12 +63,13 @@ def fit_lengths(
             the longest length, and a note says whether it looks like a cap.
         column: column of a table with the lengths; empty finds it by its name.
         prompt_column: column of a table that names the prompt of each response.
+        name: of a table that is given as text or bytes, for messages and exports.
 
     Raises:
         ValueError: one line: there are no lengths, or the first value that is none, with its line;
             or a cap below the longest length.
     """
-    observed = observed_lengths(source, column=column, prompt_column=prompt_column)
+    observed = observed_lengths(source, column=column, prompt_column=prompt_column, name=name)
     longest = math.ceil(observed.histogram.longest)
     if max_tokens is not None and max_tokens < longest:
         raise ValueError(

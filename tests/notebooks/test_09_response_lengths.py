@@ -113,13 +113,17 @@ def test_a_file_of_your_own_is_fitted_simulated_and_exported(run: Callable[..., 
     assert defs["fit"].answers == 240
     assert defs["alike"] == pytest.approx(0.5, abs=0.15)
     assert 'trace: "lengths.csv"' in defs["block"]
+    assert defs["block"].startswith("# Lengths of 240 responses: own.csv.")
     assert step_s(defs, "trace", "synchronous") > step_s(defs, "trace", "asynchronous")
 
 
 def test_a_file_that_is_no_table_is_explained(run: Callable[..., Any]) -> None:
     outputs, defs = run(upload=uploaded(b"tokens\nmany\n"))
     assert "steps" not in defs
-    assert any("expected 1 number, got" in str(getattr(one, "text", "")) for one in outputs)
+    assert any(
+        "own.csv, line 2: expected 1 number, got" in str(getattr(one, "text", ""))
+        for one in outputs
+    )
 
 
 def test_lengths_that_are_all_equal_have_no_tail(run: Callable[..., Any]) -> None:

@@ -79,6 +79,7 @@ import runpy, sys
 sys.path[:0] = {paths!r}
 {before}
 runpy.run_path({path!r}, run_name="__main__")
+{after}
 print("torch" in sys.modules)
 """
 LIKE_A_BROWSER = """\
@@ -88,6 +89,12 @@ install()
 import areal_lab, simulator
 assert areal_lab.__file__.startswith({site!r}) and simulator.__file__.startswith({site!r})
 """
+OF_THE_WHEEL = """\
+ours = [one for name, one in sys.modules.items() if name.split(".")[0] in {packages!r}]
+found = [str(one.__file__) for one in ours if getattr(one, "__file__", None)]
+assert not (lacking := [one for one in found if not one.startswith({site!r})]), lacking
+"""
+PACKAGES = {"areal_lab", "simulator", "reproductions", "benchmarks"}
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +109,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @notebooks
 def test_it_runs_as_a_script(name: str, site: Path, tmp_path: Path) -> None:
     """Notebooks that are also pages run from their wheel, and without what browsers lack."""
-    paths, before = [str(ROOT)], ""
+    paths, before, after = [str(ROOT)], "", ""
     if name in wasm.NAMES:
         paths, before = [str(site), str(ROOT)], LIKE_A_BROWSER.format(site=str(site))
+        after = OF_THE_WHEEL.format(site=str(site), packages=PACKAGES)
     path = str(FOLDER / f"{name}.py")
-    ended = run("-c", AS_SCRIPT.format(paths=paths, path=path, before=before), cwd=tmp_path)
+    script = AS_SCRIPT.format(paths=paths, path=path, before=before, after=after)
+    ended = run("-c", script, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     *printed, loaded_torch = ended.stdout.splitlines()
     assert len(printed) <= 20, "a script prints a few lines at most"

@@ -25,9 +25,13 @@ PARTS: Final = (
     "areal_lab/configs",
     "areal_lab/control",
     "areal_lab/extras.py",
+    "areal_lab/host/__init__.py",
+    "areal_lab/host/cpu.py",
     "areal_lab/plots",
     "areal_lab/runlog",
     "areal_lab/widgets",
+    "benchmarks/__init__.py",
+    "benchmarks/harness.py",
     "reproductions",
 )
 """Files and folders of the tree that the wheel contains, without pictures."""

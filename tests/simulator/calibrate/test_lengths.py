@@ -409,7 +409,8 @@ def test_any_text_is_lengths_or_one_line_that_says_why_not(text: str) -> None:
         ("tokens,weight\n1,2\n", {"prompt_column": "tokens"}, "has weights, so that its rows are"),
         ("5\n6\n", {"column": "n"}, "has no column 'n': its first row has numbers and no names"),
         ("a,b\n", {"column": "a"}, "has a header but no lengths"),
-        (b"\xff\xfe\x00", {}, "not UTF-8 text"),
+        (b"\xff\xfe\x00", {"name": "own.csv"}, "own.csv is not UTF-8 text"),
+        (b"tokens\n", {"name": "own.csv"}, "own.csv has a header but no lengths"),
         ("tokens\n" + '"unclosed\n' * 3, {}, "expected 1 number, got 'unclosed"),
     ],
 )
