@@ -258,7 +258,7 @@ def _cpu_s() -> dict[str, float]:
 def _move(control: Any) -> None:
     if control.get_attribute("role") == "slider":
         at, end = (control.get_attribute(f"aria-value{which}") for which in ("now", "max"))
-        control.press("ArrowLeft" if at == end else "ArrowRight")
+        control.press("ArrowLeft" if at is not None and at == end else "ArrowRight")
     elif control.evaluate("(element) => element.tagName") == "SELECT":
         control.select_option(index=control.locator("option").count() - 1)
     else:
