@@ -25,10 +25,11 @@ from areal_lab.control.events import (
     StopRequested,
 )
 from areal_lab.host.processes import last_lines
-from areal_lab.live.mailbox import RunEnded, ask
+from areal_lab.live.mailbox import Exchange, RunEnded, ask, exchanges
 from areal_lab.live.presence import FILE, Presence, read_presence
-from areal_lab.live.snapshot import Follower, Snapshot, State
+from areal_lab.live.snapshot import Follower, Snapshot
 from areal_lab.runlog.read_run import RecordedRun, read_run
+from areal_lab.runlog.records import Log
 
 REPLY_S: Final = 10.0
 """Longest wait for the reply to a request; a run replies within half a second, except while it
@@ -111,6 +112,19 @@ class AttachedRun:
             self._recorded = read_run(self.folder) if recorded is None else recorded.refresh()
             return self._recorded
 
+    def log_until_now(self) -> Log:
+        """The log so far; of a run that is alive it lasts until now.
+
+        Raises:
+            ValueError: if there is no log yet, or it cannot be read.
+        """
+        log = self.read().log
+        return log if self.alive is False else log.lasting(time.time() - log.header.started_at)
+
+    def asked(self) -> list[Exchange]:
+        """What was asked of the run so far, by whom and when, and what it replied."""
+        return exchanges(self.folder)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the run has ended; returns whether it has.
 
@@ -136,31 +150,17 @@ class AttachedRun:
         )
 
     def _snapshot(self, presence: Presence | None) -> Snapshot:
-        follower = self._follower
-        coordinator = follower.coordinator
         alive = False if presence is None else presence.alive
         summary = _summary(self.folder)
-        status = str(summary.get("status", "")) or follower.finished
         ended = bool(summary) or (presence is not None and presence.ended)
-        state = _state(follower, alive=alive, ended=ended)
-        error = str(summary.get("error") or "") or follower.problem
-        if state == "killed" and not error and (self.folder / OUTPUT).is_file():
-            error = last_lines(self.folder / OUTPUT, 1).strip()
-        begun = coordinator if follower.begun else None
-        return Snapshot(
-            state=state,
+        error = str(summary.get("error") or "")
+        if alive is False and not (error or ended) and (self.folder / OUTPUT).is_file():
+            error = last_lines(self.folder / OUTPUT, 1).strip()  # it was killed
+        return self._follower.snapshot(
             alive=alive,
+            ended=ended,
             phase="" if presence is None else presence.phase,
-            waiting_for=begun.waiting_for() if begun and state in ("training", "paused") else "",
-            step=begun.counts.trained_version if begun else 0,
-            total_steps=coordinator.limits.train_steps if coordinator else None,
-            eta=coordinator.limits.schedule.eta if coordinator else None,
-            paused=bool(begun and begun.paused),
-            counts=begun.counts if begun else None,
-            engine_loads=begun.engine_loads if begun else {},
-            lost_engines=tuple(sorted(follower.lost)),
-            generated_tokens=follower.generated_tokens,
-            status=status if state in ("ending", "ended", "killed") else "",
+            status=str(summary.get("status", "")),
             error=error,
         )
 
@@ -194,16 +194,6 @@ def live_runs(parent: str | Path = "runs") -> list[AttachedRun]:
         if presence is not None and presence.alive is not False:
             found.append((presence.started_s, AttachedRun(file.parent.resolve())))
     return [run for _, run in sorted(found, key=lambda item: -item[0])]
-
-
-def _state(follower: Follower, *, alive: bool | None, ended: bool) -> State:
-    if alive is False:
-        return "ended" if ended else "killed"
-    if not follower.begun or follower.coordinator is None:
-        return "starting"
-    if follower.finished or follower.coordinator.ending:
-        return "ending"
-    return "paused" if follower.coordinator.paused else "training"
 
 
 def _summary(folder: Path) -> dict[str, Any]:

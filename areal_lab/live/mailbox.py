@@ -62,6 +62,44 @@ class Letter:
     """User, host and process, for people."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and what became of it, as the files of a mailbox have them."""
+
+    at_s: float
+    """When it was asked, seconds since the epoch."""
+    sender: str
+    asked: str
+    """In a word or two: `pause`, `eta 4`."""
+    reply: str
+    """What the run replied; empty if it has not."""
+    done: bool | None
+    """Whether it was done; None without a reply."""
+
+
+def exchanges(folder: Path) -> list[Exchange]:
+    """Everything that was asked of the run in a folder, in order; nothing for an older run.
+
+    Raises:
+        PermissionError: if the run belongs to somebody else.
+    """
+    replies = {one.get("id"): one for one in _lines(folder / REPLIES)}
+    found = []
+    for value in _lines(folder / REQUESTS):
+        reply = replies.get(value.get("id"), {})
+        with suppress(KeyError, TypeError, ValueError):  # what the run did not take as a request
+            found.append(
+                Exchange(
+                    at_s=float(value["at_s"]),
+                    sender=str(value.get("from", "?")),
+                    asked=in_words(_decoded(value)),
+                    reply=str(reply.get("text", "")),
+                    done=None if not reply else bool(reply.get("done")),
+                )
+            )
+    return found
+
+
 # --- the asking side -----------------------------------------------------------------------------
 
 
@@ -89,7 +127,8 @@ def ask(
     if alive() is False:
         raise RunEnded(f"the run in {folder} is not alive")
     number = secrets.token_hex(8)
-    _append(folder / REQUESTS, {"id": number, "key": key, "from": _sender(), **_coded(request)})
+    line = {"id": number, "key": key, "at_s": time.time(), "from": _sender(), **_coded(request)}
+    _append(folder / REQUESTS, line)
     until_s, position = time.monotonic() + timeout_s, 0
     while True:
         ending = alive() is False
@@ -205,6 +244,10 @@ def _append(file: Path, value: dict[str, Any]) -> None:
         os.write(descriptor, line)
     finally:
         os.close(descriptor)
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    return _objects(read_appended(file).lines) if file.exists() else iter(())
 
 
 def _objects(lines: tuple[str, ...]) -> Iterator[dict[str, Any]]:

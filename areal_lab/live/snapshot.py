@@ -19,6 +19,7 @@ from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
     GroupRecord,
+    Log,
     Record,
     RunHeader,
     decode,
@@ -96,7 +97,7 @@ class Snapshot:
 class Follower:
     """Handles the events of a log as they are appended."""
 
-    events: Path
+    events: Path = field(default_factory=Path)
     """The log, which may not exist yet."""
     coordinator: Coordinator | None = None
     generated_tokens: int = 0
@@ -118,13 +119,18 @@ class Follower:
             self._position = found.end
             for line in found.lines:
                 if line.startswith(_READ):
-                    self._follow(decode(line))
+                    self.follow(decode(line))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             self.problem = f"{self.events} cannot be followed: {error}"
 
-    def _follow(self, record: Record) -> None:
+    def follow(self, record: Record) -> None:
+        """Handle one record, the next one of the log.
+
+        Raises:
+            ValueError: if no coordinator could have written it.
+        """
         match record:
             case RunHeader():
                 self.coordinator = Coordinator(limits_from_fields(record.limits))
@@ -142,3 +148,58 @@ class Follower:
                 self.generated_tokens += sum(n for sample in record.segments for _, n in sample)
             case _:
                 pass
+
+    def snapshot(
+        self, *, alive: bool | None, ended: bool, phase: str = "", status: str = "", error: str = ""
+    ) -> Snapshot:
+        """The run as far as it was followed.
+
+        Args:
+            alive: whether its process runs.
+            ended: whether it has come to an end; without, a process that is gone was killed.
+            phase: as in `Snapshot`.
+            status: of its summary.json, if there is one.
+            error: what ended it, if that is known.
+        """
+        coordinator = self.coordinator
+        begun = coordinator if self.begun else None
+        state = self._state(alive=alive, ended=ended)
+        goes_on = begun is not None and state in ("training", "paused")
+        return Snapshot(
+            state=state,
+            alive=alive,
+            phase=phase,
+            waiting_for=begun.waiting_for() if begun and goes_on else "",
+            step=begun.counts.trained_version if begun else 0,
+            total_steps=coordinator.limits.train_steps if coordinator else None,
+            eta=coordinator.limits.schedule.eta if coordinator else None,
+            paused=bool(begun and begun.paused),
+            counts=begun.counts if begun else None,
+            engine_loads=begun.engine_loads if begun else {},
+            lost_engines=tuple(sorted(self.lost)),
+            generated_tokens=self.generated_tokens,
+            status=(status or self.finished) if state in ("ending", "ended", "killed") else "",
+            error=error or self.problem,
+        )
+
+    def _state(self, *, alive: bool | None, ended: bool) -> State:
+        if alive is False:
+            return "ended" if ended else "killed"
+        if not self.begun or self.coordinator is None:
+            return "starting"
+        if self.finished or self.coordinator.ending:
+            return "ending"
+        return "paused" if self.coordinator.paused else "training"
+
+
+def snapshot_of(log: Log) -> Snapshot:
+    """What a run did and waited for when its log ended here (`Log.until`), as if it went on.
+
+    Raises:
+        ValueError: if the log does not replay.
+    """
+    follower = Follower()
+    for record in (log.header, *log.records):
+        follower.follow(record)
+    over = bool(follower.finished)
+    return follower.snapshot(alive=not over, ended=over)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -208,6 +208,8 @@ class Log:
     """Everything after the header."""
     cut: bool = False
     """Whether the last line was incomplete and skipped: the writing process was killed."""
+    lasts_s: float = 0.0
+    """Time that has passed, in seconds since the start, though nothing was written."""
 
     @property
     def events(self) -> Iterator[EventRecord]:
@@ -232,7 +234,16 @@ class Log:
     @property
     def end_s(self) -> float:
         """The latest time in the log; 0 for a log with a header only."""
-        return max((end_of(record) for record in self.records), default=0.0)
+        return max(self.lasts_s, max((end_of(record) for record in self.records), default=0.0))
+
+    def until(self, t_s: float) -> Log:
+        """The log as it was at a time, in seconds since the start: what had ended by then."""
+        ended = tuple(record for record in self.records if end_of(record) <= t_s)
+        return Log(self.header, ended, lasts_s=min(t_s, self.end_s))
+
+    def lasting(self, t_s: float) -> Log:
+        """The same log, of a run that has gone on until `t_s` without writing anything."""
+        return replace(self, lasts_s=max(t_s, self.lasts_s))
 
 
 def log_of(records: Sequence[Record]) -> Log:

@@ -25,6 +25,7 @@ PICTURES = "svg[role=img], canvas, marimo-vega img, .vega-embed svg, img[src^='d
 CONTROLS = "[role=slider], select, [role=switch], [role=checkbox], [role=radio]"
 MOST_TRIES, TRY_MS = 300, 100
 FIRST_CONTROL: dict[str, str] = {
+    "06_train_live": "[role=slider]",  # the menu of runs has one entry
     "01_ratio_and_clip": "[role=slider]",  # the radio in front of it is the one that is chosen
     "03_staleness": "[role=slider]",  # the radio in front of it is the reader's guess
 }

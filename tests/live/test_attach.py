@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +28,12 @@ from areal_lab.control.schedule import asynchronous
 from areal_lab.live.attach import OUTPUT, AttachedRun, attach_run, live_runs
 from areal_lab.live.mailbox import RunEnded, open_mailbox
 from areal_lab.live.presence import FILE, Present, new_presence, write_presence
-from areal_lab.live.snapshot import Snapshot
+from areal_lab.live.snapshot import Snapshot, snapshot_of
+from areal_lab.runlog.activity import PAUSED_BY_HAND, activity
+from areal_lab.runlog.by_hand import pauses
+from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import ActionRecord, EventRecord, GroupRecord, RunHeader, decode
-from tests.pipeline.fake_run import write_fake_run
+from tests.pipeline.fake_run import HELD_OUT_S, write_fake_run
 
 LIMITS = Limits(batch_groups=3, max_in_flight=6, train_steps=5, schedule=asynchronous(2))
 ASKED = (
@@ -214,6 +218,38 @@ def test_what_was_recorded_is_read_once(recorded: Path, tmp_path: Path) -> None:
     assert steps == sorted(steps)
     assert steps[-1] == 5
     assert run.read() is run.read()
+
+
+def test_a_recorded_run_says_what_it_waited_for_at_any_moment(recorded: Path) -> None:
+    log = read_events(recorded)
+    coordinator = Coordinator(LIMITS)
+    for record in log.records:
+        if isinstance(record, EventRecord):
+            coordinator.handle(record.event)
+    whole = snapshot_of(log)
+    assert (whole.state, whole.status, whole.alive) == ("ended", "complete", False)
+    assert whole.counts == coordinator.counts
+    paused = snapshot_of(log.until(HELD_OUT_S + 8.9))
+    assert (paused.state, paused.waiting_for, paused.eta) == ("paused", "a request to resume", 2)
+    assert snapshot_of(log.until(1.0)).state == "starting"
+
+
+def test_the_log_of_a_live_run_lasts_until_now_and_that_of_an_ended_one_does_not(
+    recorded: Path, tmp_path: Path
+) -> None:
+    growing = Growing(recorded, tmp_path / "run")
+    for record in growing.grow():
+        if isinstance(record, EventRecord) and isinstance(record.event, PauseRequested):
+            break
+    run = attach_run(growing.folder)
+    written_s = run.read().log.end_s
+    now = run.log_until_now()
+    assert now.end_s == pytest.approx(time.time() - now.header.started_at, abs=60)
+    assert now.end_s > written_s
+    assert pauses(now)[-1][1] == now.end_s
+    assert activity(now)["engine 0"][-1].name == PAUSED_BY_HAND
+    growing.present.leave()
+    assert run.log_until_now().end_s == written_s
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:

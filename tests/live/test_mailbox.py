@@ -24,6 +24,7 @@ from areal_lab.live.mailbox import (
     RequestRefused,
     RunEnded,
     ask,
+    exchanges,
     open_mailbox,
 )
 
@@ -101,6 +102,26 @@ def test_many_who_ask_at_once_each_get_their_own_reply(inbox: Inbox) -> None:
     order = [request.eta for request in run.taken if isinstance(request, EtaRequested)]
     assert sorted(order) == list(range(12))
     assert {eta: f"did number {order.index(eta) + 1}" for eta in order} == replies
+
+
+def test_everything_that_was_asked_can_be_read_again(inbox: Inbox) -> None:
+    assert exchanges(inbox.folder / "nowhere") == []
+    with Runs(inbox):
+        ask_here(inbox, EtaRequested(0.5))
+    with Runs(inbox, refuse="the run is ending (stopped)"), pytest.raises(RequestRefused):
+        ask_here(inbox, PauseRequested())
+    with pytest.raises(TimeoutError):
+        ask_here(inbox, StopRequested(), timeout_s=0)
+    with (inbox.folder / REQUESTS).open("a") as file:
+        file.write(json.dumps({"id": "2", "key": KEY, "ask": "dance"}) + "\n")
+    found = exchanges(inbox.folder)
+    assert [(one.asked, one.reply, one.done) for one in found] == [
+        ("eta 0.5", "did number 1", True),
+        ("pause", "the run is ending (stopped)", False),
+        ("stop", "", None),
+    ]
+    assert found[0].sender.endswith(f"process {os.getpid()}")
+    assert [one.at_s for one in found] == sorted(one.at_s for one in found)
 
 
 def test_a_request_for_a_run_that_was_killed_is_not_done_by_the_next_one(inbox: Inbox) -> None:

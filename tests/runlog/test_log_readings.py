@@ -36,6 +36,7 @@ from areal_lab.runlog.records import (
     Record,
     RunHeader,
     SpanRecord,
+    end_of,
 )
 from areal_lab.runlog.replay import check_replay, limits_from_fields, limits_to_fields
 
@@ -154,6 +155,20 @@ def test_limits_without_a_field_say_which():
     del fields["eta"]
     with pytest.raises(ValueError, match="has no eta"):
         limits_from_fields(fields)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0, 2.0])
+def test_a_log_as_it_was_has_what_had_ended_by_then_and_replays(share):
+    log = INTERRUPTED
+    t_s = share * log.end_s
+    then = log.until(t_s)
+    assert all(end_of(record) <= t_s for record in then.records)
+    assert len(then.records) == sum(end_of(record) <= t_s for record in log.records)
+    assert then.end_s == min(t_s, log.end_s)
+    assert check_replay(then).agrees
+    later = then.lasting(log.end_s + 5)
+    assert (later.end_s, later.records) == (log.end_s + 5, then.records)
+    assert later.lasting(1.0).end_s == later.end_s
 
 
 def test_a_true_log_replays():

@@ -1,0 +1,285 @@
+"""Charts of one run, for a page that follows it: reward and lag of its steps, idle time by cause.
+
+Made from the log alone, so that they show a run that continues, one that has ended, and one as it
+was at any moment (`Log.until`). Axes stay while steps are added: the last 100 steps are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import altair as alt
+from altair.utils import schemapi
+
+from areal_lab.runlog.activity import ProcessUse, Stretch, activity, label, training_window
+from areal_lab.runlog.by_hand import eta_changes, in_words, requests
+from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.records import Log
+from areal_lab.runlog.time_cells import BLANK
+from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+
+SHOWN_STEPS: Final = 100
+MEAN_OVER: Final = 10
+"""Steps of the running mean."""
+_AROUND: Final = 0.4
+"""Half the height of one lag in a bar, so that a batch of one lag has one."""
+_LEAST_SHARE: Final = 0.005
+"""Share of the run below which a cause of idleness has no bar."""
+_LAG_HEIGHT, _REWARD_HEIGHT = 200, 130
+"""Pixels of the planes."""
+
+
+_Made = TypeVar("_Made", bound=Callable[..., alt.TopLevelMixin])
+
+
+def _quickly(make: _Made) -> _Made:
+    """Without checking every part against the schema, half of the time; the tests check a whole."""
+
+    @wraps(make)
+    def made(*args: Any, **settings: Any) -> alt.TopLevelMixin:
+        with schemapi.debug_mode(False):
+            return make(*args, **settings)
+
+    return made  # type: ignore[return-value] # the same arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOfRun:
+    """What the charts show of one finished training step."""
+
+    step: int
+    done_s: float
+    """Since the start of the log."""
+    reward: float | None
+    """Mean over the samples that were scored; None if none was."""
+    running_mean: float | None
+    """Of the rewards of the last 10 steps."""
+    lag_min: int
+    lag_mean: float
+    lag_max: int
+    """Over the trained tokens, in versions."""
+    eta: float
+    """The staleness bound in force when the step began."""
+
+
+def steps_of(log: Log) -> list[StepOfRun]:
+    """The finished steps of a run, in order."""
+    rewards_of = {group.group: group.rewards for group in log.groups}
+    etas = [(-math.inf, float(log.header.limits.get("eta") or 0.0)), *eta_changes(log)]
+    found: list[StepOfRun] = []
+    latest: list[float] = []
+    for batch in trained_batches(log):
+        rewards = [r for g in batch.groups for r in rewards_of.get(g, ()) if not math.isnan(r)]
+        reward = sum(rewards) / len(rewards) if rewards else None
+        latest = [*latest, *([] if reward is None else [reward])][-MEAN_OVER:]
+        found.append(
+            StepOfRun(
+                step=batch.version,
+                done_s=batch.done_s,
+                reward=reward,
+                running_mean=sum(latest) / len(latest) if latest else None,
+                lag_min=min(batch.token_lags, default=0),
+                lag_mean=mean_lag(batch.token_lags),
+                lag_max=max(batch.token_lags, default=0),
+                eta=[eta for since_s, eta in etas if since_s <= batch.begun_s][-1],
+            )
+        )
+    return found
+
+
+@_quickly
+def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
+    """Reward of the last 100 training steps with its running mean, and what was asked by hand.
+
+    Args:
+        log: of the run so far.
+        width: pixels of the plane, or `container` for the width of the page's column.
+    """
+    steps = steps_of(log)[-SHOWN_STEPS:]
+    rows = [
+        {"step": one.step, "reward": one.reward, "mean": one.running_mean}
+        for one in steps
+        if one.reward is not None
+    ]
+    values = [value for row in rows for value in (row["reward"], row["mean"]) if value is not None]
+    ends = [min(0.0, *values), max(1.0, *values)] if values else [0.0, 1.0]
+    y: dict[str, Any] = {"scale": alt.Scale(domain=ends), "axis": plain_axis(tickCount=5)}
+    base = alt.Chart(table(rows)).encode(
+        x=_step_axis(steps),
+        tooltip=[
+            "step:Q",
+            alt.Tooltip("reward:Q", format=".3f"),
+            alt.Tooltip("mean:Q", format=".3f"),
+        ],
+    )
+    layers = [
+        *_requests(log, steps, top=ends[1]),
+        base.mark_circle(color=BLUE, opacity=0.35, size=28).encode(
+            y=alt.Y("reward:Q", title="reward", **y)
+        ),
+        base.mark_line(color=BLUE, strokeWidth=2.5).encode(y=alt.Y("mean:Q", **y)),
+    ]
+    title = f"mean reward of each batch; line: of the last {MEAN_OVER}"
+    return on_page(alt.layer(*layers), width=width, height=_REWARD_HEIGHT, title=_titled(title))
+
+
+@_quickly
+def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
+    """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta.
+
+    Args:
+        log: of the run so far.
+        width: pixels of the plane, or `container` for the width of the page's column.
+    """
+    steps = steps_of(log)[-SHOWN_STEPS:]
+    rows = [
+        {
+            "step": one.step,
+            "youngest": one.lag_min,
+            "oldest": one.lag_max,
+            "mean": one.lag_mean,
+            "low": one.lag_min - _AROUND,
+            "split": min(max(one.lag_min - _AROUND, one.eta + 0.5), one.lag_max + _AROUND),
+            "high": one.lag_max + _AROUND,
+            "eta": one.eta if math.isfinite(one.eta) else None,
+        }
+        for one in steps
+    ]
+    highest = max([4, *(one.lag_max for one in steps), *(_finite(one.eta) for one in steps)])
+    y: dict[str, Any] = {
+        "scale": alt.Scale(domain=[-0.5, highest + 2.2], nice=False),
+        "axis": plain_axis(tickMinStep=1, tickCount=5),
+        "title": "lag (versions)",
+    }
+    tooltip: list[Any] = [
+        "step:Q",
+        "youngest:Q",
+        alt.Tooltip("mean:Q", format=".2f"),
+        "oldest:Q",
+        "eta:Q",
+    ]
+    base = alt.Chart(table(rows)).encode(x=_step_axis(steps), tooltip=tooltip)
+    bar: dict[str, Any] = {"strokeWidth": 5}
+    layers = [
+        *_requests(log, steps, top=highest + 2.2),
+        base.transform_filter("datum.split > datum.low")
+        .mark_rule(color=BLUE, opacity=0.6, **bar)
+        .encode(y=alt.Y("low:Q", **y), y2="split:Q"),
+        base.transform_filter("datum.high > datum.split")
+        .mark_rule(color=RED, **bar)
+        .encode(y=alt.Y("split:Q", **y), y2="high:Q"),
+        base.mark_circle(color="currentColor", size=12, opacity=1).encode(y=alt.Y("mean:Q", **y)),
+        base.mark_line(color=GREY, strokeDash=[4, 3], interpolate="step").encode(
+            y=alt.Y("eta:Q", **y)
+        ),
+    ]
+    title = "lag of each batch, youngest to oldest token; red: beyond eta (dashed); point: mean"
+    return on_page(alt.layer(*layers), width=width, height=_LAG_HEIGHT, title=_titled(title))
+
+
+@_quickly
+def idle_chart(
+    log: Log, *, last_s: float = 60.0, width: int | str = "container"
+) -> alt.TopLevelMixin:
+    """Idle time of each process by cause, at the end of the log; pale: in the whole training.
+
+    The causes that the run has had so far keep their places.
+
+    Args:
+        log: of the run so far.
+        last_s: seconds before the end of training that the dark bars show.
+        width: pixels of the plane, or `container` for the width of the page's column.
+    """
+    activities, (start_s, end_s) = activity(log), training_window(log)
+    window = (max(start_s, end_s - last_s), end_s)
+    whole, part = (use_between(activities, of) for of in ((start_s, end_s), window))
+    rows = [
+        {
+            "what": f"{process}: {label(cause)}",
+            "run": 100 * share,
+            "now": 100 * part[process].shares().get(cause, 0.0),
+        }
+        for process, use in whole.items()
+        for cause, share in use.shares().items()
+        if cause != "busy" and cause not in BLANK and share >= _LEAST_SHARE
+    ]
+    places = [str(row["what"]) for row in rows]
+    y = alt.Y(
+        "what:N",
+        title=None,
+        sort=places,
+        scale=alt.Scale(domain=places),
+        axis=plain_axis(labelLimit=340, ticks=False, domain=False),
+    )
+    x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "share of its time (%)"}
+    base = alt.Chart(table([{**row, "text": f"{row['now']:.0f} %"} for row in rows])).encode(y=y)
+    length_s = window[1] - window[0]
+    layers = [
+        base.mark_bar(color=GREY, opacity=0.3, height={"band": 0.9}).encode(
+            x=alt.X("run:Q", axis=plain_axis(tickCount=5), **x)
+        ),
+        base.mark_bar(color=GREY, height={"band": 0.45}).encode(x=alt.X("now:Q", **x)),
+        words(base, align="left", dx=4, fontSize=12).encode(x=alt.X("now:Q", **x), text="text:N"),
+    ]
+    title = f"idle by cause, last {length_s:.0f} s; pale: the whole training"
+    return on_page(
+        alt.layer(*layers), width=width, height=max(40, 22 * len(rows)), title=_titled(title)
+    )
+
+
+def use_between(
+    activities: Mapping[str, Sequence[Stretch]], window: tuple[float, float]
+) -> dict[str, ProcessUse]:
+    """Seconds of each process by activity and by cause of idleness, in a part of the run.
+
+    Args:
+        activities: as `activity` gives them.
+        window: seconds since the start of the log.
+    """
+    start_s, end_s = window
+    uses: dict[str, ProcessUse] = {}
+    for process, stretches in activities.items():
+        use = uses[process] = ProcessUse(total_s=max(0.0, end_s - start_s))
+        for stretch in stretches:
+            seconds = min(stretch.end_s, end_s) - max(stretch.start_s, start_s)
+            if seconds > 0:
+                by_name = use.busy_s if stretch.busy else use.idle_s
+                by_name[stretch.name] = by_name.get(stretch.name, 0.0) + seconds
+    return uses
+
+
+def _step_axis(steps: Sequence[StepOfRun]) -> alt.X:
+    last = steps[-1].step if steps else 0
+    ends = [max(0, last - SHOWN_STEPS), max(SHOWN_STEPS, last)]
+    return alt.X(
+        "step:Q", title="training step", scale=alt.Scale(domain=ends), axis=plain_axis(tickCount=6)
+    )
+
+
+def _requests(log: Log, steps: Sequence[StepOfRun], *, top: float) -> list[alt.Chart]:
+    """Lines where something was asked by hand; those before the first shown step are left out."""
+    asked: dict[float, list[str]] = {}
+    for t_s, request in requests(log):
+        done = [one.step for one in steps if one.done_s <= t_s]
+        if done or (steps and steps[0].step == 1):
+            asked.setdefault((done[-1] if done else 0) + 0.5, []).append(in_words(request))
+    rows = [{"step": step, "asked": ", ".join(said), "top": top} for step, said in asked.items()]
+    chart = alt.Chart(table(rows))
+    x = _step_axis(steps)
+    upwards = {"angle": 270, "align": "right", "baseline": "top", "dx": -3, "dy": 3}
+    return [
+        chart.mark_rule(color=GREY, opacity=0.7).encode(x=x),
+        words(chart, fontSize=11, **upwards).encode(x=x, y="top:Q", text="asked:N"),
+    ]
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _titled(text: str) -> alt.TitleParams:
+    return alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
