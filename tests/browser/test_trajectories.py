@@ -23,7 +23,7 @@ def test_the_pointer_shows_a_token_and_a_click_its_group(
     labels = run.tokens.labels(int(run.samples.index[run.samples["group"] == group][0]))
     with open_page(browser, f"{gallery_address}/?file=07_trajectories.py") as watched:
         page = watched.page
-        wait_until_drawn(page)
+        wait_until_drawn(watched)
         strip = page.locator("canvas[tabindex]").first
         # In the first row, a quarter of the way to the longest response.
         at = {"x": strip.bounding_box()["width"] / 3, "y": 9}
