@@ -26,7 +26,14 @@ with app.setup:
     from areal_lab.live.mailbox import RequestRefused, RunEnded
     from areal_lab.live.snapshot import snapshot_of
     from areal_lab.runlog.by_hand import in_words, requests
-    from areal_lab.widgets.run_charts import idle_chart, lag_chart, reward_chart, steps_of
+    from areal_lab.widgets.lag_bars import lag_bars
+    from areal_lab.widgets.run_charts import (
+        idle_chart,
+        lag_chart,
+        recent_lags,
+        reward_chart,
+        steps_of,
+    )
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.strip import Strip
     from areal_lab.widgets.timeline import timeline_rows
@@ -210,7 +217,8 @@ def _(ahead, engine, first_eta, length, runs_folder, start, task):
         [
             mo.md(
                 "It has processes of its own. Close this page or restart the notebook: it goes on, "
-                "and is offered again at *show*. `areal-lab runs` lists it in a terminal."
+                "and is offered again at *show*; `areal-lab runs` lists it. SGLang and "
+                "vLLM are offered where they are installed, and take a minute to start."
             ),
             mo.hstack([task, engine, first_eta], justify="start", gap=1.5, wrap=True),
             mo.hstack([ahead, length], justify="start", gap=1.5, wrap=True),
@@ -356,6 +364,17 @@ def _(get_drawn):
 @app.cell(hide_code=True)
 def _(get_drawn):
     idle_chart(get_drawn(), last_s=60)
+    return
+
+
+@app.cell(hide_code=True)
+def _(log, snapshot):
+    mo.vstack(
+        [
+            mo.md("tokens of the last ten batches by lag; lines: least and most of one batch"),
+            lag_bars(recent_lags(log), eta=snapshot.eta),
+        ]
+    )
     return
 
 

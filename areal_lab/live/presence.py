@@ -80,6 +80,13 @@ def write_presence(folder: Path, presence: Presence) -> None:
     os.replace(temporary, folder / FILE)
 
 
+def mark_ended(folder: Path) -> None:
+    """Write that the run has ended, if it could not do so itself. Idempotent."""
+    presence = read_presence(folder)
+    if presence is not None and not presence.ended:
+        write_presence(folder, replace(presence, ended=True, phase_since_s=time.time()))
+
+
 class Present:
     """This process runs the folder, from `enter` until `leave`."""
 

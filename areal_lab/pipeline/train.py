@@ -23,6 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.live.attach import AttachedRun, attach_run
+from areal_lab.live.presence import mark_ended
 from areal_lab.live.snapshot import Snapshot
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.requests import make_reachable
@@ -81,6 +83,8 @@ class _Work:
             result = asyncio.run(self._run())
         except BaseException as raised:  # kept for the caller's thread
             error = raised
+        with suppress(OSError, ValueError):  # it has, unless it was cancelled before it began
+            mark_ended(self.folder.path)
         with self.changed:
             self.result, self.error, self.ended = result, error, True
             self.changed.notify_all()

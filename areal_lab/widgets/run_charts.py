@@ -17,7 +17,7 @@ from altair.utils import schemapi
 
 from areal_lab.runlog.activity import ProcessUse, Stretch, activity, label, training_window
 from areal_lab.runlog.by_hand import eta_changes, in_words, requests
-from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.lags import mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log
 from areal_lab.runlog.time_cells import BLANK
 from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
@@ -89,6 +89,36 @@ def steps_of(log: Log) -> list[StepOfRun]:
             )
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class LagShare:
+    """Share of the trained tokens of some batches that have one lag, from 0 to 1."""
+
+    mean: float
+    """Of all their tokens."""
+    low: float
+    high: float
+    """In the batch with the smallest and with the largest share."""
+
+
+def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
+    """The lags of the last batches, by lag: arguments of `lag_bars`.
+
+    Args:
+        log: of the run so far.
+        batches: how many of the last finished training steps count.
+    """
+    latest = [batch.token_lags for batch in trained_batches(log) if batch.tokens][-batches:]
+    tokens = [lags.total() for lags in latest]
+    return {
+        lag: LagShare(
+            mean=sum(lags[lag] for lags in latest) / sum(tokens),
+            low=min(lags[lag] / count for lags, count in zip(latest, tokens, strict=True)),
+            high=max(lags[lag] / count for lags, count in zip(latest, tokens, strict=True)),
+        )
+        for lag in sorted(total(latest))
+    }
 
 
 @_quickly

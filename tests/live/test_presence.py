@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.live.presence import FILE, Present, new_presence, read_presence, write_presence
+from areal_lab.live.presence import (
+    FILE,
+    Present,
+    mark_ended,
+    new_presence,
+    read_presence,
+    write_presence,
+)
 
 
 def test_a_run_is_alive_from_enter_to_leave(tmp_path: Path) -> None:
@@ -31,6 +38,19 @@ def test_a_run_is_alive_from_enter_to_leave(tmp_path: Path) -> None:
     found = read_presence(tmp_path)
     assert found is not None
     assert (found.alive, found.phase, found.ended) == (False, "training", True)
+
+
+def test_a_run_that_could_not_say_that_it_ended_is_marked(tmp_path: Path) -> None:
+    mark_ended(tmp_path)
+    assert read_presence(tmp_path) is None
+    present = Present(tmp_path)
+    present.enter("starting")
+    mark_ended(tmp_path)
+    found = read_presence(tmp_path)
+    assert found is not None
+    assert (found.alive, found.phase) == (False, "starting")
+    mark_ended(tmp_path)
+    assert read_presence(tmp_path) == found
 
 
 def test_the_key_stays_if_the_parent_has_announced_the_process_and_not_otherwise(

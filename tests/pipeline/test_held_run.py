@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -149,6 +150,15 @@ def test_an_error_of_a_held_run_is_kept_and_shown(
     with pytest.raises(OSError, match="no engine starts here"):
         list(run)
     assert repr(run).endswith("ended (failed); no engine starts here>")
+
+
+def test_a_run_that_is_stopped_at_once_before_it_began_has_ended(tmp_path: Path) -> None:
+    run = areal_lab.train(tiny_config(tmp_path)).start()
+    run.stop(at_once=True)
+    with pytest.raises(asyncio.CancelledError):
+        run.wait()
+    assert run.snapshot().state == "ended"
+    assert areal_lab.live_runs(tmp_path / "runs") == []
 
 
 def test_a_program_that_ends_leaves_nothing_running(tmp_path: Path) -> None:

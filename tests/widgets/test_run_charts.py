@@ -25,6 +25,7 @@ from areal_lab.widgets.run_charts import (
     SHOWN_STEPS,
     idle_chart,
     lag_chart,
+    recent_lags,
     reward_chart,
     steps_of,
 )
@@ -87,6 +88,20 @@ def test_a_step_has_the_reward_the_lags_and_the_eta_of_its_batch(log: Log) -> No
     etas = [step.eta for step in steps]
     assert etas == sorted(etas, key=[3.0, 0.0, math.inf].index)
     assert set(etas) == {3.0, 0.0, math.inf}
+
+
+@pytest.mark.parametrize("batches", [1, 4, 99])
+def test_recent_lags_are_the_shares_of_the_last_batches(log: Log, batches: int) -> None:
+    latest = [batch.token_lags for batch in trained_batches(log)][-batches:]
+    tokens = [lag for lags in latest for lag in lags.elements()]
+    shares = recent_lags(log, batches=batches)
+    assert list(shares) == sorted(set(tokens))
+    assert sum(share.mean for share in shares.values()) == pytest.approx(1)
+    for lag, share in shares.items():
+        assert share.mean == pytest.approx(tokens.count(lag) / len(tokens))
+        of_batches = [lags[lag] / lags.total() for lags in latest]
+        assert (share.low, share.high) == pytest.approx((min(of_batches), max(of_batches)))
+    assert recent_lags(log.until(0.0)) == {}
 
 
 def test_what_is_beyond_eta_is_red_and_nothing_else(log: Log) -> None:

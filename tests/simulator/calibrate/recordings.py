@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from areal_lab.runlog.records import GroupRecord, Record, RunHeader, SpanRecord, encode
-from simulator.assembly.simulate import simulate
+from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
+from simulator.run.one_seed import run_system
 
 STEP_S, SEQUENCE_S, TOKEN_S = 0.02, 0.004, 1e-6
 PASS_S, PROMPT_TOKEN_S, PAIR_S = 0.03, 5e-4, 1e-6
@@ -52,16 +54,23 @@ def known(*overrides: str) -> SimulationConfig:
     )
 
 
-def record(folder: Path, config: SimulationConfig, *, counted: bool = True) -> Path:
+def record(
+    folder: Path,
+    config: SimulationConfig,
+    *,
+    counted: bool = True,
+    requests: Sequence[tuple[float, Any]] = (),
+) -> Path:
     """Write the log of a simulation as a run folder.
 
     Args:
+        requests: what a person asks of the run, and when.
         counted: put in spans of prefill and decode as the embedded engine counts them; they take
             what the constants above say. Without, the log is as a client of other engines sees it.
     """
     folder.mkdir(parents=True)
     records: list[Record] = []
-    simulate(config, log=records.append)
+    run_system(replace(build(config), requests=requests), config.seed, records.append)
     header = records[0]
     assert isinstance(header, RunHeader)
     kept = [r for r in records if not (isinstance(r, SpanRecord) and r.process != "trainer")]

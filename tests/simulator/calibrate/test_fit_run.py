@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
+from areal_lab.control.events import PauseRequested, ResumeRequested
+from areal_lab.runlog.by_hand import pauses
 from areal_lab.runlog.read_run import read_run
 from simulator.assembly.check import problems
 from simulator.assembly.simulate import simulate
@@ -20,7 +22,7 @@ from simulator.calibrate.fit_run import calibrate_from
 from simulator.calibrate.plots import draw_fit, draw_replay
 from simulator.calibrate.replay import replay
 from simulator.calibrate.report import configuration, to_yaml
-from simulator.calibrate.work import EnginePoint
+from simulator.calibrate.work import EnginePoint, group_points
 from simulator.config.load import load_simulation
 from simulator.costs.roofline import smooth_max
 from simulator.workload.recorded_run import TrainingPoint
@@ -224,6 +226,24 @@ def test_a_simulation_replays_itself_exactly(schedule: str, tmp_path: Path) -> N
     gaps = {row.name: row.gap for row in found.rows}
     assert gaps["step time"] == pytest.approx(0, abs=1e-9)
     assert gaps["trainer idle"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_pause_by_hand_is_in_no_cost_and_a_replay_refuses_it(tmp_path: Path) -> None:
+    asked = ((30.0, PauseRequested()), (630.0, ResumeRequested()))
+    folder = record(tmp_path / "run", known(), counted=False, requests=asked)
+    paused, alone = (
+        calibrate_from(one) for one in (folder, record(tmp_path / "alone", known(), counted=False))
+    )
+    run = read_run(folder)
+    assert run.log.end_s > 600
+    assert pauses(run.log) == [(30.0, 630.0)]
+    # Ten minutes would be in the decode steps of the groups that were running.
+    assert len(group_points(run)) < len(list(run.log.groups))
+    costs = [configuration(found).rollout for found in (paused, alone)]
+    for name in ("decode_step_s", "decode_sequence_s"):
+        assert getattr(costs[0], name) == pytest.approx(getattr(costs[1], name), rel=0.2)
+    with pytest.raises(ValueError, match="was paused by hand, or its eta was changed"):
+        replay(configuration(paused), run)
 
 
 def test_a_synchronous_fit_predicts_the_asynchronous_run(synchronous: Path, tmp_path: Path) -> None:
