@@ -95,6 +95,12 @@ from areal_lab.functional.losses.gradient_check import (
     GradientCheck as GradientCheck,
     gradient_check as gradient_check,
 )
+from areal_lab.functional.losses.sample_gradients import (
+    DriftingPolicy as DriftingPolicy,
+    drifting_policy as drifting_policy,
+    per_sample_gradients as per_sample_gradients,
+    unbiased_gradient as unbiased_gradient,
+)
 
 # --- the parts of a policy loss: ratio, surrogate
 from areal_lab.functional.ratios import (
@@ -423,6 +429,7 @@ from areal_lab.functional.staleness.diagnostics import (
 )
 from areal_lab.functional.staleness.gradient_spread import (
     GradientSpread as GradientSpread,
+    gradient_alignment_by_lag as gradient_alignment_by_lag,
     gradient_spread_by_lag as gradient_spread_by_lag,
 )
 

@@ -1,4 +1,4 @@
-"""Mean and variance of per-sample gradients, by the age of the samples.
+"""Mean, variance and direction of per-sample gradients, by the age of the samples.
 
 `N` samples, `P` parameters. `torch.func.vmap(torch.func.grad(loss))` gives one gradient per sample.
 """
@@ -46,6 +46,52 @@ def gradient_spread_by_lag(
     Raises:
         ValueError: shapes do not fit, lags are not integers, or `bins` is not positive.
     """
+    _check_samples(gradients, lag, bins)
+    gradients = gradients.detach()
+    mean, member = _means(gradients, lag, bins)
+    samples = member.sum(1)
+    # Distances from the mean rather than a difference of squares, which cancels.
+    distances = (gradients - member.T @ mean).square().sum(1)
+    variance = (member @ distances) / (samples - 1).clamp(min=1)
+    return GradientSpread(samples.long(), mean.norm(dim=1), variance)
+
+
+def gradient_alignment_by_lag(
+    gradients: Float[Tensor, "N P"],
+    lag: Int[Tensor, " N"],
+    reference: Float[Tensor, " P"],
+    *,
+    bins: int,
+) -> Float[Tensor, " bins"]:
+    r"""Cosine between the mean gradient of each lag and a reference, such as an unbiased gradient.
+
+    $$ \cos_k = \frac{\bar g_k \cdot g}{|\bar g_k|\, |g|} $$
+
+    0 without samples, and where a mean is 0.
+
+    Args:
+        gradients: gradient of each sample's loss, all parameters in one row.
+        lag: versions between the weights trained and those that sampled it; the last bin holds
+            everything from `bins - 1` on, as in `gradient_spread_by_lag`.
+        reference: the gradient to compare with.
+        bins: number of bins.
+
+    Source: definition.
+
+    Raises:
+        ValueError: shapes do not fit, lags are not integers, or `bins` is not positive.
+    """
+    if reference.shape != gradients.shape[1:]:
+        raise ValueError(
+            f"reference has shape {tuple(reference.shape)}, but must be [P], one number for each "
+            f"column of gradients {tuple(gradients.shape)}"
+        )
+    _check_samples(gradients, lag, bins)
+    mean, _ = _means(gradients.detach(), lag, bins)
+    return torch.cosine_similarity(mean, reference.detach()[None], dim=1)
+
+
+def _check_samples(gradients: Tensor, lag: Tensor, bins: int) -> None:
     check_integer("lag", lag)
     if gradients.dim() != 2 or lag.shape != gradients.shape[:1]:
         raise ValueError(
@@ -54,12 +100,10 @@ def gradient_spread_by_lag(
         )
     if bins < 1:
         raise ValueError(f"bins is {bins}, but must be at least 1")
-    gradients = gradients.detach()
+
+
+def _means(gradients: Tensor, lag: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """Mean gradient of each lag, [bins, P], and which samples are of it, [bins, N]."""
     numbers = torch.arange(bins, device=lag.device)
     member = (lag.clamp(0, bins - 1) == numbers[:, None]).to(gradients.dtype)
-    samples = member.sum(1)
-    mean = (member @ gradients) / samples.clamp(min=1)[:, None]
-    # Distances from the mean rather than a difference of squares, which cancels.
-    distances = (gradients - member.T @ mean).square().sum(1)
-    variance = (member @ distances) / (samples - 1).clamp(min=1)
-    return GradientSpread(samples.long(), mean.norm(dim=1), variance)
+    return (member @ gradients) / member.sum(1).clamp(min=1)[:, None], member

@@ -7,7 +7,10 @@ import torch
 from torch.func import grad, vmap
 
 from areal_lab.functional import decoupled_ppo
-from areal_lab.functional.staleness.gradient_spread import gradient_spread_by_lag
+from areal_lab.functional.staleness.gradient_spread import (
+    gradient_alignment_by_lag,
+    gradient_spread_by_lag,
+)
 
 
 def draw(samples=12, parameters=5):
@@ -54,6 +57,25 @@ def test_the_mean_of_per_sample_gradients_is_the_gradient_of_the_mean():
     # d(mean of losses)/d(logprobs) has one row per sample; per-sample gradients live on their own.
     torch.testing.assert_close(whole(batch[0]) * 6, each)
     assert spread.samples.tolist() == [6]
+
+
+def test_alignment_is_the_cosine_with_the_mean_of_each_lag():
+    gradients, lag = draw()
+    reference = torch.arange(5, dtype=torch.double) - 1
+    found = gradient_alignment_by_lag(gradients, lag, reference, bins=5)
+    for k in range(4):
+        mean = gradients[lag == k].mean(0)
+        torch.testing.assert_close(found[k], mean @ reference / mean.norm() / reference.norm())
+    assert found[4] == 0  # no samples
+    third = gradients[lag == 3].mean(0)
+    assert gradient_alignment_by_lag(gradients, lag, -2 * third, bins=5)[3] == pytest.approx(-1)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("reference", [torch.zeros(4), torch.zeros(1, 5)])
+def test_a_reference_of_another_size_is_refused(reference):
+    with pytest.raises(ValueError, match="reference has shape"):
+        gradient_alignment_by_lag(*draw(), reference, bins=2)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -1,0 +1,167 @@
+r"""A policy that drifts through versions, its samples of every lag, and their gradients one by one.
+
+    version 0 -> 1 -> ... -> V - 1      a stationary walk of the logits, [state, action]
+       |         |           |
+    samples    samples     samples      all scored against the last version: lag V - 1 ... 0
+                                                        |
+                        per_sample_gradients(loss) [N P] --gradient_spread_by_lag--> by lag
+
+The smallest policy on which a loss can be looked at sample by sample: it has a row of logits for
+each state and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.func import grad, vmap
+
+from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
+from areal_lab.functional.losses.policy import HasLoss
+from areal_lab.functional.losses.reinforce import importance_sampling
+
+
+class DriftingPolicy(NamedTuple):
+    """The last version of a policy, and samples of this and the versions before it."""
+
+    logits: Float[Tensor, "S A"]
+    """Of the last version, by state and action: what is trained."""
+    log_policies: Float[Tensor, "V S A"]
+    """Log-probs of every action, by version; the last is that of `logits`."""
+    states: Int[Tensor, "N T"]
+    actions: Int[Tensor, "N T"]
+    behavior_logprobs: Float[Tensor, "N T"]
+    """Of the chosen actions, under the version that chose them."""
+    advantages: Float[Tensor, "N T"]
+    """Share of right actions of the sample, minus the mean over samples; one action of each state
+    is right."""
+    mask: Bool[Tensor, "N T"]
+    lag: Int[Tensor, " N"]
+    """Versions between the last one and that of the sample."""
+
+    def logprobs(self, logits: Float[Tensor, "S A"]) -> Float[Tensor, "N T"]:
+        """Log-probs of the chosen actions under other logits."""
+        return torch.log_softmax(logits, -1)[self.states, self.actions]
+
+
+def drifting_policy(
+    *,
+    generator: torch.Generator | None = None,
+    samples: int = 20_000,
+    tokens: int = 16,
+    states: int = 64,
+    actions: int = 6,
+    versions: int = 5,
+    kept: float = 0.8,
+) -> DriftingPolicy:
+    r"""Let a random policy drift for some versions, and sample from each of them.
+
+    $$ z_{v+1} = \rho\, z_v + \sqrt{1 - \rho^2}\, \epsilon, \quad \epsilon \sim N(0, 1) $$
+
+    so that the spread of the logits, and with it the entropy, stays what it is.
+
+    Args:
+        generator: draws everything; None takes a new one with seed 0.
+        samples: N, spread evenly over the versions.
+        tokens: T, tokens of a sample, each in a state of its own.
+        states: S.
+        actions: A.
+        versions: V; lags go from 0 to V - 1.
+        kept: rho, how much of the logits a version keeps of the one before.
+
+    Source: definition.
+
+    Raises:
+        ValueError: if a count is below 1, or `kept` is not in [0, 1].
+    """
+    counts = {
+        "samples": samples,
+        "tokens": tokens,
+        "states": states,
+        "actions": actions,
+        "versions": versions,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} is {count}, but must be at least 1")
+    if not 0 <= kept <= 1:
+        raise ValueError(f"kept is {kept}, but must be in [0, 1]: the share that a version keeps")
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    walk = [torch.randn(states, actions, generator=generator)]
+    for _ in range(versions - 1):
+        noise = torch.randn(states, actions, generator=generator)
+        walk.append(kept * walk[-1] + math.sqrt(1 - kept**2) * noise)
+    log_policies = torch.log_softmax(torch.stack(walk), -1)
+    version = torch.arange(samples) % versions
+    visited = torch.randint(states, (samples, tokens), generator=generator)
+    rows = log_policies[version[:, None], visited]
+    chosen = torch.multinomial(rows.exp().reshape(-1, actions), 1, generator=generator)
+    chosen = chosen.reshape(samples, tokens)
+    rewards = (chosen == visited % actions).float().mean(1)
+    return DriftingPolicy(
+        logits=walk[-1],
+        log_policies=log_policies,
+        states=visited,
+        actions=chosen,
+        behavior_logprobs=rows.gather(2, chosen[:, :, None])[:, :, 0],
+        advantages=(rewards - rewards.mean())[:, None].expand(samples, tokens),
+        mask=torch.ones(samples, tokens, dtype=torch.bool),
+        lag=versions - 1 - version,
+    )
+
+
+def per_sample_gradients(
+    loss: Callable[..., HasLoss], policy: DriftingPolicy
+) -> Float[Tensor, "N P"]:
+    r"""Gradient of the loss of each sample alone, by all logits of the policy.
+
+    The proximal policy is the current one, as in the first minibatch of a step. A loss that
+    `torch.func.vmap` cannot map is called once per sample, which takes about 1 ms each.
+
+    Args:
+        loss: a `PolicyLoss`, custom ones included; it gets the keywords it asks for.
+        policy: from `drifting_policy`.
+
+    Source: `torch.func.vmap(torch.func.grad(...))`, as in torch's tutorial "Per-sample-gradients".
+
+    Raises:
+        TypeError: the loss is no function of the five tensors, or returns no `loss`.
+    """
+    ids = torch.zeros(policy.states.shape[1], dtype=torch.long)
+    keywords = keywords_of_batch(loss, ids, policy.mask[0])
+    call = partial(loss, **keywords) if keywords else loss
+
+    def of_one(logits: Tensor, sample: tuple[Tensor, ...]) -> Tensor:
+        states, actions, *rest = sample
+        logprobs = torch.log_softmax(logits, -1)[states, actions]
+        return loss_of(call, logprobs, logprobs.detach(), *rest).loss
+
+    gradient = grad(of_one)
+    samples = (
+        policy.states,
+        policy.actions,
+        policy.behavior_logprobs,
+        policy.advantages,
+        policy.mask,
+    )
+    each: Tensor
+    try:
+        each = vmap(gradient, in_dims=(None, 0))(policy.logits, samples)
+    except RuntimeError:
+        each = torch.stack([gradient(policy.logits, one) for one in zip(*samples, strict=True)])
+    return each.flatten(1).detach()
+
+
+def unbiased_gradient(policy: DriftingPolicy) -> Float[Tensor, " P"]:
+    """Mean gradient of all samples, each token weighted by its ratio to the policy that chose it.
+
+    Source: importance sampling, PPO (arXiv:1707.06347), eq. 6.
+    """
+    return per_sample_gradients(importance_sampling, policy).mean(0)
