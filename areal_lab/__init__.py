@@ -22,18 +22,24 @@ if TYPE_CHECKING:
     from areal_lab.live.mailbox import RequestRefused as RequestRefused
     from areal_lab.live.mailbox import RunEnded as RunEnded
     from areal_lab.live.snapshot import Snapshot as Snapshot
+    from areal_lab.pipeline.compare_losses import LossComparison as LossComparison
+    from areal_lab.pipeline.compare_losses import compare_losses as compare_losses
     from areal_lab.pipeline.detached import start_run as start_run
     from areal_lab.pipeline.step_report import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import train as train
     from areal_lab.runlog.read_run import read_run as read_run
+    from areal_lab.runlog.seeds import SeedResults as SeedResults
+    from areal_lab.runlog.seeds import load_seed_results as load_seed_results
 
 _HOMES = {
     "AttachedRun": "areal_lab.live.attach",
+    "LossComparison": "areal_lab.pipeline.compare_losses",
     "Problem": "areal_lab.data.problems",
     "ProblemSet": "areal_lab.data.problems",
     "RequestRefused": "areal_lab.live.mailbox",
     "RunEnded": "areal_lab.live.mailbox",
+    "SeedResults": "areal_lab.runlog.seeds",
     "Segment": "areal_lab.data.trajectory",
     "Snapshot": "areal_lab.live.snapshot",
     "StepReport": "areal_lab.pipeline.step_report",
@@ -41,8 +47,10 @@ _HOMES = {
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",
     "attach_run": "areal_lab.live.attach",
+    "compare_losses": "areal_lab.pipeline.compare_losses",
     "live_runs": "areal_lab.live.attach",
     "load_config": "areal_lab.config.load",
+    "load_seed_results": "areal_lab.runlog.seeds",
     "read_run": "areal_lab.runlog.read_run",
     "start_run": "areal_lab.pipeline.detached",
     "train": "areal_lab.pipeline.train",

@@ -17,6 +17,7 @@ from areal_lab.plots.style import (
     nothing_yet,
     whole_numbers,
 )
+from areal_lab.runlog.intervals import running_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def draw_reward(
     if steps:
         axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch")
     if len(steps) >= _RUNNING_MEAN_STEPS:
-        means = _running_mean(rewards, _RUNNING_MEAN_STEPS)
+        means = running_mean(rewards, _RUNNING_MEAN_STEPS)
         label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
         axes.plot(steps, means, color=BLUE, linewidth=2, label=label)
     first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
@@ -138,8 +139,3 @@ def _wall_seconds_on_top(
         ),
     )
     top.set_xlabel("seconds since the start of training")
-
-
-def _running_mean(values: Sequence[float], width: int) -> list[float]:
-    windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
-    return [sum(window) / len(window) for window in windows]

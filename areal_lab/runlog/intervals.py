@@ -1,4 +1,4 @@
-"""95 % confidence intervals of means by Student's t, with the standard library only."""
+"""Means with 95 % intervals by Student's t, and running means; the standard library only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MeanInterval:
 
     mean: float
     n: int
-    """Number of problems that are averaged."""
+    """Number of problems, or runs, that are averaged."""
     ci95: float | None
-    """Half width of a 95 % interval; None for a single problem."""
+    """Half width of a 95 % interval; None for a single one."""
 
 
 def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
@@ -45,6 +45,29 @@ def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
         return MeanInterval(mean, n, None)
     standard_error = max(stdev(problem_means) / math.sqrt(n), 1 / n)
     return MeanInterval(mean, n, student_t(n - 1) * standard_error)
+
+
+def interval_of_runs(values: Sequence[float]) -> MeanInterval:
+    r"""Mean of independent runs, such as seeds, and the half width of its 95 % t interval.
+
+    $$ h = t_{0.975, n-1}\, s / \sqrt{n} $$
+
+    Two runs give a width of 9 s, three of 2.5 s, five of 1.2 s.
+
+    Raises:
+        ValueError: if there is no run.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("a mean over runs needs at least one run")
+    if n == 1:
+        return MeanInterval(values[0], 1, None)
+    return MeanInterval(fmean(values), n, student_t(n - 1) * stdev(values) / math.sqrt(n))
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of the last `window` values at each place; of fewer at the beginning."""
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @cache

@@ -1,0 +1,213 @@
+"""Runs of several losses with several seeds: reward curves with intervals, kept as JSON.
+
+    {loss: runs, one a seed} --curves--> mean and 95 % interval of each step
+                             --final_rewards--> held-out reward after training
+                             --differences--> from one loss, seed by seed
+
+An interval is of Student's t over the seeds: three seeds give honest, wide ones. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from areal_lab.runlog.intervals import MeanInterval, interval_of_runs, running_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECORDED = Path(__file__).parent / "data" / "loss_seeds.json"
+"""Runs of `areal-lab train tiny` with six losses, recorded by `python -m tools.loss_seeds`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRun:
+    """One run: a loss with a seed."""
+
+    loss: str
+    """Name of the loss."""
+    seed: int
+    status: Literal["complete", "stopped", "failed"]
+    rewards: tuple[float, ...]
+    """Mean reward of the batch of each step."""
+    held_out_before: float | None = None
+    held_out_after: float | None = None
+    lag_mean: float | None = None
+    """Versions between the weights that generated a trained token and those that it trained."""
+    wall_s: float = 0.0
+    folder: str = ""
+    """The run folder; empty if there is none."""
+    error: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCurve:
+    """Mean over seeds of the smoothed reward, with its 95 % interval, by step."""
+
+    steps: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResults:
+    """Runs of several losses with common seeds."""
+
+    runs: tuple[SeedRun, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """How and where they were made: command, versions, machine."""
+
+    @property
+    def losses(self) -> list[str]:
+        """Names of the losses, in the order of their first runs."""
+        return list(dict.fromkeys(run.loss for run in self.runs))
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the runs took, one after the other."""
+        return sum(run.wall_s for run in self.runs)
+
+    def of(self, *losses: str) -> SeedResults:
+        """The runs of these losses only.
+
+        Raises:
+            KeyError: if a loss has no run.
+        """
+        for name in losses:
+            if name not in self.losses:
+                raise KeyError(f"no run of {name!r}; there are {', '.join(self.losses)}")
+        chosen = (run for name in losses for run in self.runs if run.loss == name)
+        return SeedResults(tuple(chosen), self.about)
+
+    def curves(self, *, window: int = 5) -> dict[str, RewardCurve]:
+        """Reward by step of each loss, over its complete runs; losses without one are left out.
+
+        Args:
+            window: steps of the running mean that smooths a run before runs are averaged.
+
+        Raises:
+            ValueError: if the window is not positive.
+        """
+        if window < 1:
+            raise ValueError(f"window is {window}, but must be >= 1 (steps)")
+        found = {}
+        for name, runs in self._complete().items():
+            smooth = [running_mean(run.rewards, window) for run in runs]
+            points = [interval_of_runs(values) for values in zip(*smooth, strict=True)]
+            widths = [point.ci95 or 0.0 for point in points]
+            found[name] = RewardCurve(
+                steps=tuple(range(1, len(points) + 1)),
+                mean=tuple(point.mean for point in points),
+                low=tuple(point.mean - width for point, width in zip(points, widths, strict=True)),
+                high=tuple(point.mean + width for point, width in zip(points, widths, strict=True)),
+                seeds=len(runs),
+            )
+        return found
+
+    def final_rewards(self) -> dict[str, MeanInterval]:
+        """Held-out reward after training of each loss, over its complete runs."""
+        return {name: interval_of_runs(_after(runs)) for name, runs in self._complete().items()}
+
+    def start_reward(self) -> MeanInterval | None:
+        """Held-out reward before training, over all seeds; None if it was not measured."""
+        before = {run.seed: run.held_out_before for run in self.runs}
+        known = [reward for reward in before.values() if reward is not None]
+        return interval_of_runs(known) if known else None
+
+    def differences(self, baseline: str) -> dict[str, MeanInterval]:
+        """Held-out reward after training minus that of a baseline with the same seed.
+
+        Runs with one seed see the same problems in the same order, so their difference says more
+        than the difference of two means. Seeds that one of the two did not complete are left out,
+        and losses without any that both did.
+
+        Raises:
+            KeyError: if the baseline has no run.
+        """
+        self.of(baseline)
+        complete = self._complete()
+        runs_of_baseline = complete.get(baseline, [])
+        seeds = [run.seed for run in runs_of_baseline]
+        other = dict(zip(seeds, _after(runs_of_baseline), strict=True))
+        found = {}
+        for name, runs in complete.items():
+            pairs = [
+                after - other[run.seed]
+                for run, after in zip(runs, _after(runs), strict=True)
+                if run.seed in other
+            ]
+            if name != baseline and pairs:
+                found[name] = interval_of_runs(pairs)
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """One row per step of each run: loss, seed, step, reward. Needs pandas."""
+        import pandas as pd
+
+        rows = [
+            (run.loss, run.seed, step, reward)
+            for run in self.runs
+            for step, reward in enumerate(run.rewards, 1)
+        ]
+        return pd.DataFrame(rows, columns=["loss", "seed", "step", "reward"])
+
+    def save(self, path: Path) -> None:
+        """Write the results as JSON, without the run folders, which exist on this machine only."""
+        runs = [
+            {**asdict(run), "rewards": [round(reward, 4) for reward in run.rewards], "folder": ""}
+            for run in self.runs
+        ]
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(_readable({**self.about, "runs": runs}), encoding="utf-8")
+        os.replace(temporary, path)
+
+    def _complete(self) -> dict[str, list[SeedRun]]:
+        complete: dict[str, list[SeedRun]] = {}
+        for run in self.runs:
+            if run.status == "complete":
+                complete.setdefault(run.loss, []).append(run)
+        return complete
+
+
+def load_seed_results(path: str | Path = RECORDED) -> SeedResults:
+    """Read what `SeedResults.save` wrote; without a path, the results that travel with the package.
+
+    Raises:
+        ValueError: if the file is not of this kind.
+        OSError: if it cannot be read.
+    """
+    try:
+        about = json.loads(Path(path).read_text(encoding="utf-8"))
+        runs = about.pop("runs")
+        return SeedResults(
+            tuple(SeedRun(**{**run, "rewards": tuple(run["rewards"])}) for run in runs), about
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} has no results of seeds: {error}") from error
+
+
+def _after(runs: Iterable[SeedRun]) -> list[float]:
+    """Held-out rewards after training; the last rewards of training where nothing is held out."""
+    return [
+        fmean(run.rewards[-5:]) if run.held_out_after is None else run.held_out_after
+        for run in runs
+    ]
+
+
+def _readable(value: Mapping[str, Any]) -> str:
+    """JSON with a line for each run, so that a change of one shows as one."""
+    runs = value["runs"]
+    head = json.dumps({name: one for name, one in value.items() if name != "runs"}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    start = head.rstrip("}").rstrip()
+    comma = "" if start.endswith("{") else ","
+    return f'{start}{comma}\n "runs": [\n{lines}\n ]\n}}\n'
