@@ -73,6 +73,7 @@ def test_a_loss_that_cannot_train_is_told_and_stops_what_needs_it():
     names = run(editor=SimpleNamespace(value="def my_loss(logprobs):\n    return logprobs"))
     assert names["typed"].problem.startswith("my_loss cannot be called as a policy loss")
     assert "losses" not in names
+    assert "data-disabled='true'" in names["train"].text
 
 
 def test_a_loss_that_forgets_the_mask_is_told(names):
@@ -83,6 +84,7 @@ def test_a_loss_that_forgets_the_mask_is_told(names):
 
 def test_nothing_trains_unasked(names):
     assert names["get_trained"]() is None
+    assert "data-disabled='false'" in names["train"].text
     assert "comparison" not in names
 
 
