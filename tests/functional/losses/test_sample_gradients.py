@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from areal_lab.functional import (
+    PlainLoss,
     decoupled_ppo,
     drifting_policy,
     gradient_spread_by_lag,
     gspo,
     per_sample_gradients,
+    token_mean,
     truncate,
     unbiased_gradient,
 )
@@ -38,8 +40,14 @@ def test_the_spread_of_the_logits_stays():
         assert (log_policy - log_policy.mean(-1, keepdim=True)).std() == pytest.approx(1, abs=0.05)
 
 
+def five_lines(logprobs, proximal_logprobs, _behavior_logprobs, advantages, mask):
+    """Detaches nothing: what is constant is the caller's business."""
+    ratio = torch.exp(logprobs - proximal_logprobs)
+    return PlainLoss(-token_mean(ratio * advantages, mask))
+
+
 @pytest.mark.parametrize(
-    "loss", [decoupled_ppo, partial(decoupled_ppo, correct=truncate(2.0)), gspo]
+    "loss", [decoupled_ppo, partial(decoupled_ppo, correct=truncate(2.0)), gspo, five_lines]
 )
 def test_they_are_the_gradients_of_each_sample_alone(loss):
     drifted = policy(samples=7, states=5, tokens=4)
