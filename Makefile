@@ -25,7 +25,7 @@ help:
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make check          lint, types and import contracts, then the test suite"
-	@echo "make test-browser   the notebooks and the site in Debian's Chromium (four minutes)"
+	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
 	@echo "make notebooks-html write the notebooks as pages that need neither Python nor the network"
 	@echo "make notebooks-wasm write four notebooks as pages whose Python runs in the browser (needs the network)"
@@ -120,7 +120,7 @@ test-browser: $(READY)
 			exit 1; \
 		fi; \
 	fi
-	@echo "Testing the notebooks and the site in Chromium (four minutes)."
+	@echo "Testing the notebooks and the site in Chromium (seven minutes)."
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 notebooks: $(READY)

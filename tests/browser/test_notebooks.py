@@ -23,6 +23,27 @@ BRIGHT, MOST_BRIGHT = 235, 0.03
 """Gray level from which a pixel is bright, and the share of a dark page that may be."""
 PICTURES = "svg[role=img], canvas, marimo-vega img, .vega-embed svg, img[src^='data:image']"
 CONTROLS = "[role=slider], select, [role=switch], [role=checkbox], [role=radio]"
+SMALLEST_PX = 8.0
+"""Size of letters, on the screen, that can be read."""
+LETTERS = """
+() => {
+  const found = [], roots = [document];
+  while (roots.length) {
+    for (const one of roots.pop().querySelectorAll("*")) {
+      if (one.shadowRoot) roots.push(one.shadowRoot);
+      const text = [...one.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE)
+        .map((child) => child.textContent).join("").replace(/[\\s\\u200b]/g, "");
+      const box = one.getBoundingClientRect();
+      if (!text || one.matches("style, script") || !box.width || !box.height) continue;
+      const drawn = one.getScreenCTM?.();
+      const scale = drawn ? Math.hypot(drawn.a, drawn.b) : 1;
+      found.push([parseFloat(getComputedStyle(one).fontSize) * scale, text]);
+    }
+  }
+  return found;
+}
+"""
+"""Size in pixels and text of every element with letters; those of a canvas are not known."""
 MOST_TRIES, TRY_MS = 300, 100
 FIRST_CONTROL: dict[str, str] = {
     "06_train_live": "[role=slider]",  # the menu of runs has one entry
@@ -68,6 +89,10 @@ def test_an_app_is_readable_at_every_width_and_scheme(
                 assert page.get_by_text("internal error").count() == 0
                 wider = "document.documentElement.scrollWidth - window.innerWidth"
                 assert page.evaluate(wider) <= 0, f"{width_px} px: wider than the window"
+                letters = page.evaluate(LETTERS)
+                assert len(letters) > 50
+                small = [text for size_px, text in letters if size_px < SMALLEST_PX]
+                assert small == [], f"{width_px} px: letters under {SMALLEST_PX} px"
             assert watched.problems == [], f"{width_px} px, {scheme}"
             if scheme == "dark":
                 assert bright_share(shot) < MOST_BRIGHT, f"{width_px} px: white on dark"

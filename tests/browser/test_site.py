@@ -42,3 +42,15 @@ def test_every_page_loads_with_its_formulas(
             assert formulas.locator(".katex").count() >= formulas.count(), page
             assert watched.page.locator(".katex-error").count() == 0, page
         assert watched.problems == [], page
+
+
+def test_the_search_finds_a_page_and_opens_it(browser: Any, site: tuple[Path, str]) -> None:
+    _, address = site
+    with open_page(browser, f"{address}/index.html") as watched:
+        page = watched.page
+        page.keyboard.press("/")
+        page.get_by_placeholder("Search").fill("staleness bound")
+        page.get_by_role("option", name="Staleness", exact=True).click()
+        page.wait_for_url("**/concepts/staleness.html*")
+        page.locator("h1").filter(has_text="Staleness").wait_for()
+    assert watched.problems == []
