@@ -73,6 +73,16 @@ def _():
     mo.ui.anywidget(Strip(rows, colors=colors, labels=labels, names=names, title="Tokens"))
     return
 """
+_EMPTY_PAGE = """
+import marimo
+app = marimo.App(width="medium")
+
+@app.cell
+def _():
+    import marimo as mo
+    mo.Html('<svg role="img" width="400" height="200"><rect width="300" height="100"/></svg>')
+    return
+"""
 _WATCH = """
 () => {
   const before = seen();
@@ -83,8 +93,9 @@ _WATCH = """
     document.addEventListener(event, begin, { capture: true });
   const look = () => {
     if (window.look !== look) return;
+    const from = performance.now();
     if (began !== null && seen() !== before) window.changed = performance.now() - began;
-    else setTimeout(look, 10);
+    else setTimeout(look, Math.max(10, 4 * (performance.now() - from)));  // a fifth of the time
   };
   window.look = look;
   look();
@@ -142,11 +153,17 @@ def measure(arguments: Arguments) -> Figures:
             rows.append({"notebook": name, **medians, "control": rounds[0]["control"]})
             spreads |= {f"{name}.{key}": spread(values) for key, values in columns.items()}
         strip = [of_strip(browser) for _ in range(arguments.repeats)]
+        empty = [of_empty(browser) for _ in range(arguments.repeats)]
     return {
         "rows": rows,
+        "empty_first_wall_s": statistics.median(empty),
         "strip_tokens": STRIP_ROWS * STRIP_CELLS,
         "strip_frames_per_s": statistics.median(strip),
-        "spread": {**spreads, "strip_frames_per_s": spread(strip)},
+        "spread": {
+            **spreads,
+            "strip_frames_per_s": spread(strip),
+            "empty_first_wall_s": spread(empty),
+        },
     }
 
 
@@ -156,8 +173,7 @@ def of_notebook(browser: Any, notebook: Path) -> dict[str, Any]:
     with own_server(notebook) as address, stopwatch() as spent:
         with open_page(browser, address) as watched:
             page = watched.page
-            page.add_script_tag(content=PICTURES)
-            page.wait_for_function("seen() !== ''", polling="raf")
+            wait_for_a_picture(page)
             figures |= _named("first", spent())
             wait_until_drawn(watched)
             figures |= _named("last", spent())
@@ -197,6 +213,24 @@ def after_a_move(page: Any, spent: Callable[[], Spent]) -> dict[str, Any]:
     return {"moved_wall_s": nothing, "moved_python_cpu_s": nothing, "control": "none"}
 
 
+def wait_for_a_picture(page: Any) -> None:
+    """Return once the page shows a picture."""
+    page.add_script_tag(content=PICTURES)
+    page.wait_for_function("seen() !== ''", polling="raf")
+
+
+def of_empty(browser: Any) -> float:
+    """Wall seconds until a notebook with nothing but a rectangle shows it: marimo's own part."""
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = Path(folder) / "empty.py"
+        notebook.write_text(_EMPTY_PAGE)
+        with own_server(notebook) as address:
+            began = time.perf_counter()
+            with open_page(browser, address) as watched:
+                wait_for_a_picture(watched.page)
+                return time.perf_counter() - began
+
+
 def of_strip(browser: Any) -> float:
     """Frames per second while the wheel zooms into a strip of half a million tokens."""
     with tempfile.TemporaryDirectory() as folder:
@@ -204,8 +238,7 @@ def of_strip(browser: Any) -> float:
         notebook.write_text(_STRIP_PAGE.format(rows=STRIP_ROWS, cells=STRIP_CELLS))
         with own_server(notebook) as address, open_page(browser, address) as watched:
             page = watched.page
-            page.add_script_tag(content=PICTURES)
-            page.wait_for_function("seen() !== ''", polling="raf")
+            wait_for_a_picture(page)
             canvas = page.locator("canvas").first
             box = canvas.bounding_box()
             assert box is not None

@@ -105,16 +105,16 @@ def advantage_tables(
         tiles.mark_rect(cornerRadius=3).encode(
             color=color,
             opacity=alt.Opacity("strength:Q", scale=None),
-            tooltip=["prompt:N", "A:Q"],
+            tooltip=[alt.Tooltip("prompt:N"), alt.Tooltip("A:Q")],
         ),
         tiles.mark_rect(cornerRadius=3, filled=False, color=GREY, opacity=0.45, strokeWidth=0.6),
         tiles.transform_filter("datum.changed").mark_rect(
             cornerRadius=3, filled=False, color="currentColor", opacity=0.85, strokeWidth=1.2
         ),
-        words(tiles, fontSize=12).encode(text="words:N"),
+        words(tiles, fontSize=12).encode(text=alt.Text("words:N")),
         words(
             chart.transform_filter("datum.strength < 0"), fontSize=12, fontWeight="bold", dx=5
-        ).encode(text="words:N"),
+        ).encode(text=alt.Text("words:N")),
         data=table(rows),
     ).properties(width=tile[0] * (samples + 1), height=tile[1] * prompts)
     header = alt.Header(

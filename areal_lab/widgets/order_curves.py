@@ -7,13 +7,14 @@ from typing import Final
 
 import altair as alt
 
-from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table
+from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, quickly, table
 from areal_lab.widgets.lag_bars import Interval
 
 _COLORS: Final = (RED, BLUE, "#009E73")
 _DASHES: Final = ((1, 0), (6, 3), (2, 2))
 
 
+@quickly
 def order_curves(
     oldest: Mapping[str, Mapping[float, int]],
     seconds: Mapping[str, Mapping[float, Interval]],
@@ -49,21 +50,28 @@ def order_curves(
         x=alt.X("eta:Q", title="eta (versions)", axis=plain_axis(tickMinStep=1)),
         color=alt.Color("order:N", scale=scale, legend=legend),
         strokeDash=alt.StrokeDash("order:N", scale=dash, legend=legend),
-        tooltip=["order:N", "eta:Q", "oldest:Q", alt.Tooltip("seconds:Q", format=".2f")],
+        tooltip=[
+            alt.Tooltip("order:N"),
+            alt.Tooltip("eta:Q"),
+            alt.Tooltip("oldest:Q"),
+            alt.Tooltip("seconds:Q", format=".2f"),
+        ],
     )
     etas = [one for lags in oldest.values() for one in lags]
     ends = [min(etas), max(etas)]
     naive = alt.Chart(table([{"eta": one, "oldest": one} for one in ends]))
     points = {"filled": True, "size": 45}
     left = alt.layer(
-        naive.mark_line(color=GREY, strokeWidth=7, opacity=0.35).encode(x="eta:Q", y="oldest:Q"),
+        naive.mark_line(color=GREY, strokeWidth=7, opacity=0.35).encode(
+            x=alt.X("eta:Q"), y=alt.Y("oldest:Q")
+        ),
         base.mark_line(strokeWidth=2.2, point=points).encode(
             y=alt.Y("oldest:Q", title="", axis=plain_axis(tickMinStep=1))
         ),
     ).properties(width=width, height=230, title=_titled("oldest trained token (versions)"))
     right = alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(
-            y="low:Q", y2="high:Q", strokeDash=alt.value([1, 0])
+            y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), strokeDash=alt.value([1, 0])
         ),
         base.mark_line(strokeWidth=2.2, point=points).encode(
             y=alt.Y("seconds:Q", title="", axis=plain_axis(), scale=alt.Scale(zero=True))

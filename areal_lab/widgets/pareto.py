@@ -18,7 +18,16 @@ from typing import Any, Final, Literal
 
 import altair as alt
 
-from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    RED,
+    on_page,
+    plain_axis,
+    quickly,
+    table,
+    words,
+)
 
 _SELECTION: Final = "candidate"
 _COLORS: Final = (BLUE, RED, "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
@@ -26,6 +35,7 @@ _COLORS: Final = (BLUE, RED, "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 
 
+@quickly
 def pareto_chart(
     points: Iterable[Mapping[str, Any]],
     *,
@@ -152,14 +162,16 @@ def _limits(
         layers += [
             line.mark_rule(**dash).encode(y=y),
             words(line, align="right", baseline="bottom", dx=-4, dy=-3).encode(
-                x=x, y=y, text="text:N"
+                x=x, y=y, text=alt.Text("text:N")
             ),
         ]
     if x_ends[0] < (limit := limits.get("x", math.inf)) < x_ends[1]:
         line = alt.Chart(table([{"x": limit, "y": y_ends[1], "text": "budget"}]))
         layers += [
             line.mark_rule(**dash).encode(x=x),
-            words(line, align="left", baseline="top", dx=4, dy=3).encode(x=x, y=y, text="text:N"),
+            words(line, align="left", baseline="top", dx=4, dy=3).encode(
+                x=x, y=y, text=alt.Text("text:N")
+            ),
         ]
     return layers
 

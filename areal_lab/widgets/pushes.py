@@ -14,12 +14,22 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    RED,
+    on_page,
+    plain_axis,
+    quickly,
+    table,
+    words,
+)
 
 _LARGEST_ARROW: Final = 6.0
 _ZERO: Final = 1e-9
 
 
+@quickly
 def push_arrows(
     pushes: Mapping[str, float], *, unclipped: float, width: int = 460, row_height: int = 28
 ) -> alt.TopLevelMixin:
@@ -70,12 +80,13 @@ def push_arrows(
     for kind, align, shift in (("up", "left", 10), ("none", "left", 10), ("down", "right", -10)):
         layers.append(
             words(chart.transform_filter(f"datum.kind == '{kind}'"), align=align, dx=shift).encode(
-                x=x, y=y, text="words:N"
+                x=x, y=y, text=alt.Text("words:N")
             )
         )
     return on_page(alt.layer(*layers), width=width, height=row_height * len(rows))
 
 
+@quickly
 def push_fields(
     fields: Mapping[str, NDArray[np.floating[Any]]],
     ratios: Sequence[float],
@@ -125,12 +136,16 @@ def push_fields(
     chart = alt.Chart().encode(
         x=x,
         y=y,
-        tooltip=[alt.Tooltip("r:Q", format=".2f"), alt.Tooltip("w:Q", format=".2f"), "push:Q"],
+        tooltip=[
+            alt.Tooltip("r:Q", format=".2f"),
+            alt.Tooltip("w:Q", format=".2f"),
+            alt.Tooltip("push:Q"),
+        ],
     )
     pushed = chart.transform_filter("datum.kind != 'none'")
     layers = alt.layer(
         alt.Chart().mark_rule(strokeDash=[3, 4], color=GREY, opacity=0.6).encode(x=alt.datum(1)),
-        pushed.mark_rule(color=BLUE, strokeWidth=1.6).encode(x2="to"),
+        pushed.mark_rule(color=BLUE, strokeWidth=1.6).encode(x2=alt.X2("to")),
         pushed.mark_point(filled=True, size=30, color=BLUE, opacity=1).encode(
             x=alt.X("to:Q", **_log_axis("ratio  r = π_θ / π_prox", ratios)), shape=_heads()
         ),
@@ -155,6 +170,7 @@ def _kind(push: float) -> str:
     return "none" if abs(push) <= _ZERO else "up" if push > 0 else "down"
 
 
+@quickly
 def push_curves(
     ratios: Sequence[float],
     retold: Sequence[float],
@@ -179,6 +195,7 @@ def push_curves(
     return on_page(chart, width=width, height=height)
 
 
+@quickly
 def ratio_paths(
     retold: Sequence[float],
     actual: Sequence[float],
@@ -191,7 +208,7 @@ def ratio_paths(
     """Ratio of a token after each step of descent, as retold (dashed) and as it is (solid)."""
     edge = alt.Chart(table([{"edge": 1 + clip_epsilon}]))
     chart = alt.layer(
-        edge.mark_rule(color=GREY).encode(y="edge:Q"),
+        edge.mark_rule(color=GREY).encode(y=alt.Y("edge:Q")),
         _two_lines(
             list(range(len(actual))),
             (retold, actual),
@@ -231,7 +248,9 @@ def _two_lines(
         said = alt.Chart(table([{"name": name}])).mark_text(
             align="left", baseline="bottom", fontSize=13, color=style["color"], clip=False
         )
-        layers.append(said.encode(x=alt.value(2 + 90 * number), y=alt.value(-4), text="name:N"))
+        layers.append(
+            said.encode(x=alt.value(2 + 90 * number), y=alt.value(-4), text=alt.Text("name:N"))
+        )
     return alt.layer(*layers)
 
 

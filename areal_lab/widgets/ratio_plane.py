@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import altair as alt
@@ -23,6 +24,7 @@ from areal_lab.widgets.chart_parts import (
     RED,
     on_page,
     plain_axis,
+    quickly,
     table,
     words,
 )
@@ -51,6 +53,7 @@ def axis_places() -> list[float]:
     return [round(LARGEST ** (k / PLACES), 2) for k in range(-PLACES, PLACES + 1)]
 
 
+@quickly
 def ratio_plane(
     token: TokenRatios,
     *,
@@ -79,9 +82,9 @@ def ratio_plane(
         raise ValueError(f"advantage is {advantage}, but must be a number other than 0")
     start = TokenRatios(*(_nearest(value) for value in token))
     chart = alt.layer(
-        _regions(clip_epsilon, advantage > 0),
-        _on_policy(width, height, advantage > 0),
-        _labels(clip_epsilon, advantage > 0),
+        *_regions(clip_epsilon, advantage > 0),
+        *_on_policy(width, height, advantage > 0),
+        *_labels(clip_epsilon, advantage > 0),
         *_point(start),
     )
     return on_page(chart, width=width, height=height)
@@ -101,29 +104,25 @@ def _nearest(value: float) -> float:
     return min(axis_places(), key=lambda place: abs(math.log(place / value)))
 
 
-def _axis(letter: str, title: str) -> dict[str, Any]:
-    return {
-        "field": letter,
-        "type": "quantitative",
-        "scale": alt.Scale(type="log", domain=[1 / LARGEST, LARGEST], nice=False),
-        "axis": plain_axis(
-            title=title,
-            titleFontSize=13,
-            values=[0.25, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4],
-            format="~g",
-        ),
-    }
+def _axis(title: str) -> alt.Axis:
+    values = [0.25, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4]
+    return plain_axis(title=title, titleFontSize=13, values=values, format="~g")
 
 
-def _x() -> alt.X:
-    return alt.X(**_axis("r", "ratio  r = π_θ / π_prox"))
+def _scale() -> alt.Scale:
+    return alt.Scale(type="log", domain=[1 / LARGEST, LARGEST], nice=False)
 
 
-def _y() -> alt.Y:
-    return alt.Y(**_axis("w", "weight  w = π_prox / π_behav"))
+# The layers share their axes: one of them has titles and ticks, and altair copies the others fast.
+def _x(**settings: Any) -> alt.X:
+    return alt.X("r:Q", scale=_scale(), **settings)
 
 
-def _regions(clip_epsilon: float, positive: bool) -> Any:
+def _y(**settings: Any) -> alt.Y:
+    return alt.Y("w:Q", scale=_scale(), **settings)
+
+
+def _regions(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
     """The half-planes without a gradient: straight lines, as both axes are logarithmic."""
     bound = 1 + clip_epsilon if positive else 1 - clip_epsilon
     low, high = 1 / LARGEST, LARGEST
@@ -135,16 +134,23 @@ def _regions(clip_epsilon: float, positive: bool) -> Any:
         far, vertical = low, {"r": low, "r2": bound}
     diagonal = table({"r": r, "w": w, "w2": far} for r, w in edges)
     box = table([{**vertical, "w": low, "w2": high}])
-    return alt.layer(
+    return [
         alt.Chart(diagonal)
         .mark_area(color=ORANGE, opacity=0.28, clip=True, line={"color": ORANGE, "strokeWidth": 2})
-        .encode(x=_x(), y=_y(), y2="w2"),
-        alt.Chart(box).mark_rect(color=BLUE, opacity=0.22).encode(x=_x(), x2="r2", y=_y(), y2="w2"),
+        .encode(x=_x(), y=_y(), y2=alt.Y2("w2")),
+        alt.Chart(box)
+        .mark_rect(color=BLUE, opacity=0.22)
+        .encode(
+            x=_x(axis=_axis("ratio  r = π_θ / π_prox")),
+            x2=alt.X2("r2"),
+            y=_y(axis=_axis("weight  w = π_prox / π_behav")),
+            y2=alt.Y2("w2"),
+        ),
         alt.Chart(table([{"r": bound}])).mark_rule(color=BLUE, strokeWidth=2).encode(x=_x()),
-    )
+    ]
 
 
-def _on_policy(width: int, height: int, positive: bool) -> Any:
+def _on_policy(width: int, height: int, positive: bool) -> list[alt.Chart]:
     """Where the trained policy is one of the other two."""
     low, high = 1 / LARGEST, LARGEST
     same = table([{"r": low, "w": high}, {"r": high, "w": low}])
@@ -156,19 +162,19 @@ def _on_policy(width: int, height: int, positive: bool) -> Any:
         (1.0, on_prox, "π_θ = π_prox", {"angle": 270, "dy": -8}),
         (on_behavior, 1 / on_behavior, "π_θ = π_behav", {"angle": slope, "dy": side}),
     ]
-    return alt.layer(
+    return [
         alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),
         alt.Chart(same).mark_line(**dash).encode(x=_x(), y=_y()),
         *(
             words(alt.Chart(table([{"r": r, "w": w, "text": text}])), fontSize=12, **turned).encode(
-                x=_x(), y=_y(), text="text:N"
+                x=_x(), y=_y(), text=alt.Text("text:N")
             )
             for r, w, text, turned in said
         ),
-    )
+    ]
 
 
-def _labels(clip_epsilon: float, positive: bool) -> Any:
+def _labels(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
     """What happens in each region, written into it."""
     places = (
         [
@@ -186,24 +192,41 @@ def _labels(clip_epsilon: float, positive: bool) -> Any:
         ]
     )
     rows = [{"r": r, "w": w, "align": align, "text": text} for r, w, align, text in places]
-    layers = [
+    return [
         words(alt.Chart(table(row for row in rows if row["align"] == align)), align=align).encode(
-            x=_x(), y=_y(), text="text:N"
+            x=_x(), y=_y(), text=alt.Text("text:N")
         )
         for align in ("left", "right")
     ]
-    return alt.layer(*layers)
+
+
+def _tile_edges() -> tuple[list[float], list[float]]:
+    """Where the tile of each place begins and ends."""
+    middles = [math.sqrt(low * high) for low, high in pairwise(axis_places())]
+    return [1 / LARGEST, *middles], [*middles, LARGEST]
 
 
 def _point(start: TokenRatios) -> list[alt.Chart]:
-    """Invisible places that catch the pointer, and the chosen one with its numbers."""
-    places = axis_places()
-    grid = alt.Chart(table({"r": r, "w": w} for r in places for w in places))
+    """Invisible tiles that catch the pointer, and the chosen place with its numbers.
+
+    Tiles, since Vega finds the nearest of many points by as many polygons: twice the elements.
+    """
+    tiles = [
+        {"at": at, "low": low, "high": high}
+        for at, low, high in zip(axis_places(), *_tile_edges(), strict=True)
+    ]
+    grid = alt.Chart(
+        table(
+            {"r": x["at"], "r1": x["low"], "r2": x["high"]}
+            | {"w": y["at"], "w1": y["low"], "w2": y["high"]}
+            for x in tiles
+            for y in tiles
+        )
+    )
     picked = alt.selection_point(
         name=_SELECTION,
         fields=["r", "w"],
         on=_DRAG,
-        nearest=True,
         empty=False,
         clear=False,
         value=[{"r": start.ratio, "w": start.weight}],
@@ -214,11 +237,18 @@ def _point(start: TokenRatios) -> list[alt.Chart]:
         " + ', r·w = ' + format(datum.r * datum.w, '.2f')"
     )
     return [
-        grid.mark_point(opacity=0, size=30, cursor="grab")
-        .encode(x=_x(), y=_y())
+        grid.mark_rect(opacity=0, cursor="grab")
+        .encode(
+            x=alt.X("r1:Q", scale=_scale()),
+            x2=alt.X2("r2"),
+            y=alt.Y("w1:Q", scale=_scale()),
+            y2=alt.Y2("w2"),
+        )
         .add_params(picked),
         chosen.mark_point(
             filled=True, size=240, color=RED, opacity=1, stroke="white", strokeWidth=2
         ),
-        words(numbered, dy=-16, fontWeight="bold", align=alt.expr(_INWARD)).encode(text="words:N"),
+        words(numbered, dy=-16, fontWeight="bold", align=alt.expr(_INWARD)).encode(
+            text=alt.Text("words:N")
+        ),
     ]

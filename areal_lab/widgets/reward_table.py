@@ -77,7 +77,7 @@ def reward_table(
         _counts(base, picked, names, samples, tile),
     ]
     if lengths is not None:
-        layers.insert(2, words(base, fontSize=12, dy=11).encode(text="tokens:N"))
+        layers.insert(2, words(base, fontSize=12, dy=11).encode(text=alt.Text("tokens:N")))
     return on_page(
         alt.layer(*layers).configure_view(stroke=None),
         width=tile[0] * samples,
@@ -150,5 +150,5 @@ def _counts(
     return words(counted, align="left").encode(
         x=alt.value(tile[0] * samples + 10),
         y=alt.Y("prompt:N", sort=list(names)),
-        text="said:N",
+        text=alt.Text("said:N"),
     )

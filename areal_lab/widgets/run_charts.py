@@ -7,20 +7,27 @@ was at any moment (`Log.until`). Axes stay while steps are added: the last 100 s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import altair as alt
-from altair.utils import schemapi
 
 from areal_lab.runlog.activity import ProcessUse, Stretch, activity, label, training_window
 from areal_lab.runlog.by_hand import eta_changes, in_words, requests
 from areal_lab.runlog.lags import mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log
 from areal_lab.runlog.time_cells import BLANK
-from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    RED,
+    on_page,
+    plain_axis,
+    quickly,
+    table,
+    words,
+)
 
 SHOWN_STEPS: Final = 100
 MEAN_OVER: Final = 10
@@ -31,20 +38,6 @@ _LEAST_SHARE: Final = 0.005
 """Share of the run below which a cause of idleness has no bar."""
 _LAG_HEIGHT, _REWARD_HEIGHT = 200, 130
 """Pixels of the planes."""
-
-
-_Made = TypeVar("_Made", bound=Callable[..., alt.TopLevelMixin])
-
-
-def _quickly(make: _Made) -> _Made:
-    """Without checking every part against the schema, half of the time; the tests check a whole."""
-
-    @wraps(make)
-    def made(*args: Any, **settings: Any) -> alt.TopLevelMixin:
-        with schemapi.debug_mode(False):
-            return make(*args, **settings)
-
-    return made  # type: ignore[return-value] # the same arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +114,7 @@ def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
     }
 
 
-@_quickly
+@quickly
 def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
     """Reward of the last 100 training steps with its running mean, and what was asked by hand.
 
@@ -141,7 +134,7 @@ def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMix
     base = alt.Chart(table(rows)).encode(
         x=_step_axis(steps),
         tooltip=[
-            "step:Q",
+            alt.Tooltip("step:Q"),
             alt.Tooltip("reward:Q", format=".3f"),
             alt.Tooltip("mean:Q", format=".3f"),
         ],
@@ -157,7 +150,7 @@ def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMix
     return on_page(alt.layer(*layers), width=width, height=_REWARD_HEIGHT, title=_titled(title))
 
 
-@_quickly
+@quickly
 def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
     """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta.
 
@@ -198,10 +191,10 @@ def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
         *_requests(log, steps, top=highest + 2.2),
         base.transform_filter("datum.split > datum.low")
         .mark_rule(color=BLUE, opacity=0.6, **bar)
-        .encode(y=alt.Y("low:Q", **y), y2="split:Q"),
+        .encode(y=alt.Y("low:Q", **y), y2=alt.Y2("split:Q")),
         base.transform_filter("datum.high > datum.split")
         .mark_rule(color=RED, **bar)
-        .encode(y=alt.Y("split:Q", **y), y2="high:Q"),
+        .encode(y=alt.Y("split:Q", **y), y2=alt.Y2("high:Q")),
         base.mark_circle(color="currentColor", size=12, opacity=1).encode(y=alt.Y("mean:Q", **y)),
         base.mark_line(color=GREY, strokeDash=[4, 3], interpolate="step").encode(
             y=alt.Y("eta:Q", **y)
@@ -211,7 +204,7 @@ def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
     return on_page(alt.layer(*layers), width=width, height=_LAG_HEIGHT, title=_titled(title))
 
 
-@_quickly
+@quickly
 def idle_chart(
     log: Log, *, last_s: float = 60.0, width: int | str = "container"
 ) -> alt.TopLevelMixin:
@@ -253,7 +246,9 @@ def idle_chart(
             x=alt.X("run:Q", axis=plain_axis(tickCount=5), **x)
         ),
         base.mark_bar(color=GREY, height={"band": 0.45}).encode(x=alt.X("now:Q", **x)),
-        words(base, align="left", dx=4, fontSize=12).encode(x=alt.X("now:Q", **x), text="text:N"),
+        words(base, align="left", dx=4, fontSize=12).encode(
+            x=alt.X("now:Q", **x), text=alt.Text("text:N")
+        ),
     ]
     title = f"idle by cause, last {length_s:.0f} s; pale: the whole training"
     return on_page(
@@ -303,7 +298,9 @@ def _requests(log: Log, steps: Sequence[StepOfRun], *, top: float) -> list[alt.C
     upwards = {"angle": 270, "align": "right", "baseline": "top", "dx": -3, "dy": 3}
     return [
         chart.mark_rule(color=GREY, opacity=0.7).encode(x=x),
-        words(chart, fontSize=11, **upwards).encode(x=x, y="top:Q", text="asked:N"),
+        words(chart, fontSize=11, **upwards).encode(
+            x=x, y=alt.Y("top:Q"), text=alt.Text("asked:N")
+        ),
     ]
 
 

@@ -67,11 +67,11 @@ def reward_bands(
         y=y,
         color=_color(losses, shown),
         strokeDash=_dash(losses, shown),
-        tooltip=["loss:N", "step:Q", *_numbers("reward", "low", "high")],
+        tooltip=["loss:N", alt.Tooltip("step:Q"), *_numbers("reward", "low", "high")],
     )
     bands = chart.mark_area(opacity=0.2, clip=True).encode(
         y=alt.Y("low:Q", scale=rewards, title=""),
-        y2="high:Q",
+        y2=alt.Y2("high:Q"),
         color=_color(losses, shown),
     )
     return on_page(alt.layer(bands, lines), width=width, height=height)
@@ -117,19 +117,19 @@ def final_reward_rows(
     chart = alt.Chart(table(rows)).encode(y=y)
     layers: list[Any] = [
         chart.mark_rule(strokeWidth=3, opacity=0.6, clip=True).encode(
-            x=alt.X("low:Q", scale=scale, title=""), x2="high:Q", color=color
+            x=alt.X("low:Q", scale=scale, title=""), x2=alt.X2("high:Q"), color=color
         ),
         chart.mark_point(filled=True, size=110, opacity=1).encode(
             x=x, color=color, tooltip=["loss:N", *_numbers("mean", "low", "high")]
         ),
-        words(chart, align="left").encode(x=alt.value(width + 8), text="words:N"),
+        words(chart, align="left").encode(x=alt.value(width + 8), text=alt.Text("words:N")),
     ]
     if start is not None:
         before = alt.Chart(table([{"mean": start, "words": "before training"}]))
         layers += [
             before.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=x),
             words(before, align="right", dx=-5, fontSize=12).encode(
-                x=x, y=alt.value(row_height * len(rows) - 6), text="words:N"
+                x=x, y=alt.value(row_height * len(rows) - 6), text=alt.Text("words:N")
             ),
         ]
     return on_page(alt.layer(*layers), width=width, height=row_height * max(1, len(rows)))
@@ -193,7 +193,7 @@ def _by_lag(
             y=alt.Y("value:Q", scale=scale, axis=plain_axis(title=None)),
             color=_color(losses, shown),
             strokeDash=_dash(losses, shown),
-            tooltip=["loss:N", "lag:Q", *_numbers("value")],
+            tooltip=["loss:N", alt.Tooltip("lag:Q"), *_numbers("value")],
         )
     )
 

@@ -55,7 +55,7 @@ def clipping_chart(
     )
     pale = alt.Chart(table(_bars(reference))).encode(
         x=alt.X("lag:O", axis=under),
-        y="share:Q",
+        y=alt.Y("share:Q"),
         xOffset=alt.XOffset("loss:N", sort=names),
         color=color,
     )
@@ -86,7 +86,7 @@ def parting_chart(pairs: pandas.DataFrame, *, height: int = 180) -> alt.TopLevel
         y=alt.Y("same_tokens:Q", axis=plain_axis(title="tokens until they differ", tickCount=5)),
         tooltip=[
             alt.Tooltip("about:N", title="prompt"),
-            "sample:Q",
+            alt.Tooltip("sample:Q"),
             alt.Tooltip("same_tokens:Q", title="same tokens"),
             alt.Tooltip("tokens_first:Q", title="of the first run"),
             alt.Tooltip("tokens_second:Q", title="of the second run"),

@@ -152,7 +152,8 @@ class PlanSearch:
         self._in_play: dict[int, Outcome] | None = None
         """What the front and the recommendation are chosen from; None takes all screened ones."""
         self._comparisons: tuple[Comparison, ...] = ()
-        self._sensitivity: Sensitivity | None = None
+        self._so_far: Callable[[], Sensitivity | None] = lambda: None
+        """The sensitivity by now; it is not put together before somebody looks."""
         self._simulations = 0
         self.step: Step | None = None
         self._complete = False
@@ -198,7 +199,7 @@ class PlanSearch:
             front=tuple(sorted(_without_duplicates(found), key=_fewest_gpus)),
             best=best_of(tuple(in_play.values()), self._config.objective, self._config.limits),
             comparisons=self._comparisons,
-            sensitivity=self._sensitivity,
+            sensitivity=self._so_far(),
             simulations=self._simulations,
             least_hours=dict(self._least_h),
             waiting=frozenset(self._waiting),
@@ -344,10 +345,10 @@ class PlanSearch:
         jobs, so_far = sensitivity(self._config, best, finalists)
         yield Step("sensitivity", 0, len(jobs))
         trials: list[Trial] = []
+        self._so_far = lambda: so_far(trials) if trials else None
         for trial in self._trials(jobs):
             if trial is not None:
                 trials.append(trial)
-                self._sensitivity = so_far(trials)
             yield Step("sensitivity", len(trials), len(jobs), waits=trial is None)
 
     def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[int]:
