@@ -2,7 +2,7 @@
 
 `marimo run FOLDER` names its cards after the files, unless a notebook's PEP 723 header has
 `[tool.marimo.opengraph]`; but with that header marimo (0.25) prints four warnings each time the
-notebook runs as a script. So titles and questions are read from the notebooks, here.
+notebook runs as a script. So titles are read from the notebooks, and questions from the docs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from marimo._cli.cli import main
 from marimo._metadata import opengraph
 
-from tools.notebooks.files import FOLDER, app_title, prose
+from tools.notebooks.files import FOLDER, ROOT, app_title
 
 
 def serve(arguments: list[str]) -> None:
@@ -36,9 +36,15 @@ def serve(arguments: list[str]) -> None:
 
 
 def card(notebook: Path) -> tuple[str, str]:
-    """Title and description of a notebook's card: its number, its title, its question."""
-    text = notebook.read_text(encoding="utf-8")
-    about = prose(text)[1]
-    question = re.split(r"(?<=[.)]) ", " ".join(about.split()))[-1]
+    """Title and description of a notebook's card: its number and title, and its question.
+
+    Raises:
+        ValueError: `docs/notebooks.md`, which has the questions, does not list the notebook.
+    """
+    title = app_title(notebook.read_text(encoding="utf-8"))
     number = notebook.stem.split("_", 1)[0].lstrip("0")
-    return f"{number}. {app_title(text)}", question.replace("*", "").replace("`", "")
+    listed = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    question = re.search(rf"^\| {number} {re.escape(str(title))} \| (.+) \|$", listed, re.MULTILINE)
+    if question is None:
+        raise ValueError(f"docs/notebooks.md has no row `| {number} {title} | question |`")
+    return f"{number}. {title}", question[1]

@@ -1,4 +1,4 @@
-"""Pictures for the cards of the gallery: the first screen of each notebook, 640 x 335 pixels."""
+"""Pictures for the cards of the gallery: the first large one of each notebook, 640 x 335 pixels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,34 @@ import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from PIL import Image
+from PIL import Image, ImageOps
+from playwright.sync_api import Page
 
 from tools.notebooks.files import FOLDER, existing
 from tools.notebooks.pages import chromium, gallery, open_page, wait_until_drawn
 
 SIZE_PX: Final = (640, 335)
-_SCREEN_PX: Final = (1100, 576)
-_COLORS = 128
+_COLORS: Final = 128
+_WIDTH_PX: Final = 1100
+_FIRST_LARGE: Final = """
+() => {
+  const roots = [document], found = [];
+  while (roots.length) {
+    for (const one of roots.shift().querySelectorAll("*")) {
+      if (one.shadowRoot) roots.push(one.shadowRoot);
+      if (!one.matches("svg[role=img], .vega-embed svg, canvas")) continue;
+      const { x, y, width, height } = one.getBoundingClientRect();
+      if (width >= 300 && height >= 150) found.push([y, x, width, height]);
+    }
+  }
+  return found.sort((one, other) => one[0] - other[0])[0];
+}
+"""
+"""Top, left, width and height of the first picture of some size."""
+_MARGIN_PX: Final = 8
+_LOOK_MS: Final = 300
 
 
 def thumbnail(name: str) -> Path:
@@ -29,13 +47,26 @@ def draw(names: Iterable[str] | None = None) -> None:
         for name in existing() if names is None else names:
             print(f"drawing {name}", file=sys.stderr, flush=True)
             page_address = f"{address}/?file={name}.py"
-            with open_page(browser, page_address, width_px=_SCREEN_PX[0]) as watched:
+            with open_page(browser, page_address, width_px=_WIDTH_PX) as watched:
                 wait_until_drawn(watched)
-                width, height = _SCREEN_PX
-                shot = watched.page.screenshot(
-                    clip={"x": 0, "y": 0, "width": width, "height": height}
-                )
+                place = _at_rest(watched.page)
+                shot = watched.page.screenshot(clip=place)
             picture = Image.open(io.BytesIO(shot)).convert("RGB")
-            small = picture.resize(SIZE_PX, Image.Resampling.LANCZOS)
+            small = ImageOps.pad(picture, SIZE_PX, Image.Resampling.LANCZOS, color="white")
             thumbnail(name).parent.mkdir(parents=True, exist_ok=True)
             small.quantize(_COLORS).save(thumbnail(name), optimize=True)
+
+
+def _at_rest(page: Page) -> Any:
+    """Where the picture is, once nothing above it is still being drawn."""
+    before = None
+    while (found := page.evaluate(_FIRST_LARGE)) is None or found != before:
+        before = found
+        page.wait_for_timeout(_LOOK_MS)
+    top, left, width, height = found
+    return {
+        "x": left - _MARGIN_PX,
+        "y": top - _MARGIN_PX,
+        "width": width + 2 * _MARGIN_PX,
+        "height": height + 2 * _MARGIN_PX,
+    }
