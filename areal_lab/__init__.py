@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from areal_lab.runlog.read_run import read_run as read_run
     from areal_lab.runlog.seeds import SeedResults as SeedResults
     from areal_lab.runlog.seeds import load_seed_results as load_seed_results
+    from areal_lab.sweep.read import RecordedSweep as RecordedSweep
+    from areal_lab.sweep.read import read_sweep as read_sweep
 
 _HOMES = {
     "AttachedRun": "areal_lab.live.attach",
     "LossComparison": "areal_lab.pipeline.compare_losses",
     "Problem": "areal_lab.data.problems",
     "ProblemSet": "areal_lab.data.problems",
+    "RecordedSweep": "areal_lab.sweep.read",
     "RequestRefused": "areal_lab.live.mailbox",
     "RunEnded": "areal_lab.live.mailbox",
     "SeedResults": "areal_lab.runlog.seeds",
@@ -52,6 +55,7 @@ _HOMES = {
     "load_config": "areal_lab.config.load",
     "load_seed_results": "areal_lab.runlog.seeds",
     "read_run": "areal_lab.runlog.read_run",
+    "read_sweep": "areal_lab.sweep.read",
     "start_run": "areal_lab.pipeline.detached",
     "train": "areal_lab.pipeline.train",
 }

@@ -72,6 +72,12 @@ def _plan_settings() -> tuple[type, Mapping[str, str]]:
     return PlanConfig, ALIASES
 
 
+def _sweep_settings() -> tuple[type, Mapping[str, str]]:
+    from areal_lab.sweep.study import StudyConfig
+
+    return StudyConfig, {}
+
+
 @app.command(cls=_with_settings(_train_settings))
 @exit_on_error
 def train(
@@ -248,6 +254,42 @@ def plan(
     from areal_lab.cli.plan import run_plan
 
     run_plan(file, overrides or [], as_json=as_json, plot=plot, workers=workers)
+
+
+@app.command(cls=_with_settings(_sweep_settings))
+@exit_on_error
+def sweep(
+    study: Annotated[
+        str,
+        typer.Argument(
+            metavar="STUDY.yaml", help="Study file, or a shipped one: study_loss, study_eta."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="a.b=c",
+            help="Override the file: workers=2 grid.seed=[1,2] settings.total_train_steps=8",
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and list the cells, and run nothing.")
+    ] = False,
+) -> None:
+    """Run a grid of settings: trainings or simulations, several at a time.
+
+    Cells that are complete are not run again. Writes cells.csv and figure.png into the study's
+    folder, which is the last line of the output. Exits with 1 if a cell failed.
+    """
+    from areal_lab.cli.sweep import run_sweep
+
+    try:
+        code = run_sweep(study, overrides or [], as_json=as_json, dry_run=dry_run)
+    except BaseExceptionGroup as error:
+        raise error_exit(error_text(error), FAILED) from error
+    raise typer.Exit(code)
 
 
 @app.command()

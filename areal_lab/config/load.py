@@ -12,7 +12,7 @@ resolves `${other.setting}`; the record does the rest.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -86,9 +86,9 @@ def load_record(
         tree = read_yaml(Path(path))
         if not tree and not may_be_empty:
             raise ValueError(f"{path} is empty, but must hold at least one setting (`a: b`)")
-        values |= names.translated(_flat(tree), str(path))
+        values |= names.translated(dotted(tree), str(path))
     if isinstance(overrides, Mapping):
-        values |= names.translated(_flat(overrides), "the overrides")
+        values |= names.translated(dotted(overrides), "the overrides")
     else:
         for override in overrides:
             values |= names.translated(dict(names.read_override(override)), "the overrides")
@@ -134,6 +134,30 @@ def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
     if not isinstance(tree, Mapping):
         raise ValueError(f"{path} holds a {type(tree).__name__}, but must hold {what}")
     return tree
+
+
+def wrong_names(
+    record: type[Record], aliases: Mapping[str, str], names: Iterable[str], source: str
+) -> tuple[Problem, ...]:
+    """The names that are no settings of a record, with the nearest ones, or that mean the same.
+
+    Args:
+        source: where the names stand, for messages.
+    """
+    known = _Names(record, aliases)
+    known.translated(dict.fromkeys(names), source)
+    return tuple(known.problems)
+
+
+def dotted(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; keys with dots are allowed, too."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 class _Names:
@@ -224,14 +248,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(one)
-
-
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; keys with dots are allowed, too."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

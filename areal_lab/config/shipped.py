@@ -14,19 +14,27 @@ from areal_lab.config.suggest import did_you_mean, near_names, plain
 
 CONFIGS: Final = Path(__file__).parents[1] / "configs"
 _PLAN: Final = "plan_"
-"""Prefix of the files for `areal-lab plan`; the others are for `train`."""
+"""Prefix of the files for `areal-lab plan`."""
+_STUDY: Final = "study_"
+"""Prefix of the files for `areal-lab sweep`; those without a prefix are for `train`."""
 _MOST_LISTED: Final = 8
 """With more names, an error lists only the nearest ones."""
 
 
 def training_configs() -> dict[str, Path]:
     """Shipped files for `areal-lab train`, by name."""
-    return {name: path for name, path in _shipped().items() if not name.startswith(_PLAN)}
+    prefixes = (_PLAN, _STUDY)
+    return {name: path for name, path in _shipped().items() if not name.startswith(prefixes)}
 
 
 def plan_questions() -> dict[str, Path]:
     """Shipped files for `areal-lab plan`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_PLAN)}
+
+
+def studies() -> dict[str, Path]:
+    """Shipped files for `areal-lab sweep`, by name."""
+    return {name: path for name, path in _shipped().items() if name.startswith(_STUDY)}
 
 
 def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) -> Path:

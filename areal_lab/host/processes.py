@@ -68,6 +68,11 @@ class Child:
             f"{last_lines(self.log_path)}"
         )
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the process and its group, and do not wait; `stop` insists."""
+        if not self._lifeline.closed:
+            self._signal(signal.SIGTERM)
+
     async def stop(self, *, at_once: bool = False) -> None:
         """Stop the process and its descendants, by SIGTERM and then SIGKILL. Idempotent.
 
@@ -126,18 +131,23 @@ async def start_command(
     command: Sequence[str],
     *,
     log_path: Path,
+    output_path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start a command whose program calls `watch_parent` first; arguments as in `start_child`."""
+    """Start a command whose program calls `watch_parent` first; arguments as in `start_child`.
+
+    Args:
+        output_path: file that receives its standard output; None takes `log_path`.
+    """
     read_fd, write_fd = os.pipe()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log_path.open("ab") as log:
+        with log_path.open("ab") as log, (output_path or log_path).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=log,
                 env={**os.environ, **(environment or {}), _LIFELINE: f"{read_fd},{os.getpid()}"},
                 pass_fds=(read_fd, *pass_fds),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
+from typing import TypeVar
 
 CONFIDENCE = 0.95
+_Pair = TypeVar("_Pair", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ def interval_of_runs(values: Sequence[float]) -> MeanInterval:
     if n == 1:
         return MeanInterval(values[0], 1, None)
     return MeanInterval(fmean(values), n, student_t(n - 1) * stdev(values) / math.sqrt(n))
+
+
+def paired_interval(
+    values: Mapping[_Pair, float], baseline: Mapping[_Pair, float]
+) -> MeanInterval | None:
+    """Mean difference of runs that belong together, such as those with one seed, with its interval.
+
+    Runs with one seed see the same problems in the same order, so their difference says more than
+    the difference of two means. Runs without a partner are left out; None if there is no pair.
+    """
+    pairs = [value - baseline[one] for one, value in values.items() if one in baseline]
+    return interval_of_runs(pairs) if pairs else None
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

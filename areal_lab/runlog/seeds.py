@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from areal_lab.runlog.intervals import MeanInterval, interval_of_runs, running_mean
+from areal_lab.runlog.intervals import MeanInterval, interval_of_runs, paired_interval, running_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,28 +126,20 @@ class SeedResults:
     def differences(self, baseline: str) -> dict[str, MeanInterval]:
         """Held-out reward after training minus that of a baseline with the same seed.
 
-        Runs with one seed see the same problems in the same order, so their difference says more
-        than the difference of two means. Seeds that one of the two did not complete are left out,
-        and losses without any that both did.
+        See `paired_interval`. Seeds that one of the two did not complete are left out, and losses
+        without any that both did.
 
         Raises:
             KeyError: if the baseline has no run.
         """
         self.of(baseline)
-        complete = self._complete()
-        runs_of_baseline = complete.get(baseline, [])
-        seeds = [run.seed for run in runs_of_baseline]
-        other = dict(zip(seeds, _after(runs_of_baseline), strict=True))
-        found = {}
-        for name, runs in complete.items():
-            pairs = [
-                after - other[run.seed]
-                for run, after in zip(runs, _after(runs), strict=True)
-                if run.seed in other
-            ]
-            if name != baseline and pairs:
-                found[name] = interval_of_runs(pairs)
-        return found
+        rewards = {
+            name: dict(zip([run.seed for run in runs], _after(runs), strict=True))
+            for name, runs in self._complete().items()
+        }
+        other = rewards.pop(baseline, {})
+        found = {name: paired_interval(own, other) for name, own in rewards.items()}
+        return {name: interval for name, interval in found.items() if interval is not None}
 
     def frame(self) -> pd.DataFrame:
         """One row per step of each run: loss, seed, step, reward. Needs pandas."""

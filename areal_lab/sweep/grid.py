@@ -1,0 +1,185 @@
+"""From a study to its cells: every combination of the grid, with all settings of its run.
+
+    study, command --names, values, what must fit together--> cells, or every problem at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from areal_lab.config.load import load_record, wrong_names
+from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.record import Record, settings, value_of
+from areal_lab.runlog.records import finite_json
+from areal_lab.sweep.command import Command
+from areal_lab.sweep.study import Axis, Study, Value, every_choice, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of a study."""
+
+    choice: Mapping[str, Value]
+    """Its value on each axis."""
+    record: Record
+    """Its settings, as the command takes them."""
+    settings: Mapping[str, Any]
+    """All of them by dotted name, as in JSON, but for those that name and place the run."""
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words."""
+        return label_of(self.choice)
+
+
+def label_of(choice: Mapping[str, Value]) -> str:
+    """`eta=4, seed=1`."""
+    return ", ".join(f"{name}={shown(value)}" for name, value in choice.items()) or "the only cell"
+
+
+def expand(study: Study, command: Command) -> list[Cell]:
+    """The cells in the order of the grid, the last axis changing first.
+
+    Raises:
+        ConfigError: one line per problem of any cell, before anything runs.
+    """
+    found = [*_names(study, command), *_overlaps(study, command)]
+    if found:
+        raise ConfigError(*found)
+    try:
+        base = command.load(study.config.config or None)
+        base = load_record(base, None, study.settings, command.aliases)
+    except ValueError as error:
+        raise ConfigError(*problems_of(error, "config", named=True)) from error
+    wrong = _Wrong(study)
+    cells: list[Cell] = []
+    known: dict[str, str] = {}
+    for choice in every_choice(study.axes):
+        values = {
+            name: value
+            for axis in study.axes
+            for name, value in axis.settings(choice[axis.name]).items()
+        }
+        with wrong.of(choice):
+            record = load_record(base, None, values, command.aliases)
+            cell = Cell(choice=choice, record=record, settings=resolved(record, command))
+            cells.append(cell)
+            command.check(record.with_settings(command.placed(study.folder)))
+            _check_seeds(study, command, record)
+            same = known.setdefault(repr(sorted(cell.settings.items())), cell.label)
+            if same != cell.label:
+                message = f"{same} has the same settings as {cell.label}; leave one of them out"
+                raise ConfigError(Problem(Kind.SETTINGS, "grid", message))
+    wrong.refuse()
+    return cells
+
+
+def resolved(record: Record, command: Command) -> dict[str, Any]:
+    """All settings of a run that can change its result, by dotted name, as in JSON."""
+    placed = command.placed(Path()).keys()
+    return {
+        one.name: finite_json(_plain(value_of(record, one.name)))
+        for one in settings(command.settings)
+        if one.name not in placed
+    }
+
+
+class _Wrong:
+    """Problems of cells; one that many of them have is told once."""
+
+    def __init__(self, study: Study) -> None:
+        self._cells = 1
+        for axis in study.axes:
+            self._cells *= len(axis.values)
+        self._found: dict[Problem, list[str]] = {}
+        self._label = ""
+
+    def of(self, choice: Mapping[str, Value]) -> _Wrong:
+        """Collect the problems of this cell in a `with` block."""
+        self._label = label_of(choice)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        for problem in error.problems:
+            self._found.setdefault(problem, []).append(self._label)
+        return True
+
+    def refuse(self) -> None:
+        """Raise `ConfigError` if there are any."""
+        if self._found:
+            raise ConfigError(*self._told())
+
+    def _told(self) -> Iterator[Problem]:
+        for problem, labels in self._found.items():
+            where = f"in {labels[0]}"
+            if len(labels) > 1:
+                where = f"in {len(labels)} of {self._cells} cells, the first with {labels[0]}"
+            told = f"{problem.message} ({where})"
+            if len(labels) == self._cells:
+                told = problem.message
+            yield Problem(problem.kind, problem.setting, told, problem.command)
+
+
+def _names(study: Study, command: Command) -> Iterator[Problem]:
+    """Names of `settings` and `grid` that are no settings of the command."""
+
+    def wrong(names: Sequence[str], source: str) -> Iterator[Problem]:
+        yield from wrong_names(command.settings, command.aliases, names, source)
+        for name in names:
+            full = command.aliases.get(name, name)
+            if full in command.placed(Path()):
+                message = f"{name!r} in {source} is set by the sweep; leave it out"
+                yield Problem(Kind.SETTINGS, full, message)
+
+    yield from wrong(list(study.settings), "settings")
+    yield from wrong([axis.name for axis in study.axes if axis.groups is None], "grid")
+    for axis in study.axes:
+        for group, own in (axis.groups or {}).items():
+            yield from wrong(list(own), f"grid.{axis.name}.{group}")
+
+
+def _overlaps(study: Study, command: Command) -> Iterator[Problem]:
+    """Settings that two axes set, or an axis and `settings`."""
+    places = {command.aliases.get(name, name): "settings" for name in study.settings}
+    for axis in study.axes:
+        for full in dict.fromkeys(command.aliases.get(name, name) for name in axis.sets):
+            if full in places:
+                message = f"{full} is in grid.{axis.name} and in {places[full]}; leave one out"
+                yield Problem(Kind.SETTINGS, full, message)
+            places[full] = f"grid.{axis.name}"
+
+
+def _check_seeds(study: Study, command: Command, record: Record) -> None:
+    """Refuse repetitions that share seeds: they would be no independent runs."""
+    over = next((one for one in study.axes if one.name == study.config.figure.over), None)
+    if over is not None and _sets_seed(over, command) and command.shares_seeds(record):
+        raise ConfigError(
+            Problem(
+                Kind.SETTINGS,
+                "seeds",
+                f"each run has several seeds of its own, from `seed` on, so that runs along "
+                f"grid.{over.name} would share some; set settings.seeds=1, or leave "
+                f"grid.{over.name} out",
+            )
+        )
+
+
+def _sets_seed(axis: Axis, command: Command) -> bool:
+    return "seed" in {command.aliases.get(name, name) for name in axis.sets}
+
+
+def _plain(value: Any) -> Any:
+    """A value without records."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,209 @@
+"""Run the cells of a study in child processes, some at a time.
+
+| loop     | produces         | waits for         | unblocked by                          |
+| worker   | the end of cells | a child's exit    | the run's end, or a signal            |
+
+    Ctrl-C once     no cell starts, the running ones get SIGTERM: a training run finishes its step
+    Ctrl-C twice    the running ones are killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final, Protocol
+
+from areal_lab.config.dump import to_yaml
+from areal_lab.host.processes import Child, last_lines, start_command
+from areal_lab.sweep.command import Command
+from areal_lab.sweep.grid import Cell
+from areal_lab.sweep.results import Incomplete, result_of
+from areal_lab.sweep.store import StoredCell, package_version
+
+CONFIG: Final = "config.yaml"
+OUTPUT, ERRORS = "stdout.log", "stderr.log"
+_ERROR_LINES: Final = 12
+_PROGRAM: Final = ("-m", "areal_lab.cli.watched")
+"""`areal-lab`, as a child that ends with this process."""
+
+
+class Display(Protocol):
+    """Shows the progress of a sweep."""
+
+    def started(self, cell: Cell) -> None:
+        """A run has started."""
+        ...
+
+    def ended(self, cell: Cell, stored: StoredCell) -> None:
+        """A run has ended, in whatever way."""
+        ...
+
+    def stopping(self, running: int) -> None:
+        """Ctrl-C: nothing new starts, and these runs were asked to end."""
+        ...
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long the rest takes, from how long the cells so far took."""
+
+    workers: int
+    waiting: int
+    seconds: list[float]
+    """Of the complete cells."""
+    running: dict[str, float]
+    """When the running ones started, by label."""
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until the last cell ends; None before one is complete."""
+        if not self.seconds:
+            return None
+        one_s = fmean(self.seconds)
+        under_way_s = [max(0.0, one_s - now_s + began_s) for began_s in self.running.values()]
+        # The last cells cannot be shared out: one of them takes its whole time.
+        rounds = math.ceil(self.waiting / self.workers)
+        return rounds * one_s + (fmean(under_way_s) if under_way_s else 0.0)
+
+
+def default_workers(command: Command, cells: Sequence[Cell]) -> int:
+    """Runs at the same time that this machine has cores for."""
+    cores = len(os.sched_getaffinity(0))
+    needs = [command.needs(cell.record) for cell in cells]
+    if any(one is None for one in needs):
+        return 1
+    return max(1, min(len(cells), cores // max([1, *(one for one in needs if one)])))
+
+
+class Sweep:
+    """The cells that are to be run, while they are."""
+
+    def __init__(
+        self, command: Command, planned: Sequence[tuple[Cell, StoredCell]], pace: Pace
+    ) -> None:
+        """Plan to run these cells, in this order."""
+        self._command = command
+        self._waiting = deque(planned)
+        self._children: set[Child] = set()
+        self.pace = pace
+        self.stopped = False
+        """Whether Ctrl-C was pressed."""
+
+    async def perform(self, display: Display) -> None:
+        """Run all cells; a cell that fails does not end the others.
+
+        Raises:
+            CancelledError: after the second Ctrl-C, when all children have ended.
+        """
+        self._stop_on_interrupt(display)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.pace.workers):
+                group.create_task(self._work(display))
+
+    async def _work(self, display: Display) -> None:
+        while self._waiting and not self.stopped:
+            cell, stored = self._waiting.popleft()
+            self.pace.waiting -= 1
+            self.pace.running[cell.label] = time.monotonic()
+            display.started(cell)
+            try:
+                ended = await self._run(cell, stored)
+            finally:
+                del self.pace.running[cell.label]
+            if ended.status == "complete":
+                self.pace.seconds.append(ended.wall_s)
+            display.ended(cell, ended)
+
+    async def _run(self, cell: Cell, stored: StoredCell) -> StoredCell:
+        """Run one cell, and store how it ended."""
+        folder, began_s = stored.folder, time.monotonic()
+        stored = replace(
+            stored,
+            settings=cell.settings,
+            status="running",
+            error="",
+            figures={},
+            run="",
+            areal_lab=package_version(),
+        )
+        stored.write()
+        _write_config(cell, self._command, folder)
+        command = [self._command.name, str(folder / CONFIG), *self._command.options]
+        for name in (OUTPUT, ERRORS):
+            (folder / name).unlink(missing_ok=True)
+        child = await start_command(
+            cell.label,
+            [sys.executable, *_PROGRAM, *command],
+            log_path=folder / ERRORS,
+            output_path=folder / OUTPUT,
+        )
+        self._children.add(child)
+        try:
+            if self.stopped:  # while it was being started
+                child.ask_to_end()
+            code = await child.process.wait()
+        except asyncio.CancelledError:
+            replace(stored, status="stopped", error="Ctrl-C, twice").write()
+            raise
+        finally:
+            self._children.discard(child)
+            await child.stop()
+        stored = replace(stored, wall_s=round(time.monotonic() - began_s, 3))
+        ended = self._ended(stored, code)
+        ended.write()
+        return ended
+
+    def _ended(self, stored: StoredCell, code: int) -> StoredCell:
+        error = ""
+        if code == 0:
+            try:
+                result = result_of(self._command.prints, stored.folder / OUTPUT)
+            except Incomplete as incomplete:
+                error = str(incomplete)
+            else:
+                run = os.path.relpath(result.run, stored.folder) if result.run else ""
+                return replace(stored, status="complete", figures=result.figures, run=run)
+        if self.stopped:
+            return replace(stored, status="stopped", error="Ctrl-C")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return replace(stored, status="failed", error=error or f"it {how}:\n{_said(stored.folder)}")
+
+    def _stop_on_interrupt(self, display: Display) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "called from a coroutine"
+
+        def interrupt() -> None:
+            if self.stopped:
+                task.cancel()
+                return
+            self.stopped = True
+            display.stopping(len(self._children))
+            for child in self._children:
+                child.ask_to_end()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+
+
+def _write_config(cell: Cell, command: Command, folder: Path) -> None:
+    """The settings of the run as a file that repeats it: `areal-lab COMMAND FILE`."""
+    record = cell.record.with_settings(command.placed(folder))
+    options = "".join(f" {one}" for one in command.options)
+    head = [cell.label, f"areal-lab {command.name} {CONFIG}{options}"]
+    (folder / CONFIG).write_text(to_yaml(record, head=head), encoding="utf-8")
+
+
+def _said(folder: Path) -> str:
+    """The last lines of what a run wrote, errors before output."""
+    for name in (ERRORS, OUTPUT):
+        if (folder / name).is_file() and (folder / name).stat().st_size:
+            return last_lines(folder / name, _ERROR_LINES)
+    return "(it wrote nothing)"

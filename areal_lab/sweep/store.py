@@ -1,0 +1,216 @@
+"""The folder of a study: what each cell had as settings, how it ended, what it measured.
+
+    FOLDER/study.json                 axes, picture, and the folder of each cell of the grid
+    FOLDER/cells/eta-4-seed-1-3f2a91/ cell.json config.yaml stdout.log stderr.log, and its run
+    FOLDER/cells.csv steps.csv figure.png
+
+A cell is found again by its settings, not by its name: after a study was edited, the cells that
+still fit are kept, whatever their folder is called.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from areal_lab.config.record import settings
+from areal_lab.runlog.records import finite_json
+from areal_lab.sweep.command import Command
+from areal_lab.sweep.grid import Cell
+from areal_lab.sweep.study import Study, shown
+
+CELLS: Final = "cells"
+_CELL: Final = "cell.json"
+_STUDY: Final = "study.json"
+_LOCK: Final = ".sweep"
+
+Status: TypeAlias = Literal["waiting", "running", "complete", "failed", "stopped"]
+"""`waiting` has no folder yet; `running` in a folder whose sweep has ended was interrupted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCell:
+    """The content of a cell's folder."""
+
+    folder: Path
+    command: str
+    settings: Mapping[str, Any]
+    """All settings of the run that can change its result, by dotted name."""
+    status: Status
+    error: str = ""
+    """Why it failed: the last lines of its output."""
+    wall_s: float = 0.0
+    run: str = ""
+    """The run folder, relative to the cell's; empty for a command without one."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of its summary by dotted name."""
+    areal_lab: str = ""
+    """Version of the package."""
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The run folder; None for a command without one."""
+        return self.folder / self.run if self.run else None
+
+    def write(self) -> None:
+        """Write cell.json, all of it or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        values = asdict(self)
+        del values["folder"]
+        _write_json(self.folder / _CELL, values)
+
+
+def stored_cells(folder: Path) -> list[StoredCell]:
+    """All cells of a study's folder, of any edition of the study."""
+    return [_read_cell(path.parent) for path in sorted(folder.glob(f"{CELLS}/*/{_CELL}"))]
+
+
+def fits(stored: StoredCell, cell: Cell, command: Command) -> bool:
+    """Whether a stored cell has the settings of this one.
+
+    A setting that is newer than the stored cell fits if it has its default.
+    """
+    if stored.command != command.name or not stored.settings.keys() <= cell.settings.keys():
+        return False
+    defaults = {one.name: one.default for one in settings(command.settings)}
+    return all(
+        stored.settings[name] == value
+        if name in stored.settings
+        else finite_json(defaults[name]) == value
+        for name, value in cell.settings.items()
+    )
+
+
+def placed_cells(study: Study, command: Command, cells: Sequence[Cell]) -> list[StoredCell]:
+    """Each cell of the grid as it is stored, `waiting` if it is not."""
+    known = sorted(stored_cells(study.folder), key=lambda one: one.status != "complete")
+    return [
+        next((one for one in known if fits(one, cell, command)), None)
+        or StoredCell(
+            folder=study.folder / CELLS / _folder_name(cell),
+            command=command.name,
+            settings=cell.settings,
+            status="waiting",
+            areal_lab=package_version(),
+        )
+        for cell in cells
+    ]
+
+
+def write_study(
+    study: Study, command: Command, cells: Sequence[Cell], placed: Sequence[StoredCell]
+) -> None:
+    """Write study.json: what `read_sweep` needs besides the cells."""
+    study.folder.mkdir(parents=True, exist_ok=True)
+    named = (name for axis in study.axes if axis.groups is not None for name in axis.sets)
+    values = {
+        "name": study.config.name,
+        "command": study.config.command,
+        "config": study.config.config,
+        "settings": study.settings,
+        "axes": {axis.name: list(axis.values) for axis in study.axes},
+        "grouped": list(dict.fromkeys(command.aliases.get(name, name) for name in named)),
+        "figure": study.config.figure.model_dump(),
+        "metric": study.config.figure.metric or command.metric,
+        "cells": [
+            {"choice": cell.choice, "folder": one.folder.relative_to(study.folder).as_posix()}
+            for cell, one in zip(cells, placed, strict=True)
+        ],
+    }
+    _write_json(study.folder / _STUDY, values)
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """The content of study.json.
+
+    Raises:
+        ValueError: in one line, if the folder is not one of a sweep.
+    """
+    path = folder / _STUDY
+    if not path.is_file():
+        raise ValueError(f"{folder} is not the folder of a sweep: it has no {_STUDY}")
+    read: dict[str, Any] = with_numbers(_read_json(path))
+    return read
+
+
+def stored_cell(folder: Path, command: str) -> StoredCell:
+    """The cell in a folder; `waiting` if there is none."""
+    if (folder / _CELL).is_file():
+        return _read_cell(folder)
+    return StoredCell(folder=folder, command=command, settings={}, status="waiting")
+
+
+@contextmanager
+def only_sweep(folder: Path) -> Iterator[None]:
+    """Hold the folder, so that no other sweep writes into it.
+
+    Raises:
+        BlockingIOError: in one line, if another sweep does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another sweep is running in {folder}; wait for it, or set another folder=..."
+            ) from None
+        yield
+
+
+def package_version() -> str:
+    """Version of areal_lab."""
+    try:
+        return version("areal_lab")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def with_numbers(value: Any) -> Any:
+    """What `finite_json` wrote, with infinities as numbers."""
+    if isinstance(value, dict):
+        return {name: with_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(one) for one in value]
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def _read_cell(folder: Path) -> StoredCell:
+    values = _read_json(folder / _CELL)
+    try:
+        figures = with_numbers(values.pop("figures"))
+        return StoredCell(folder=folder, **values, figures=figures)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / _CELL} is not a cell of a sweep: {error}") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; remove its folder") from error
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    text = json.dumps(finite_json(values), indent=1, allow_nan=False)
+    temporary.write_text(f"{text}\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _folder_name(cell: Cell) -> str:
+    """`eta-4-seed-1-3f2a91`: readable, and different for different settings."""
+    written = json.dumps(cell.settings, sort_keys=True)
+    mark = hashlib.sha256(written.encode()).hexdigest()[:6]
+    parts = (f"{name.rpartition('.')[2]}-{shown(value)}" for name, value in cell.choice.items())
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:80]
+    return f"{readable or 'cell'}-{mark}"
