@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.errors import FAILED, INTERRUPTED, error_text
+from areal_lab.cli.errors import FAILED, INTERRUPTED
 from areal_lab.cli.outputs import console_on, folder_to_write
-from areal_lab.config.problem import ConfigError, refusal
+from areal_lab.config.problem import refusal
 from areal_lab.config.suggest import did_you_mean
 from areal_lab.runlog.records import finite_json
 from areal_lab.sweep.command import Command
@@ -35,6 +35,8 @@ from areal_lab.sweep.study import Study, load_study, parsed_baseline, shown
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SHORT_S: Final = 10.0
+"""Runs that take less time are told only when they end, where there is no bar."""
 _FAILED_SHOWN: Final = 5
 """Failed cells whose last lines are printed again at the end."""
 
@@ -171,15 +173,14 @@ def _print_plan(
     said = ", ".join(part for part in parts if part)
     notes.print(
         f"{study.config.name}: {_count(len(placed), 'cell')}{f' ({grid})' if grid else ''} of "
-        f"`{study.config.command} {study.config.config}`".rstrip(" `") + f"`; {said}"
+        f"`{study.config.command} {study.config.config}`".rstrip(" `")
+        + f"`; {said}"
         + (f", {_count(workers, 'at a time', plural='at a time')}" if todo else ""),
         highlight=False,
     )
 
 
-def _report(
-    recorded: RecordedSweep, study: Study, notes: Console, *, as_json: bool
-) -> None:
+def _report(recorded: RecordedSweep, study: Study, notes: Console, *, as_json: bool) -> None:
     """Write the tables and the picture, and print the intervals."""
     written = [write_cells(recorded, recorded.folder / "cells.csv")]
     if study.config.steps_table:
@@ -345,16 +346,15 @@ def _under_way(pace: Pace) -> str:
 class _Lines:
     """A line when a run starts, without a terminal, and when it ends."""
 
-    def __init__(
-        self, notes: Console, cells: int, done: int, pace: Pace, command: Command
-    ) -> None:
+    def __init__(self, notes: Console, cells: int, done: int, pace: Pace, command: Command) -> None:
         self._notes, self._cells, self._done = notes, cells, done
         self._pace, self._command = pace, command
         self.on_end: Callable[[], None] = lambda: None
 
     def started(self, cell: Cell) -> None:
-        """Say so where there is no bar that does."""
-        if not self._notes.is_terminal:
+        """Say so where there is no bar that does, unless runs are short."""
+        seconds = self._pace.seconds
+        if not self._notes.is_terminal and not (seconds and fmean(seconds) < _SHORT_S):
             self._say(f"running   {cell.label}")
 
     def ended(self, cell: Cell, stored: StoredCell) -> None:
@@ -368,7 +368,7 @@ class _Lines:
         left = f"; {rest} left" + ("" if left_s is None else f", about {duration(left_s)}")
         self._say(
             f"{stored.status:8}  {cell.label} in {duration(stored.wall_s)}{figure}"
-            + (left if rest and not stored.status == "stopped" else ""),
+            + (left if rest and stored.status != "stopped" else ""),
             style="red" if stored.status == "failed" else None,
         )
 

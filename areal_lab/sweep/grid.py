@@ -1,6 +1,6 @@
 """From a study to its cells: every combination of the grid, with all settings of its run.
 
-    study, command --names, values, what must fit together--> cells, or every problem at once
+study, command --names, values, what must fit together--> cells, or every problem at once
 """
 
 from __future__ import annotations

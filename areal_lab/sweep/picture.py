@@ -83,18 +83,19 @@ def draw_sweep(
     shape = (1, panels) if side_by_side else (panels, 1)
     axes: Any = figure.subplots(*shape, squeeze=False).flatten()
     _draw(axes[0], sweep.axes[x], lines, "value")
-    axes[0].set(xlabel=x, ylabel=_worded(metric))
+    axes[0].set(xlabel="" if panels == 2 and not side_by_side else x, ylabel=metric)
     if panels == 2:
         axes[1].axhline(0, color=GREY, linewidth=1)
         _draw(axes[1], sweep.axes[x], lines, "difference")
         label = label_of(baseline or {})
-        axes[1].set(xlabel=x, ylabel=f"difference from\n{label}")
+        paired = f"\npaired by {over}" if over in sweep.axes else ""
+        axes[1].set(xlabel=x, ylabel=f"minus {label}{paired}")
     named = [name for name in lines if name]
     if named:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(named)))
-    how = _how(sweep, found, over, paired=panels == 2)
-    title = title or f"{sweep.study['name']}: {metric} by {x}; {how}"
+    how = _how(sweep, found, over)
+    title = title or f"{metric} by {x}: {how}"
     return entitle(figure, title, alt=_said(metric, x, found, how))
 
 
@@ -116,7 +117,9 @@ def _draw(
 ) -> None:
     places = {value: place for place, value in enumerate(values)}
     looks = zip(cycle(_COLORS), cycle(_MARKERS), strict=False)
-    for number, ((name, own), (color, marker)) in enumerate(zip(lines.items(), looks, strict=False)):
+    for number, ((name, own), (color, marker)) in enumerate(
+        zip(lines.items(), looks, strict=False)
+    ):
         shift = _SPREAD * ((number + 0.5) / len(lines) - 0.5)
         points = [
             (places[_x_of(one)] + shift, interval, one.runs)
@@ -167,7 +170,7 @@ def _interval_of(one: Interval, what: str) -> MeanInterval | None:
     return one.value if what == "value" else one.difference
 
 
-def _how(sweep: RecordedSweep, found: Sequence[Interval], over: str, *, paired: bool) -> str:
+def _how(sweep: RecordedSweep, found: Sequence[Interval], over: str) -> str:
     counts = sorted({one.value.n for one in found})
     if over not in sweep.axes:
         known = any(one.value.ci95 for one in found)
@@ -175,8 +178,7 @@ def _how(sweep: RecordedSweep, found: Sequence[Interval], over: str, *, paired: 
     if counts == [1]:
         return f"one {over} each, no intervals"
     span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    pairs = f", differences paired by {over}" if paired else ""
-    return f"mean and 95 % interval over {span} {over}s{pairs}"
+    return f"mean and 95 % interval of {span} {over}s"
 
 
 def _said(metric: str, x: str, found: Sequence[Interval], how: str) -> str:
@@ -186,7 +188,3 @@ def _said(metric: str, x: str, found: Sequence[Interval], how: str) -> str:
         for one in found
     ]
     return f"{metric} by {x}; {how}. {'; '.join(parts)}."
-
-
-def _worded(metric: str) -> str:
-    return metric.replace("_", " ") if "." not in metric else metric

@@ -143,9 +143,7 @@ class RecordedSweep:
                 groups.setdefault(tuple(row.choice[name] for name in names), []).append(row)
 
         def by_repetition(key: tuple[Value, ...]) -> dict[Value, float]:
-            return {
-                row.choice.get(over): row.stored.figures[metric] for row in groups.get(key, ())
-            }
+            return {row.choice.get(over): row.stored.figures[metric] for row in groups.get(key, ())}
 
         found = []
         for key, rows in groups.items():

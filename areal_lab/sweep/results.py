@@ -1,8 +1,8 @@
 """What a command left behind, as numbers by dotted name: from a run's summary, or from JSON.
 
-    {"reward_after": {"mean": 0.6, "ci95": 0.1, "n": 64}}  -->  reward_after, .ci95, .n
-    {"step_s": {"mean": 3.4, "low": 3.3, "high": 3.5}}     -->  step_s, step_s.ci95
-    {"lag": {"token": {"mean": 1.0, "max": 2}}}            -->  lag.token.mean, lag.token.max
+{"reward_after": {"mean": 0.6, "ci95": 0.1, "n": 64}}  -->  reward_after, .ci95, .n
+{"step_s": {"mean": 3.4, "low": 3.3, "high": 3.5}}     -->  step_s, step_s.ci95
+{"lag": {"token": {"mean": 1.0, "max": 2}}}            -->  lag.token.mean, lag.token.max
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def result_of(prints: Prints, output: Path) -> Result:
 
 
 def figures_of(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of nested mappings; text, lists and values that were not measured are left out."""
+    """The numbers of nested mappings, without text, lists and values that were not measured."""
     for name, one in value.items():
         full = f"{prefix}{name}"
         if name in _NO_FIGURES:

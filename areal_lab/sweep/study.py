@@ -1,16 +1,16 @@
 """A study file: which command to run, with which grid of settings, and what to draw.
 
-    command: train                    and everything else in StudyConfig
-    config: tiny
-    settings: {total_train_steps: 20}           of every cell
-    grid:                                       every combination is a cell
-      eta: [0, 4]                               values of one setting
-      objective:                                named groups of settings
-        naive: {actor.use_decoupled_loss: false}
-        decoupled: {actor.use_decoupled_loss: true}
-      seed: [1, 2, 3]
+command: train                    and everything else in StudyConfig
+config: tiny
+settings: {total_train_steps: 20}           of every cell
+grid:                                       every combination is a cell
+  eta: [0, 4]                               values of one setting
+  objective:                                named groups of settings
+    naive: {actor.use_decoupled_loss: false}
+    decoupled: {actor.use_decoupled_loss: true}
+  seed: [1, 2, 3]
 
-    areal-lab sweep study.yaml workers=2 grid.eta=[0,16] settings.total_train_steps=8
+areal-lab sweep study.yaml workers=2 grid.eta=[0,16] settings.total_train_steps=8
 """
 
 from __future__ import annotations
