@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.cli.errors import FAILED, INTERRUPTED
 from areal_lab.cli.outputs import console_on, folder_to_write
-from areal_lab.config.problem import refusal
+from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.suggest import did_you_mean
 from areal_lab.runlog.records import finite_json
 from areal_lab.sweep.command import Command
 from areal_lab.sweep.grid import Cell, expand
-from areal_lab.sweep.perform import Pace, Sweep, default_workers
+from areal_lab.sweep.perform import Pace, Sweep, workers_for
 from areal_lab.sweep.read import (
     Interval,
     RecordedSweep,
@@ -63,6 +63,10 @@ def train_command() -> Command:
             "plots": False,
         },
         needs=lambda _: None,
+        alone=lambda config: (
+            "rollout.addresses" * bool(config.rollout.addresses)
+            or "rollout.port" * bool(config.rollout.port)
+        ),
     )
 
 
@@ -115,7 +119,7 @@ def run_sweep(
     cells = expand(study, command)
     placed = placed_cells(study, command, cells)
     todo = _in_order(study, [pair for pair in zip(cells, placed, strict=True) if _open(pair[1])])
-    workers = min(study.config.workers or default_workers(command, cells), max(1, len(todo)))
+    workers = min(workers_for(command, cells, study.config.workers), max(1, len(todo)))
     _print_plan(notes, study, placed, len(todo), workers)
     if dry_run:
         for cell, one in zip(cells, placed, strict=True):
@@ -139,7 +143,8 @@ def _command(study: Study) -> Command:
     name = study.config.command
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
-        raise refusal("command", f"command is {name!r}, but a sweep runs others; {hint}")
+        message = f"command is {name!r}, but a sweep runs others; {hint}"
+        raise ConfigError(*study.problems, Problem(Kind.SETTINGS, "command", message))
     return COMMANDS[name]()
 
 

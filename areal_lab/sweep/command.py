@@ -33,6 +33,8 @@ class Command:
     """Settings that name a run and put it into a folder; they change no result."""
     needs: Callable[[Any], int | None] = lambda _: 1
     """Cores that one run keeps busy; None for all of the machine."""
+    alone: Callable[[Any], str] = lambda _: ""
+    """The setting that two runs at the same time cannot both have; empty if there is none."""
     shares_seeds: Callable[[Any], bool] = lambda _: False
     """Whether a run has several seeds in itself, from its setting `seed` on."""
     metric: str = "reward_after"

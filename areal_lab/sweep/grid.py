@@ -48,17 +48,23 @@ def expand(study: Study, command: Command) -> list[Cell]:
     Raises:
         ConfigError: one line per problem of any cell, before anything runs.
     """
-    found = [*_names(study, command), *_overlaps(study, command)]
-    if found:
-        raise ConfigError(*found)
+    found = [*study.problems, *_names(study, command), *_overlaps(study, command)]
+    unknown = {problem.setting for problem in found}
+
+    def known(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in unknown}
+
     try:
         base = command.load(study.config.config or None)
-        base = load_record(base, None, study.settings, command.aliases)
     except ValueError as error:
-        raise ConfigError(*problems_of(error, "config", named=True)) from error
+        raise ConfigError(*found, *problems_of(error, "config", named=True)) from error
+    try:
+        base = load_record(base, None, known(study.settings), command.aliases)
+    except ConfigError as error:
+        found += error.problems
     wrong = _Wrong(study)
     cells: list[Cell] = []
-    known: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for choice in every_choice(study.axes):
         values = {
             name: value
@@ -66,16 +72,21 @@ def expand(study: Study, command: Command) -> list[Cell]:
             for name, value in axis.settings(choice[axis.name]).items()
         }
         with wrong.of(choice):
-            record = load_record(base, None, values, command.aliases)
+            record = load_record(base, None, known(values), command.aliases)
+            with wrong.of(choice):
+                _check_seeds(study, command, record)
+            if found:
+                continue  # what is left of the settings need not fit together
             cell = Cell(choice=choice, record=record, settings=resolved(record, command))
             cells.append(cell)
             command.check(record.with_settings(command.placed(study.folder)))
-            _check_seeds(study, command, record)
-            same = known.setdefault(repr(sorted(cell.settings.items())), cell.label)
+            same = labels.setdefault(repr(sorted(cell.settings.items())), cell.label)
             if same != cell.label:
                 message = f"{same} has the same settings as {cell.label}; leave one of them out"
                 raise ConfigError(Problem(Kind.SETTINGS, "grid", message))
-    wrong.refuse()
+    found += wrong.problems()
+    if found:
+        raise ConfigError(*found)
     return cells
 
 
@@ -114,12 +125,8 @@ class _Wrong:
             self._found.setdefault(problem, []).append(self._label)
         return True
 
-    def refuse(self) -> None:
-        """Raise `ConfigError` if there are any."""
-        if self._found:
-            raise ConfigError(*self._told())
-
-    def _told(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
+        """Each problem once, with the cells that have it."""
         for problem, labels in self._found.items():
             where = f"in {labels[0]}"
             if len(labels) > 1:

@@ -23,6 +23,7 @@ from statistics import fmean
 from typing import Final, Protocol
 
 from areal_lab.config.dump import to_yaml
+from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.host.processes import Child, last_lines, start_command
 from areal_lab.sweep.command import Command
 from areal_lab.sweep.grid import Cell
@@ -74,13 +75,24 @@ class Pace:
         return rounds * one_s + (fmean(under_way_s) if under_way_s else 0.0)
 
 
-def default_workers(command: Command, cells: Sequence[Cell]) -> int:
-    """Runs at the same time that this machine has cores for."""
+def workers_for(command: Command, cells: Sequence[Cell], asked: int) -> int:
+    """Runs at the same time: as many as asked for, or as the cores of this machine allow.
+
+    Args:
+        asked: 0 decides by the cores that a run keeps busy.
+
+    Raises:
+        ConfigError: in one line, if more than one is asked for and they would meet.
+    """
+    shared = next(filter(None, (command.alone(cell.record) for cell in cells)), "")
+    if asked > 1 and shared:
+        message = f"workers is {asked}, but runs with the same {shared} must be one at a time"
+        raise ConfigError(Problem(Kind.SETTINGS, "workers", f"{message}; set workers=1"))
+    if asked:
+        return asked
     cores = len(os.sched_getaffinity(0))
-    needs = [command.needs(cell.record) for cell in cells]
-    if any(one is None for one in needs):
-        return 1
-    return max(1, min(len(cells), cores // max([1, *(one for one in needs if one)])))
+    needs = [command.needs(cell.record) or cores for cell in cells]
+    return max(1, cores // max(needs))
 
 
 class Sweep:

@@ -37,6 +37,8 @@ class SweepCell:
 
     choice: Mapping[str, Value]
     """Its value on each axis."""
+    grouped: Mapping[str, Any]
+    """Settings that named groups of the grid set, by dotted name."""
     stored: StoredCell
 
     @property
@@ -201,7 +203,9 @@ def read_sweep(folder: Path | str) -> RecordedSweep:
     folder = Path(folder)
     study = read_study(folder)
     rows = tuple(
-        SweepCell(one["choice"], stored_cell(folder / one["folder"], study["command"]))
+        SweepCell(
+            one["choice"], one["grouped"], stored_cell(folder / one["folder"], study["command"])
+        )
         for one in study["cells"]
     )
     return RecordedSweep(folder, study, rows)
@@ -221,19 +225,15 @@ def write_steps(sweep: RecordedSweep, path: Path) -> Path | None:
 def cell_columns(sweep: RecordedSweep) -> list[str]:
     """Columns of the table of cells."""
     figures = [name for name in sweep.metrics if name not in sweep.axes]
-    grouped = [name for name in sweep.study["grouped"] if name not in sweep.axes]
-    return [*sweep.axes, *grouped, "status", *(name for name in figures if name != "status")]
+    grouped = _union((), [row.grouped for row in sweep.rows])
+    before = list(dict.fromkeys([*sweep.axes, *grouped, "status"]))
+    return [*before, *(name for name in figures if name not in before)]
 
 
 def cell_rows(sweep: RecordedSweep) -> list[dict[str, Any]]:
     """Rows of the table of cells."""
     return [
-        {
-            **row.stored.figures,
-            **{name: row.stored.settings.get(name) for name in sweep.study["grouped"]},
-            **row.choice,
-            "status": row.stored.status,
-        }
+        {**row.stored.figures, **row.grouped, **row.choice, "status": row.stored.status}
         for row in sweep.rows
     ]
 

@@ -112,17 +112,21 @@ def write_study(
     """Write study.json: what `read_sweep` needs besides the cells."""
     study.folder.mkdir(parents=True, exist_ok=True)
     named = (name for axis in study.axes if axis.groups is not None for name in axis.sets)
+    grouped = list(dict.fromkeys(command.aliases.get(name, name) for name in named))
     values = {
         "name": study.config.name,
         "command": study.config.command,
         "config": study.config.config,
         "settings": study.settings,
         "axes": {axis.name: list(axis.values) for axis in study.axes},
-        "grouped": list(dict.fromkeys(command.aliases.get(name, name) for name in named)),
         "figure": study.config.figure.model_dump(),
         "metric": study.config.figure.metric or command.metric,
         "cells": [
-            {"choice": cell.choice, "folder": one.folder.relative_to(study.folder).as_posix()}
+            {
+                "choice": cell.choice,
+                "grouped": {name: cell.settings[name] for name in grouped},
+                "folder": one.folder.relative_to(study.folder).as_posix(),
+            }
             for cell, one in zip(cells, placed, strict=True)
         ],
     }

@@ -18,14 +18,14 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from pydantic import Field
 
-from areal_lab.config.load import Overrides, dotted, load_record, read_yaml
-from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.load import Overrides, dotted, load_record, read_yaml, wrong_names
+from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.record import Record, Whole
 from areal_lab.config.shipped import settings_file, studies
 
@@ -107,6 +107,8 @@ class Study:
     config: StudyConfig
     settings: Mapping[str, Any]
     axes: tuple[Axis, ...]
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with the file; `expand` refuses it, with what is wrong with the cells."""
 
     @property
     def folder(self) -> Path:
@@ -122,8 +124,8 @@ def load_study(source: str | Path, overrides: Sequence[str] = ()) -> Study:
         overrides: `a.b=c` each: settings of `StudyConfig`, and parts of `grid.` and `settings.`.
 
     Raises:
-        ConfigError: one line for each problem that is not one of the command's settings.
-        ValueError: in one line, if the file is missing or broken.
+        ValueError: in one line, if the file is missing or is no YAML. Other problems are in
+            `Study.problems`.
     """
     path = settings_file(source, studies(), "study")
     tree = dict(read_yaml(path))
@@ -142,17 +144,23 @@ def load_study(source: str | Path, overrides: Sequence[str] = ()) -> Study:
             axes.append(_axis(str(name), values))
         except ConfigError as error:
             found += error.problems
+    flat = dotted(tree)
+    unknown = wrong_names(StudyConfig, {}, flat, str(path))
+    found += unknown
+    for problem in unknown:
+        flat.pop(problem.setting, None)
     config = StudyConfig()
-    try:
-        config = load_record(load_record(config, None, tree), None, others)
-    except ValueError as error:
-        found += problems_of(error, "study", named=True)
-    if found:
-        raise ConfigError(*found)
+    given: Overrides
+    for given in (flat, others):
+        try:
+            config = load_record(config, None, given)
+        except ConfigError as error:
+            found += error.problems
     config.name = config.name or path.stem.removeprefix("study_")
     study = Study(config=config, settings=dotted(parts["settings"]), axes=tuple(axes))
-    _check_figure(study)
-    return study
+    if len(axes) == len(parts["grid"]):
+        found += _figure_problems(study)
+    return replace(study, problems=tuple(found))
 
 
 def shown(value: Value) -> str:
@@ -190,21 +198,19 @@ def parsed_baseline(study: Study) -> dict[str, Value]:
     return found
 
 
-def _check_figure(study: Study) -> None:
-    figure, found = study.config.figure, []
+def _figure_problems(study: Study) -> Iterator[Problem]:
+    figure = study.config.figure
     names = [axis.name for axis in study.axes]
     if figure.x and (figure.x not in names or figure.x == figure.over):
-        found.append(_wrong("figure.x", f"figure.x is {figure.x!r}, {_no_axis(study)}"))
+        yield _wrong("figure.x", f"figure.x is {figure.x!r}, {_no_axis(study)}")
     if figure.over != StudyConfig().figure.over and figure.over not in names:
         known = ", ".join(names) or "none"
         message = f"figure.over is {figure.over!r}, no axis of the grid; those are {known}"
-        found.append(_wrong("figure.over", message))
+        yield _wrong("figure.over", message)
     try:
         parsed_baseline(study)
     except ConfigError as error:
-        found += error.problems
-    if found:
-        raise ConfigError(*found)
+        yield from error.problems
 
 
 def _no_axis(study: Study) -> str:
