@@ -169,19 +169,22 @@ def _in_order(
 def _print_plan(
     notes: Console, study: Study, placed: Sequence[StoredCell], todo: int, workers: int
 ) -> None:
-    grid = " x ".join(f"{len(axis.values)} {axis.name}" for axis in study.axes)
-    complete = len(placed) - todo
+    grid = " x ".join(
+        f"{len(axis.values)} {axis.name}" for axis in study.axes if len(axis.values) > 1
+    )
     failed = sum(one.status == "failed" for one in placed)
-    parts = [f"{complete} complete" if complete else "", f"{todo} to run" if todo else ""]
-    if failed:
-        parts[1] += f" ({failed} failed before)"
-    said = ", ".join(part for part in parts if part)
+    said = [
+        f"{len(placed) - todo} complete" * (todo < len(placed)),
+        f"{todo} to run" * (todo > 0) + f" ({failed} failed before)" * (failed > 0),
+        f"{workers} at a time" * (todo > 0),
+    ]
+    run = " ".join(filter(None, [study.config.command, study.config.config]))
     notes.print(
         f"{study.config.name}: {_count(len(placed), 'cell')}{f' ({grid})' if grid else ''} of "
-        f"`{study.config.command} {study.config.config}`".rstrip(" `")
-        + f"`; {said}"
-        + (f", {_count(workers, 'at a time', plural='at a time')}" if todo else ""),
+        f"`{run}`; {', '.join(filter(None, said))}",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -287,8 +290,9 @@ def _exit_code(
 ) -> int:
     failed = [row for row in recorded.rows if row.stored.status == "failed"]
     for row in failed[:_FAILED_SHOWN]:
-        notes.print(f"{row.label} failed: {row.stored.error}", style="red", markup=False)
-        notes.print(f"its folder: {row.stored.folder}", highlight=False, soft_wrap=True)
+        told = f"{row.label} failed: {row.stored.error}"
+        notes.print(told, style="red", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"folder: {row.stored.folder}", highlight=False, soft_wrap=True)
     if len(failed) > _FAILED_SHOWN:
         notes.print(f"and {len(failed) - _FAILED_SHOWN} more, see cells.csv", style="red")
     missing = sum(not row.complete for row in recorded.rows)
@@ -313,8 +317,8 @@ def _shown_status(stored: StoredCell) -> str:
     return f"{'stopped' if stored.status == 'running' else stored.status:8}"
 
 
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 @contextmanager

@@ -185,8 +185,9 @@ class Sweep:
                 return replace(stored, status="complete", figures=result.figures, run=run)
         if self.stopped:
             return replace(stored, status="stopped", error="Ctrl-C")
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        return replace(stored, status="failed", error=error or f"it {how}:\n{_said(stored.folder)}")
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        said = f"{how}; the end of its output:\n{_said(stored.folder)}"
+        return replace(stored, status="failed", error=error or said)
 
     def _stop_on_interrupt(self, display: Display) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

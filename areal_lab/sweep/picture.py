@@ -34,7 +34,7 @@ _COLORS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
 _MARKERS: Final = "osD^vPX*"
 _DASHES: Final = ("-", "--", ":")
 MOST_LINES: Final = len(_COLORS) * len(_DASHES)
-_SPREAD: Final = 0.5
+_SPREAD: Final = 0.3
 """Part of the distance between two values along which the lines stand side by side."""
 
 
