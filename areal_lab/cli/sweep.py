@@ -331,16 +331,18 @@ def _display(
         yield lines
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+    from rich.table import Column
     from rich.text import Text
 
     class Running(ProgressColumn):
         """What runs, and how long the rest takes."""
 
         def render(self, task: Task) -> Text:  # noqa: ARG002 - the pace has it all
-            return Text(_under_way(pace), overflow="ellipsis")
+            return Text(_under_way(pace))
 
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), Running())
-    with Progress(*columns, console=notes, transient=True) as bar:
+    rest = Running(table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), rest)
+    with Progress(*columns, console=notes, transient=True, expand=True) as bar:
         lines.on_end = lambda: bar.advance(task)
         task = bar.add_task("", total=cells, completed=cells - todo)
         yield lines
@@ -349,7 +351,7 @@ def _display(
 def _under_way(pace: Pace) -> str:
     left_s = pace.left_s(time.monotonic())
     left = "" if left_s is None else f"about {duration(left_s)} left; "
-    return f"{left}running {'; '.join(pace.running)}" if pace.running else left
+    return f"{left}running {'; '.join(pace.running)}" if pace.running else ""
 
 
 class _Lines:
@@ -368,8 +370,9 @@ class _Lines:
 
     def ended(self, cell: Cell, stored: StoredCell) -> None:
         """Say how, and what remains."""
-        self._done += 1
-        self.on_end()
+        if stored.status != "stopped":
+            self._done += 1
+            self.on_end()
         value = stored.figures.get(self._command.metric)
         figure = "" if value is None else f", {self._command.metric} {value:.4g}"
         left_s = self._pace.left_s(time.monotonic())

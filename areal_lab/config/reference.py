@@ -75,7 +75,7 @@ def markdown_tables(
         f"{', '.join(f'`{one}`' for one in others)} for `{name}`"
         for name, others in other_names(aliases)
     )
-    return "\n".join([*lines, f"Other names: {others}."])
+    return "\n".join([*lines, *([f"Other names: {others}."] if others else [])])
 
 
 def other_names(aliases: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:

@@ -52,7 +52,10 @@ class FigureConfig(Record):
 
 
 class StudyConfig(Record):
-    """A study: cells of a grid, each of them a run. `grid` and `settings` stand beside these."""
+    """A study: `settings` of every cell, a `grid` of lists or named groups of settings, and these.
+
+    Each combination of the grid is a cell, and each cell is one run.
+    """
 
     name: str = ""
     """Name of the study; empty takes the file's."""

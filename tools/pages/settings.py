@@ -1,4 +1,4 @@
-"""`docs/settings.md`: every setting of train and plan.
+"""`docs/settings.md`: every setting of train, plan and sweep.
 
 Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
 """
@@ -11,6 +11,7 @@ from typing import Final
 from areal_lab.config.load import ALIASES
 from areal_lab.config.reference import markdown_tables
 from areal_lab.config.schema import TrainConfig
+from areal_lab.sweep.study import StudyConfig
 from simulator.plan.schema import ALIASES as PLAN_ALIASES
 from simulator.plan.schema import PlanConfig
 
@@ -41,5 +42,9 @@ def page() -> str:
         "## areal-lab plan",
         "`base` has the settings of [areal-lab simulate](simulator.md).",
         markdown_tables(PlanConfig, PLAN_ALIASES, without=("base",)),
+        "## areal-lab sweep",
+        "`settings` and `grid` have the settings of the command that is swept; [Sweep a grid of "
+        "settings](sweep.md) says how.",
+        markdown_tables(StudyConfig, {}),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
