@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
 from areal_lab.config.load import load_config
-from areal_lab.config.shipped import CONFIGS, plan_questions, training_configs
+from areal_lab.config.shipped import CONFIGS, plan_questions, studies, training_configs
+from areal_lab.sweep.study import load_study
 from simulator.plan.schema import load_plan
 
 
@@ -50,7 +51,7 @@ def test_an_unknown_name_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_every_shipped_file_is_a_config_or_a_plan(
+def test_every_shipped_file_is_a_config_a_plan_or_a_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +59,10 @@ def test_every_shipped_file_is_a_config_or_a_plan(
         assert load_config(name).experiment_name == name
     for name in plan_questions():
         assert load_plan(name).name == name
-    assert {path.stem for path in CONFIGS.glob("*")} == {*training_configs(), *plan_questions()}
+    for name in studies():
+        assert load_study(name).config.name == name.removeprefix("study_")
+    shipped = {*training_configs(), *plan_questions(), *studies()}
+    assert {path.stem for path in CONFIGS.glob("*")} == shipped
 
 
 def test_a_checkout_has_them_at_its_root_too() -> None:

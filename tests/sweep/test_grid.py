@@ -75,7 +75,7 @@ settings: {worklod.steps: 5, eta: 3, seeds: 1}
 grid:
   eta: [0, -1]
   kind:
-    a: {schedule.interruptable: false}
+    a: {schedule.interruptibel: false}
     b: {}
 figure: {x: etta, metrc: step_s}
 """,
@@ -110,7 +110,7 @@ def test_what_does_not_fit_together_is_told_once_for_all_cells_that_have_it(tmp_
         ("settings.seeds=3", "each run has several seeds of its own, from `seed` on"),
         ("figure.baseline=eta=3", "figure.baseline has eta=3, but eta has the values 0, inf"),
         ("figure.over=sed", "figure.over is 'sed', no axis of the grid"),
-        ("config=smal", "unknown preset 'smal'; did you mean 'small'?"),
+        ("config=smallest", "unknown preset 'smallest'; did you mean 'small'?"),
         ("grid.again={a: {}, b: {cluster.gpus: 4}}", "eta=0, generation=interrupted, seed=1, ag"),
     ],
 )
