@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import sys
@@ -70,9 +69,9 @@ class Pace:
             return None
         one_s = fmean(self.seconds)
         under_way_s = [max(0.0, one_s - now_s + began_s) for began_s in self.running.values()]
-        # The last cells cannot be shared out: one of them takes its whole time.
-        rounds = math.ceil(self.waiting / self.workers)
-        return rounds * one_s + (fmean(under_way_s) if under_way_s else 0.0)
+        shared_s = (self.waiting * one_s + sum(under_way_s)) / self.workers
+        # One cell cannot be shared out.
+        return max([shared_s, one_s if self.waiting else 0.0, *under_way_s])
 
 
 def workers_for(command: Command, cells: Sequence[Cell], asked: int) -> int:

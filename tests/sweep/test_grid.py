@@ -138,6 +138,8 @@ def test_trainings_run_one_at_a_time_unless_told(tmp_path: Path) -> None:
 
 def test_the_rest_takes_as_long_as_the_cells_so_far() -> None:
     pace = Pace(workers=2, waiting=3, seconds=[10.0, 14.0], running={"a": 100.0, "b": 104.0})
-    assert pace.left_s(106.0) == pytest.approx(2 * 12 + (6 + 10) / 2)
+    assert pace.left_s(106.0) == pytest.approx((3 * 12 + 6 + 10) / 2)
+    last = Pace(workers=2, waiting=1, seconds=[12.0], running={"a": 100.0})
+    assert last.left_s(111.0) == pytest.approx(12)  # one cell is not shared out
     assert Pace(1, 3, [], {}).left_s(0.0) is None
     assert math.isclose(Pace(1, 0, [5.0], {"a": 0.0}).left_s(9.0) or 0.0, 0.0)
