@@ -31,11 +31,13 @@ class Starting:
         make_reachable(folder)
         self.folder, self.stop = folder, StopSignal()
         self.desk = Desk(Coordinator(limits), self.stop)
+        self.loading = threading.Event()
         self.thread = threading.Thread(target=asyncio.run, args=(self._run(),))
 
     async def _run(self) -> None:
         async with reachable(self.folder, self.desk, Silent()) as display:
             display.phase("loading the model")
+            self.loading.set()
             await self.stop.wait()
 
 
@@ -44,6 +46,7 @@ def starting(tmp_path: Path) -> Iterator[Starting]:
     limits = Limits(batch_groups=2, max_in_flight=4, schedule=asynchronous(1))
     run = Starting(tmp_path / "one", limits)
     run.thread.start()
+    run.loading.wait()
     yield run
     run.stop.request()
     run.thread.join()
