@@ -216,9 +216,9 @@ def _(ahead, engine, first_eta, length, runs_folder, start, task):
     start_form = mo.vstack(
         [
             mo.md(
-                "It has processes of its own. Close this page or restart the notebook: it goes on, "
-                "and is offered again at *show*; `areal-lab runs` lists it. SGLang and "
-                "vLLM are offered where they are installed, and take a minute to start."
+                "It has its own processes. Close this page or restart the notebook: it continues, "
+                "and *show* offers it again; `areal-lab runs` lists it. SGLang and vLLM are "
+                "offered where they are installed, and take a minute to start."
             ),
             mo.hstack([task, engine, first_eta], justify="start", gap=1.5, wrap=True),
             mo.hstack([ahead, length], justify="start", gap=1.5, wrap=True),
@@ -421,7 +421,7 @@ def _(log, run):
     ## Done by hand so far
 
     Each request is an event of the coordinator: the run logs it, and a replay of the log decides
-    the same. What cannot be done is refused with the reason, and the run goes on.
+    the same. What cannot be done is refused with the reason, and the run continues.
     """),
             mo.plain_text("\n".join(_lines) or "nothing"),
         ]

@@ -285,8 +285,7 @@ def _unknown(name: str, known: Iterable[str]) -> Problem:
 def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = "") -> Setting:
     hint = field.annotation
     if field.metadata:
-        # mypy has no type for an Annotated that is made at run time
-        hint = Annotated[(hint, *field.metadata)]  # type: ignore[assignment]
+        hint = Annotated[(hint, *field.metadata)]  # type: ignore[assignment]  # made at run time
     return Setting(prefix + name, hint, field.get_default(call_default_factory=True), record)
 
 

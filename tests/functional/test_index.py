@@ -25,7 +25,7 @@ WITHOUT_A_ROW = {
     "packed_sequences": "makes the packed layout of every row",
     "carry_over_holes": "returns None: the rows of gae go through it",
     "grouped_rewards": "the rows of group_advantages go through it; its minimum has no gradient",
-    "drifting_policy": "draws the samples of an example",
+    "drifting_policy": "makes the samples of an example",
     "unbiased_gradient": "the mean of per_sample_gradients",
     "per_sample_gradients": "maps and differentiates a loss itself",
     "gradient_check": "calls a loss and its backward pass, and returns Python numbers",

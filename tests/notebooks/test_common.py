@@ -15,6 +15,7 @@ from tests.notebooks.rules import problems
 from tools.notebooks import files, wasm
 from tools.notebooks.browser_wheel import write_wheel
 from tools.notebooks.files import FOLDER, NAMES, ROOT, WITH_TORCH, existing, source
+from tools.notebooks.gallery import card
 
 HERE = Path(__file__).parent
 EXTRAS = {True: "areal_lab[train,notebooks]", False: "areal_lab[notebooks]"}
@@ -55,6 +56,13 @@ def test_it_begins_with_name_question_and_cost(name: str) -> None:
     assert re.search(r"\?[*_]*$", question), f"no question: {question}"
     assert "CPU" in cost, f"does not say what it costs: {cost}"
     assert "torch" in cost, f"does not say whether it needs torch: {cost}"
+
+
+@notebooks
+def test_its_card_has_its_question(name: str) -> None:
+    title, question = card(files.FOLDER / f"{name}.py")
+    assert title == f"{int(name[:2])}. {files.app_title(files.source(name))}"
+    assert "?" in question
 
 
 @notebooks

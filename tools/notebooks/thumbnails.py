@@ -58,9 +58,14 @@ def draw(names: Iterable[str] | None = None) -> None:
 
 
 def _at_rest(page: Page) -> Any:
-    """Where the picture is, once nothing above it is still being drawn."""
+    """Where the picture is, once nothing above it is still being drawn.
+
+    Raises:
+        playwright.sync_api.TimeoutError: there is no picture of that size.
+    """
+    page.wait_for_function(_FIRST_LARGE)
     before = None
-    while (found := page.evaluate(_FIRST_LARGE)) is None or found != before:
+    while (found := page.evaluate(_FIRST_LARGE)) != before:
         before = found
         page.wait_for_timeout(_LOOK_MS)
     top, left, width, height = found
