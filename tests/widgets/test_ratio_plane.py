@@ -67,6 +67,19 @@ def test_places_are_one_in_the_middle_and_symmetric():
     assert sorted(set(places)) == places
 
 
+def test_tiles_cover_the_plane_and_each_has_its_place_inside():
+    (tiles,) = [rows for rows in rows_of(drawn()) if "w1" in rows[0]]
+    places = axis_places()
+    assert sorted((tile["r"], tile["w"]) for tile in tiles) == [
+        (r, w) for r in places for w in places
+    ]
+    for at, low, high in (("r", "r1", "r2"), ("w", "w1", "w2")):
+        edges = sorted({(tile[low], tile[at], tile[high]) for tile in tiles})
+        assert all(start <= place <= end for start, place, end in edges)
+        assert [end for _, _, end in edges[:-1]] == [start for start, _, _ in edges[1:]]
+        assert (edges[0][0], edges[-1][2]) == (1 / LARGEST, LARGEST)
+
+
 def test_a_drag_is_read_from_the_selection_of_the_chart():
     start = TokenRatios(1.0, 1.5)
     selected = {"token": {"r": [0.5], "w": [2.0], "vlPoint": {"or": [{"r": 0.5, "w": 2.0}]}}}
