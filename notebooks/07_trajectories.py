@@ -216,7 +216,8 @@ def _():
 
 @app.cell
 def _(folders):
-    second_picked = mo.ui.dropdown(list(folders), value=list(folders)[-1], label="Second run")
+    _second = list(folders)[:2][-1]  # the other recorded one; your runs come after them
+    second_picked = mo.ui.dropdown(list(folders), value=_second, label="Second run")
     return (second_picked,)
 
 

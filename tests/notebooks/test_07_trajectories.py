@@ -104,6 +104,16 @@ def test_both_runs_begin_alike_and_part_with_the_first_update(defs: Mapping[str,
     assert same[pairs["group_first"] >= 10].mean() < 0.3
 
 
+def test_runs_of_the_reader_do_not_change_what_is_compared_at_first(
+    defs: Mapping[str, Any],
+) -> None:
+    folders = {**defs["folders"], "mine": RECORDED}
+    _, more = importlib.import_module(f"notebooks.{NAME}").app.run(
+        defs={name: defs[name] for name in ("again", "picked", "typed")} | {"folders": folders}
+    )
+    assert more["second"].source == defs["second"].source != defs["run"].source
+
+
 def test_a_wider_clip_range_drops_fewer(defs: Mapping[str, Any]) -> None:
     _, wider = importlib.import_module(f"notebooks.{NAME}").app.run(
         defs={"epsilon": mo.ui.slider(0.05, 0.5, 0.05, 0.5)}
