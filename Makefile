@@ -80,7 +80,7 @@ test: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY)
-	@echo "Running the tests that take about a minute each, or more (about 3 minutes)."
+	@echo "Running the tests that take about a minute each, or more (about nine minutes)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow --numprocesses 2 $(ARGS)
 
 test-sglang: $(READY)
@@ -105,7 +105,7 @@ check: $(READY)
 	@$(BIN)/lint-imports
 	@echo "codespell, interrogate: words and docstrings"
 	@$(BIN)/codespell
-	@$(BIN)/interrogate --quiet areal_lab simulator benchmarks reproductions tools
+	@$(BIN)/interrogate --quiet areal_lab cosim simulator benchmarks reproductions tools
 	@$(MAKE) test
 
 # Debian's Chromium; the browsers that Playwright would download are not used.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from areal_lab.pipeline.detached import start_run as start_run
     from areal_lab.pipeline.step_report import StepReport as StepReport
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
+    from areal_lab.pipeline.train import resume_run as resume_run
     from areal_lab.pipeline.train import train as train
     from areal_lab.runlog.read_run import read_run as read_run
     from areal_lab.runlog.seeds import SeedResults as SeedResults
@@ -56,6 +57,7 @@ _HOMES = {
     "load_seed_results": "areal_lab.runlog.seeds",
     "read_run": "areal_lab.runlog.read_run",
     "read_sweep": "areal_lab.sweep.read",
+    "resume_run": "areal_lab.pipeline.train",
     "start_run": "areal_lab.pipeline.detached",
     "train": "areal_lab.pipeline.train",
 }

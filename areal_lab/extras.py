@@ -1,4 +1,4 @@
-"""Packages of `pip install 'areal_lab[train]'`, and one clear error if they are missing.
+"""Packages of `pip install 'areal_lab[train]'` and other extras, and one error if they are missing.
 
 The base installation can simulate, plan, calibrate and read runs. Standard library only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final, Literal
 
-Extra = Literal["train", "notebooks"]
+Extra = Literal["train", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
@@ -16,6 +16,10 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx2", "cloudpickle", "xxhash"),
     ),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "swanlab": ("swanlab",),
+    "trackio": ("trackio",),
 }
 """Import names of each extra's packages; pyproject.toml has their versions."""
 _MOST_NAMED: Final = 3

@@ -33,10 +33,14 @@ IMPORTS: Final = {
     "base": ("areal_lab", "simulator", "simulator.assembly.simulate"),
     "train": ("areal_lab", "simulator", "areal_lab.functional", "areal_lab.pipeline.train"),
     "notebooks": ("areal_lab", "simulator", "marimo"),
+    "tensorboard": ("areal_lab", "tensorboard"),
+    "wandb": ("areal_lab", "wandb"),
+    "swanlab": ("areal_lab", "swanlab"),
+    "trackio": ("areal_lab", "trackio"),
     "dev": ("areal_lab", "simulator", "areal_lab.functional"),
 }
 """Modules to import in each installation; all but `base` are extras."""
-_SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", "areal_lab", "simulator")
+_SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", "areal_lab", "cosim", "simulator")
 _LARGEST: Final = 8
 _TELL_S: Final = 15.0
 """Seconds between two progress lines of a long command."""

@@ -16,13 +16,21 @@ _CHARACTERS = "0123456789+-*= \n"
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, initializer_range: float = 0.02, head_size: int = 16
+    folder: Path,
+    *,
+    seed: int = 0,
+    initializer_range: float = 0.02,
+    head_size: int = 16,
+    kv_heads: int = 2,
+    intermediate_size: int | None = None,
 ) -> None:
     """Write a Llama of two layers, one token per character, as a Hugging Face folder.
 
     Args:
         initializer_range: standard deviation of the weights; 0.02 makes every token as likely.
         head_size: of each of four attention heads; SGLang and vLLM have kernels for 32, not for 16.
+        kv_heads: key and value heads; 4 is attention without shared ones.
+        intermediate_size: of the feed-forward layers; None is twice the hidden size.
     """
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
@@ -36,10 +44,10 @@ def write_tiny_model(
     config = LlamaConfig(
         vocab_size=len(vocabulary),
         hidden_size=4 * head_size,
-        intermediate_size=8 * head_size,
+        intermediate_size=intermediate_size or 8 * head_size,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=256,
         tie_word_embeddings=True,
         initializer_range=initializer_range,

@@ -25,7 +25,7 @@ with app.setup:
     from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
     from areal_lab.widgets.source import code_of
     from reproductions.again import PROGRAMS
-    from reproductions.results import load
+    from reproductions.report.results import load
     from reproductions.speedup import ON_OFF, SWITCHES, config_of, saved
     from simulator.stats.waterfall import waterfall
 

@@ -2,7 +2,7 @@
 
     PROGRAMS[name].rows(seeds=1, on_run=bar.update) --> rows: paper, ours, gap
 
-The packaged results (`reproductions.results`) come from the same presets, with more steps.
+The packaged results (`reproductions.report.results`) come from the same presets, with more steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 from reproductions.calibration import parameters
 from reproductions.figure_5c import BAR, FITTED_ETA
-from reproductions.harness import expected, throughput_rows
-from reproductions.records import Row
+from reproductions.report.harness import expected, throughput_rows
+from reproductions.report.records import Row
 from reproductions.table_1 import rows_of
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation

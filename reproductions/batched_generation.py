@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import ENGINE_OVERHEAD
-from reproductions.harness import expected, main, run
-from reproductions.records import Parameter, Reproduction, Row
+from reproductions.report.harness import expected, main, run
+from reproductions.report.records import Parameter, Reproduction, Row
 from simulator.stats.statistics import Estimate
 
 BAR = 0.15

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.harness import Arguments
-from reproductions.harness import expected, length, main, run
-from reproductions.records import Parameter, Reproduction, Row
+from reproductions.report.harness import expected, length, main, run
+from reproductions.report.records import Parameter, Reproduction, Row
 from reproductions.within_prompt import correlation_among, measured, with_interval
 from simulator.stats.statistics import Estimate
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from areal_lab.plots.style import BLUE, GREY, VERMILION, finished, new_figure
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
-from reproductions.harness import expected, length, main, run
-from reproductions.records import Reproduction, Row
+from reproductions.report.harness import expected, length, main, run
+from reproductions.report.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import expected, length, main, run, throughput_rows
-from reproductions.records import Reproduction
+from reproductions.report.harness import expected, length, main, run, throughput_rows
+from reproductions.report.records import Reproduction
 from simulator.run.result import Replicated
 
 BAR = 0.10

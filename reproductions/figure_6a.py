@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import GROUP_CORRELATION
-from reproductions.harness import configured, expected, main
-from reproductions.records import Parameter, Reproduction, Row
+from reproductions.report.harness import configured, expected, main
+from reproductions.report.records import Parameter, Reproduction, Row
 from simulator.assembly.simulate import build
 from simulator.catalogue.models import find_model
 from simulator.costs.trainer_speeds import areal_counted_flops

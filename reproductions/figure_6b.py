@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, MEMORY, parameters
-from reproductions.harness import expected, length, main, run
-from reproductions.records import Reproduction, Row
+from reproductions.report.harness import expected, length, main, run
+from reproductions.report.records import Reproduction, Row
 from simulator.run.result import Replicated, SimulationResult
 
 GAIN = 0.05

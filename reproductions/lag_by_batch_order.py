@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from areal_lab.plots.style import BLUE, VERMILION, finished, new_figure, whole_numbers
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED
-from reproductions.harness import length, main, run
-from reproductions.records import Reproduction, Row
+from reproductions.report.harness import length, main, run
+from reproductions.report.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pathlib import Path
 from areal_lab.runlog.intervals import student_t
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from benchmarks.harness import Arguments
-from reproductions.harness import main
 from reproductions.record_pair import ETA, KINDS, RECORDED
-from reproductions.records import Parameter, Reproduction, Row
+from reproductions.report.harness import main
+from reproductions.report.records import Parameter, Reproduction, Row
 from simulator.calibrate.fit import is_held_out
 from simulator.calibrate.fit_run import FIRST, Calibration, calibrate_from
 from simulator.calibrate.plots import draw_replay

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from areal_lab.plots.style import BLUE, GREY, VERMILION, finished, new_figure
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import expected, main
-from reproductions.records import Reproduction, Row
-from reproductions.results import load
+from reproductions.report.harness import expected, main
+from reproductions.report.records import Reproduction, Row
+from reproductions.report.results import load
 from simulator.assembly.simulate import simulate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig

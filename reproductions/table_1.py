@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, LAYOUT_14B, MEMORY, MODELS, parameters
-from reproductions.harness import expected, length, main, run
-from reproductions.records import Reproduction, Row
+from reproductions.report.harness import expected, length, main, run
+from reproductions.report.records import Reproduction, Row
 from simulator.run.result import Replicated
 
 RATIO_1_5B, RATIO_PREDICTED, STEP = 0.03, 0.15, 0.25

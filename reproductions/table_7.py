@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.harness import Arguments
 from reproductions.calibration import parameters
-from reproductions.harness import expected, length, main, run, throughput_rows
-from reproductions.records import Reproduction
+from reproductions.report.harness import expected, length, main, run, throughput_rows
+from reproductions.report.records import Reproduction
 from simulator.run.result import Replicated
 
 BAR = 0.10

@@ -22,8 +22,8 @@ import numpy as np
 from areal_lab.plots.style import finished, new_figure
 from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED, GROUP_CORRELATION
-from reproductions.harness import configured, length, main, run
-from reproductions.records import Reproduction, Row
+from reproductions.report.harness import configured, length, main, run
+from reproductions.report.records import Reproduction, Row
 from simulator.run.pools import PoolShares
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate

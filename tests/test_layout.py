@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("areal_lab", "simulator", "tools", "benchmarks", "reproductions")
+PACKAGES = ("areal_lab", "cosim", "simulator", "tools", "benchmarks", "reproductions")
 MOST_MODULES = 20
 INDEXES = {"areal_lab", "areal_lab/functional", "simulator"}
 """The only packages that re-export names."""

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.packaging import build_wheel
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("areal_lab", "simulator")
+PACKAGES = ("areal_lab", "cosim", "simulator")
 
 
 @pytest.fixture(scope="module")

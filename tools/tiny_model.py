@@ -18,6 +18,7 @@ import json
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ WARMUP_STEPS = 50
 MIN_LR_RATIO = 0.02
 SEED = 1
 _PROBLEMS_TESTED = 2000
-_LONGEST_RESPONSE = 5  # space, three digits, line break
 
 
 class Lines(NamedTuple):
@@ -57,18 +57,25 @@ def read_lines(codec: TextCodec) -> Lines:
     """All problems of two numbers below 100."""
     problems = arithmetic_problems(digits=(2, 2), few_shot=0, seed=SEED)
     chosen = (*problems.train, *problems.held_out)
-    prompts = codec.encode_all([problem.prompt for problem in chosen])
-    answers = codec.encode_all([f" {problem.answer}\n" for problem in chosen])
+    lines = as_lines(
+        codec.encode_all([problem.prompt for problem in chosen]),
+        codec.encode_all([f" {problem.answer}\n" for problem in chosen]),
+    )
+    # The space before the digits and the line break after them stay.
+    digits = lines.response & lines.response.roll(1, 1) & lines.response.roll(-1, 1)
+    return lines._replace(digits=digits)
+
+
+def as_lines(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Lines:
+    """Prompts with their responses; noise may replace no token."""
     width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    tokens = torch.zeros(len(chosen), width, dtype=torch.long)
+    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
     response = torch.zeros_like(tokens, dtype=torch.bool)
-    digits = response.clone()
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         begin, end = len(prompt), len(prompt) + len(answer)
         tokens[row, :end] = torch.tensor([*prompt, *answer])
         response[row, begin:end] = True
-        digits[row, begin + 1 : end - 1] = True
-    return Lines(tokens, response, digits)
+    return Lines(tokens, response, torch.zeros_like(response))
 
 
 def train(model: LlamaForCausalLM, lines: Lines, digit_tokens: Tensor, *, steps: int) -> float:
@@ -103,18 +110,19 @@ def _lr_factor(step: int, steps: int) -> float:
 def accuracy(model: LlamaForCausalLM, lines: Lines, *, greedy: bool) -> float:
     """Share of correct responses to problems drawn at random, sampled at temperature 1 or greedy.
 
-    Responses may stop at a line break only, as in a run.
+    Responses may stop at their last token only, a line break or the end token, as in a run.
     """
     generator = torch.Generator().manual_seed(SEED)
     rows = torch.randint(len(lines.tokens), (_PROBLEMS_TESTED,), generator=generator)
     tokens, response = lines.tokens[rows], lines.response[rows]
     lengths = response.int().argmax(1)
+    longest = int(response.sum(1).max())
     correct = 0
     for length in lengths.unique().tolist():
         of_length = lengths == length
         wanted, learned = tokens[of_length], response[of_length]
         written = wanted[:, :length]
-        for _ in range(_LONGEST_RESPONSE):
+        for _ in range(longest):
             logits = model(written).logits[:, -1]
             sampled = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             chosen = logits.argmax(-1, keepdim=True) if greedy else sampled

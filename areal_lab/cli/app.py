@@ -39,15 +39,21 @@ app.add_typer(engine_command.app, name="engine")
 
 
 def _with_settings(schema: Callable[[], tuple[type, Mapping[str, str]]]) -> type[TyperCommand]:
-    """A command class whose `--help` also lists all settings of a schema."""
+    """A command class whose `--help` also lists all settings of a schema, and named functions."""
 
     class Command(TyperCommand):
         def format_help(self, ctx: Any, formatter: Any) -> None:
             from areal_lab.config.reference import format_settings
+            from areal_lab.config.schema import TrainConfig
 
             super().format_help(ctx, formatter)
+            record, aliases = schema()
             formatter.write("\nSettings, with their defaults:\n\n")
-            formatter.write(format_settings(*schema()) + "\n")
+            formatter.write(format_settings(record, aliases) + "\n")
+            if record is TrainConfig:
+                from areal_lab.training.formula_list import format_formulas
+
+                formatter.write(f"\n{format_formulas()}\n")
 
     return Command
 
@@ -64,6 +70,13 @@ def _simulate_settings() -> tuple[type, Mapping[str, str]]:
     from simulator.config.schema import SimulationConfig
 
     return SimulationConfig, ALIASES
+
+
+def _cosim_settings() -> tuple[type, Mapping[str, str]]:
+    from cosim.load import ALIASES
+    from cosim.schema import CosimConfig
+
+    return CosimConfig, ALIASES
 
 
 def _plan_settings() -> tuple[type, Mapping[str, str]]:
@@ -86,31 +99,73 @@ def train(
         typer.Argument(
             metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny."
         ),
-    ],
+    ] = "",
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Override settings of the file: eta=0 seed=2"),
+        typer.Argument(
+            metavar="RECIPE a.b=c",
+            help="Recipes and files that go over it (dapo), and settings that override them: eta=0 "
+            "seed=2",
+        ),
     ] = None,
+    *,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue this run from its newest checkpoint, in its folder, instead of CONFIG.",
+        ),
+    ] = None,
+    restart: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Continue the run after a crash, at most this many times."
+        ),
+    ] = 0,
 ) -> None:
     """Train a model with asynchronous RL.
 
     The last line of the output is the run folder.
     """
     require("areal-lab train", "train")
-    from areal_lab.config.load import load_config
+    from areal_lab.cli.train import run_train
     from areal_lab.config.problem import ConfigError
 
-    settings = load_config(config, overrides or [])
-
-    from areal_lab.pipeline.console import run_to_end
-
+    arguments = [*([config] if config else []), *(overrides or [])]
     try:
-        code = run_to_end(settings)
+        code = run_train(arguments, resume=resume, restarts=restart)
     except ConfigError:
         raise
     except Exception as error:  # reported here, as no caller does
         raise error_exit(error_text(error), FAILED) from error
     raise typer.Exit(code)
+
+
+@app.command(cls=_with_settings(_cosim_settings))
+@exit_on_error
+def cosim(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file, or a shipped config: cosim, cosim_sorting.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="a.b=c", help="Override settings of the file: eta=8 objective=naive seed=3"
+        ),
+    ] = None,
+) -> None:
+    """Train a small model under the schedule of a simulated cluster.
+
+    Deterministic, on one core. The last line of the output is the run folder.
+    """
+    require("areal-lab cosim", "train")
+    from areal_lab.cli.cosim import run_command
+
+    run_command(config, overrides or [])
 
 
 @app.command(cls=_with_settings(_simulate_settings))
@@ -346,6 +401,25 @@ def runs(
     from areal_lab.cli.control import print_live_runs
 
     print_live_runs(folder)
+
+
+@app.command()
+@exit_on_error
+def watch(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or latest.")] = "latest",
+    *,
+    parent: Annotated[
+        Path, typer.Option("--in", metavar="FOLDER", help="Folder of the runs, for latest.")
+    ] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+) -> None:
+    """Watch a run: rewards, lags, speed, what its processes wait for, alarms.
+
+    Follows a run folder as it grows; also shows one that has ended. Ctrl-C ends the view only.
+    """
+    from areal_lab.cli.watch import run_watch
+
+    run_watch(run, parent, once=once)
 
 
 @app.command()

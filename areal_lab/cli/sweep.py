@@ -91,9 +91,33 @@ def simulate_command() -> Command:
     )
 
 
+def cosim_command() -> Command:
+    """`areal-lab cosim`."""
+    from areal_lab.extras import require
+
+    require("a sweep of `cosim`", "train")
+    from cosim.load import ALIASES, check_cosim, load_cosim
+    from cosim.schema import CosimConfig
+
+    return Command(
+        name="cosim",
+        settings=CosimConfig,
+        aliases=ALIASES,
+        load=load_cosim,
+        check=check_cosim,
+        prints="run folder",
+        placed=lambda folder: {
+            "run_dir": str(folder),
+            "experiment_name": "run",
+            "plots": False,
+        },
+    )
+
+
 COMMANDS: Final[dict[str, Callable[[], Command]]] = {
     "train": train_command,
     "simulate": simulate_command,
+    "cosim": cosim_command,
 }
 """Commands that a study may name."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from areal_lab.config.problem import ConfigError, Kind, Problem
@@ -87,6 +87,8 @@ def _written(value: Any) -> str:
     """A value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_text(name)}: {_written(one)}' for name, one in value.items())}}}"
     if isinstance(value, Record):
         plain = type(value).model_construct()
         fields = {
@@ -122,6 +124,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Record):
         for one in type(value).model_fields:
             yield from _texts(getattr(value, one))
-    elif isinstance(value, list):
-        for one in value:
+    elif isinstance(value, list | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(one)

@@ -1,9 +1,9 @@
 """Load settings from YAML and `a.b=c` overrides into a record, with precise errors.
 
-    defaults (the record's) <- YAML file <- overrides, the last one wins
+    defaults (the record's) <- bases of the file <- YAML file <- overrides, the last one wins
 
 `load_config` fills a `TrainConfig`; `load_record` any record of records, such as the simulator's.
-Paths in a YAML file are relative to the current folder, not to the file.
+Paths in a YAML file are relative to the current folder, not to the file, but for those of `base`.
 
 OmegaConf reads the YAML (its loader reads 1e-5 as a number and refuses duplicate keys) and
 resolves `${other.setting}`; the record does the rest.
@@ -17,10 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
+from areal_lab.config.inherit import BASE, Layer, read_layers
+from areal_lab.config.mappings import entered, laid_over, named
 from areal_lab.config.problem import ConfigError, Kind, Problem
-from areal_lab.config.record import Record, settings
+from areal_lab.config.record import Record, settings, value_of
 from areal_lab.config.schema import TrainConfig
-from areal_lab.config.shipped import settings_file, training_configs
+from areal_lab.config.shipped import recipes, settings_file, training_configs
 from areal_lab.config.suggest import nearest
 
 ALIASES = {
@@ -43,37 +45,54 @@ _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _Record = TypeVar("_Record", bound=Record)
 
 
-def load_config(path: str | Path | None = None, overrides: Overrides = ()) -> TrainConfig:
+def load_config(
+    path: str | Path | Sequence[str | Path] | None = None, overrides: Overrides = ()
+) -> TrainConfig:
     """Merge a YAML file and overrides onto the defaults of a training run.
 
     Args:
-        path: YAML file, or the name of a shipped one (`arithmetic`); None takes the defaults.
+        path: YAML file, or the name of a shipped one (`arithmetic`) or of a recipe (`dapo`); of
+            several, each wins over those before it; None takes the defaults.
         overrides: `a.b=c` each, the value in YAML: `gconfig.stop=["\\n"]`, `eta=inf`; or values by
             name: `{"eta": 4, "gconfig.stop": ["\\n"]}`.
 
     Raises:
         ConfigError: as `load_record` does.
     """
-    file = None if path is None else settings_file(path, training_configs(), "config")
-    return load_record(TrainConfig(), file, overrides, ALIASES)
+    known = {**training_configs(), **recipes()}
+    sources = [] if path is None else [path] if isinstance(path, str | Path) else path
+    files = [settings_file(one, known, "config") for one in sources]
+    return load_record(TrainConfig(), files, overrides, ALIASES, bases=known)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What follows a config on the command line: further configs, and overrides `a.b=c`.
+
+    The name of a setting without a value is an override too, to be refused as such.
+    """
+    known = {*ALIASES, *(one.name for one in settings(TrainConfig))}
+    configs = [one for one in arguments if "=" not in one and one not in known]
+    return configs, [one for one in arguments if one not in configs]
 
 
 def load_record(
     start: _Record,
-    path: str | Path | None = None,
+    path: str | Path | Sequence[str | Path] | None = None,
     overrides: Overrides = (),
     aliases: Mapping[str, str] = _NO_ALIASES,
     *,
     may_be_empty: bool = True,
+    bases: Mapping[str, Path] | None = None,
 ) -> _Record:
     """Merge a YAML file and overrides onto a record of settings, usually its defaults.
 
     Args:
         start: the record to start from; it is not changed.
-        path: YAML file; None applies only the overrides.
+        path: YAML file, or several, each over those before it; None applies only the overrides.
         overrides: `a.b=c` each, the value in YAML; or values by name, nested or dotted.
         aliases: other names of settings, mapped to their dotted path.
         may_be_empty: whether a file may have no settings.
+        bases: files that `base` at the top of a file may name; None takes `base` for a setting.
 
     Raises:
         ConfigError: one line for each unknown key (with the nearest name) and each value that is
@@ -82,16 +101,21 @@ def load_record(
     """
     names = _Names(type(start), aliases)
     values: dict[str, Any] = {}
-    if path is not None:
-        tree = read_yaml(Path(path))
+    for source, tree in _layers(path, bases):
         if not tree and not may_be_empty:
-            raise ValueError(f"{path} is empty, but must hold at least one setting (`a: b`)")
-        values |= names.translated(dotted(tree), str(path))
+            raise ValueError(f"{source} is empty, but must hold at least one setting (`a: b`)")
+        values = names.over(start, values, names.translated(dotted(tree), source))
+    given: dict[str, Any] = {}
     if isinstance(overrides, Mapping):
-        values |= names.translated(dotted(overrides), "the overrides")
+        given = names.translated(dotted(overrides), "the overrides")
     else:
         for override in overrides:
-            values |= names.translated(dict(names.read_override(override)), "the overrides")
+            one = dict(names.read_override(override))
+            if bases is not None and BASE in one:
+                names.refuse_base()
+                continue
+            given |= names.translated(one, "the overrides", given)
+    values = names.over(start, values, given)
     found, values = names.problems, names.resolved(start, values)
     try:
         loaded = start.with_settings(values)
@@ -100,6 +124,18 @@ def load_record(
     if found:
         raise ConfigError(*found)
     return loaded
+
+
+def _layers(
+    path: str | Path | Sequence[str | Path] | None, bases: Mapping[str, Path] | None
+) -> Iterator[Layer]:
+    """The settings of each file, after those of its bases."""
+    paths = [] if path is None else [path] if isinstance(path, str | Path) else path
+    for one in paths:
+        if bases is None:
+            yield str(one), read_yaml(Path(one))
+        else:
+            yield from read_layers(Path(one), bases, read_yaml)
 
 
 def read_yaml(path: Path, what: str = "settings (`a: b`)") -> Mapping[Any, Any]:
@@ -166,15 +202,37 @@ class _Names:
     def __init__(self, record: type[Record], aliases: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
         self._settings = {setting.name: setting for setting in settings(record)}
+        self._mappings = [one.name for one in self._settings.values() if one.is_mapping]
         self._aliases = aliases
         self._list = "`areal-lab config` lists" if record is TrainConfig else "--help lists"
         self._sources: dict[str, str] = {}
 
-    def translated(self, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """The values, by the settings' own names."""
+    def translated(
+        self,
+        given: Mapping[str, Any],
+        source: str,
+        before: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """The values, by the settings' own names; those of a mapping in one piece.
+
+        Args:
+            given: values by name.
+            source: where they stand, for messages.
+            before: what the same source gave before, whose mappings are continued.
+        """
         spelled: dict[str, str] = {}
+        gathered: dict[str, Any] = {}
         for name in given:
             target = self._aliases.get(name, name)
+            mapping = next(
+                (one for one in self._mappings if f"{target}.".startswith(f"{one}.")), ""
+            )
+            if mapping:
+                path = target.removeprefix(mapping).split(".")[1:]
+                known = gathered.get(mapping, before.get(mapping, {}))
+                gathered[mapping] = entered(known, path, given[name])
+                self._sources[mapping] = source
+                continue
             if target not in self._settings:
                 self._refuse(name, self._unknown(name, target, source))
             elif target in spelled:
@@ -183,7 +241,26 @@ class _Names:
             else:
                 spelled[target] = name
         self._sources |= dict.fromkeys(spelled, source)
-        return {target: given[name] for target, name in spelled.items()}
+        return {**{target: given[name] for target, name in spelled.items()}, **gathered}
+
+    def over(
+        self, start: Record, values: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The values of a later source over those of earlier ones, or over those of `start`."""
+        laid = {**values, **given}
+        for name in self._mappings:
+            if name in given:
+                under = values[name] if name in values else named(value_of(start, name))
+                laid[name] = laid_over(under, given[name])
+        return laid
+
+    def refuse_base(self) -> None:
+        """Refuse `base` as an override."""
+        self._refuse(
+            BASE,
+            f"{BASE!r} in the overrides belongs into a file; on the command line name several "
+            "configs, the last one wins: areal-lab train tiny gspo",
+        )
 
     def read_override(self, override: str) -> Iterator[tuple[str, Any]]:
         """`a.b=c` as name and value; text is taken literally unless it is quoted."""

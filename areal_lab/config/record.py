@@ -14,6 +14,7 @@ string below the field).
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -176,6 +177,11 @@ class Setting:
         )
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether it holds a mapping of free names, whose entries may be set by dotted name."""
+        return get_origin(_bare(self.hint)) is dict
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The names that it allows, or allows in its list; empty if it is not a choice."""
         bare = _bare(self.hint)
@@ -299,24 +305,24 @@ def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[P
 
 
 def _copied(record: _R) -> _R:
-    """A copy that shares no records or lists, without validation."""
-    copy = record.model_copy()
+    """A copy that shares no records, lists or mappings, without validation."""
+    twin = record.model_copy()
     for name in _shareable(type(record)):
         value = record.__dict__[name]
-        copy.__dict__[name] = (
-            [_copied(one) if isinstance(one, Record) else one for one in value]
-            if isinstance(value, list)
-            else _copied(value)
-        )
-    return copy
+        if isinstance(value, list):
+            value = [_copied(one) if isinstance(one, Record) else one for one in value]
+        else:
+            value = _copied(value) if isinstance(value, Record) else copy.deepcopy(value)
+        twin.__dict__[name] = value
+    return twin
 
 
 @cache
 def _shareable(record: type[Record]) -> tuple[str, ...]:
-    """Fields that hold records or lists."""
+    """Fields that hold records, lists or mappings."""
     kinds = {name: field.annotation for name, field in record.model_fields.items()}
     return tuple(
-        name for name, kind in kinds.items() if is_record(kind) or get_origin(kind) is list
+        name for name, kind in kinds.items() if is_record(kind) or get_origin(kind) in (list, dict)
     )
 
 
@@ -399,6 +405,9 @@ def _allowed(hint: Any, nouns: Mapping[type, str] = _NOUNS) -> str:
     if get_origin(hint) is list:
         one_of = get_origin(_bare(inner[0])) is Literal
         return f"a list{', each' if one_of else ' of'} {_allowed(inner[0], _PLURALS)}"
+    if get_origin(hint) is dict:
+        of = "" if inner[1] is Any else f" of names to {_allowed(inner[1], _PLURALS)}"
+        return f"a mapping{of}"
     if is_record(hint):
         return f"{{{', '.join(hint.model_fields)}}}"
     return _with_bounds(nouns[hint], bounds)

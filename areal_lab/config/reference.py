@@ -20,7 +20,7 @@ _INDENT = "      "
 
 def description(setting: Setting) -> str:
     """The string below the setting's field; empty if there is none."""
-    return _descriptions(setting.record.__module__)[setting.record.__name__, setting.leaf]
+    return _below_field(setting.record, setting.leaf)
 
 
 def headings(record: type[Record], prefix: str = "") -> dict[str, str]:
@@ -31,7 +31,7 @@ def headings(record: type[Record], prefix: str = "") -> dict[str, str]:
         if is_record(kind):
             group = f"{prefix}{name}."
             found |= headings(kind, group)
-            if text := _descriptions(record.__module__)[record.__name__, name]:
+            if text := _below_field(record, name):
                 found[group] = text
     return found
 
@@ -90,6 +90,14 @@ def _wrapped(text: str, width: int, *, indent: str) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=_INDENT, break_on_hyphens=False
     )
+
+
+def _below_field(record: type[Record], name: str) -> str:
+    """The string below a field, in the record or the one that it extends."""
+    for one in record.__mro__:
+        if (one.__name__, name) in (found := _descriptions(one.__module__)):
+            return found[one.__name__, name]
+    raise KeyError(f"{record.__name__} has no field {name}")
 
 
 @cache

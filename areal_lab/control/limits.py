@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from areal_lab.control.admission import lag_bound
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.routing import Routing, least_loaded
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
 
 
@@ -28,6 +29,9 @@ class Limits:
     schedule: Schedule = field(default_factory=lambda: asynchronous(4))
     order: BatchOrder = field(default_factory=oldest_finished_first)
     routing: Routing = field(default_factory=least_loaded)
+    sampling: DynamicSampling | None = None
+    """Replaces groups of equal rewards; None trains on them, and bounds no number of filtered
+    groups."""
 
     def __post_init__(self) -> None:
         for name in ("batch_groups", "max_in_flight", "train_steps"):
@@ -37,6 +41,11 @@ class Limits:
         if self.save_every_steps < 0:
             raise ValueError(
                 f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
+            )
+        smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
+        if smallest > self.batch_groups:
+            raise ValueError(
+                f"smallest_batch is {smallest}, but must be <= {self.batch_groups}, the batch"
             )
         if self.schedule.carry_over and self.schedule.on_new_weights is not OnNewWeights.INTERRUPT:
             raise ValueError(

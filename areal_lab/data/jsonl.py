@@ -82,7 +82,7 @@ def read_problems(
         ValueError: in one line, with file, line and field.
     """
     problems = [
-        _problem(row, where, prompt_field, answer_field, prompt_template)
+        problem_of_row(row, where, prompt_field, answer_field, prompt_template)
         for where, row in _rows(Path(path))
     ]
     if not problems:
@@ -157,9 +157,17 @@ def _rows_by_datasets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"{path}, row {number}", row
 
 
-def _problem(
+def problem_of_row(
     row: Mapping[str, Any], where: str, prompt_field: str, answer_field: str, template: str
 ) -> Problem:
+    """The problem of one row.
+
+    Args:
+        where: file and line, for errors.
+
+    Raises:
+        ValueError: in one line, if a field is missing or is no text.
+    """
     prompt = _text(row, where, prompt_field)
     answer = _text(row, where, answer_field)
     if not prompt.strip():

@@ -6,6 +6,8 @@ ProblemSet --train--> PromptSource[n]    prompt number n of a run, the same at e
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -53,6 +55,15 @@ class ProblemSet:
             raise ValueError(
                 f"{len(both)} problems are both trained on and held out, such as {min(both)!r}"
             )
+
+    def digest(self) -> str:
+        """SHA-256 over prompts, answers and keys in order: equal for the same data only."""
+        hashed = hashlib.sha256()
+        for problems in (self.train, self.held_out):
+            hashed.update(f"{len(problems)}\n".encode())
+            for one in problems:
+                hashed.update(json.dumps([one.prompt, one.answer, one.key]).encode() + b"\n")
+        return hashed.hexdigest()
 
 
 class PromptSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from areal_lab.config.schema import DatasetConfig
 from areal_lab.data.arithmetic import arithmetic_problems
+from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.jsonl import file_problems
 from areal_lab.data.problems import ProblemSet
 
@@ -25,6 +26,10 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
             eval_size=dataset.eval_size,
             seed=seed,
         )
+    if dataset.type == "reversed_addition":
+        return reversed_sums(digits=dataset.digits, eval_size=dataset.eval_size, seed=seed)
+    if dataset.type == "sorting":
+        return sorted_digits(digits=dataset.digits, eval_size=dataset.eval_size, seed=seed)
     if not dataset.path:
         raise ValueError("dataset.path is empty, but type=jsonl needs a file of problems")
     return file_problems(

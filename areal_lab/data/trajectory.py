@@ -112,6 +112,11 @@ class Trajectory:
         return sum(len(segment.tokens) for segment in self.segments)
 
     @property
+    def truncated(self) -> bool:
+        """Whether the response was cut off at the maximum length."""
+        return self.finish_reason == "length"
+
+    @property
     def head_version(self) -> Version:
         """Version of the first generated token."""
         return self.segments[0].version

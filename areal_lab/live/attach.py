@@ -28,7 +28,7 @@ from areal_lab.host.processes import last_lines
 from areal_lab.live.mailbox import Exchange, RunEnded, ask, exchanges
 from areal_lab.live.presence import FILE, Presence, read_presence
 from areal_lab.live.snapshot import Follower, Snapshot
-from areal_lab.runlog.read_run import RecordedRun, read_run
+from areal_lab.runlog.read_run import RecordedRun, events_file, read_run
 from areal_lab.runlog.records import Log
 
 REPLY_S: Final = 10.0
@@ -119,7 +119,11 @@ class AttachedRun:
             ValueError: if there is no log yet, or it cannot be read.
         """
         log = self.read().log
-        return log if self.alive is False else log.lasting(time.time() - log.header.started_at)
+        if self.alive is False:
+            return log
+        # Not since its start: the time between a kill and its continuation is in no log.
+        written_s = events_file(self.folder).stat().st_mtime
+        return log.lasting(log.end_s + max(0.0, time.time() - written_s))
 
     def asked(self) -> list[Exchange]:
         """What was asked of the run so far, by whom and when, and what it replied."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from areal_lab.control.coordinator import Coordinator, Counts
-from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Finish
+from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Finish, RunStarted
 from areal_lab.runlog.appended import read_appended
 from areal_lab.runlog.records import (
     ActionRecord,
@@ -109,12 +109,14 @@ class Follower:
     problem: str = ""
     """Why the log is not followed any further."""
     _position: int = 0
+    _inode: int = 0
 
     def refresh(self) -> None:
-        """Read what was appended."""
-        if self.problem:
-            return
+        """Read what was appended; all of it, if a run that continued has cut its log."""
         try:
+            self._begin_again_if_cut()
+            if self.problem:
+                return
             found = read_appended(self.events, self._position)
             self._position = found.end
             for line in found.lines:
@@ -124,6 +126,14 @@ class Follower:
             return
         except (OSError, ValueError) as error:
             self.problem = f"{self.events} cannot be followed: {error}"
+
+    def _begin_again_if_cut(self) -> None:
+        inode = self.events.stat().st_ino
+        if self._inode not in (0, inode):
+            self.coordinator, self.generated_tokens, self._position = None, 0, 0
+            self.begun, self.finished, self.problem = False, "", ""
+            self.lost.clear()
+        self._inode = inode
 
     def follow(self, record: Record) -> None:
         """Handle one record, the next one of the log.
@@ -136,6 +146,10 @@ class Follower:
                 self.coordinator = Coordinator(limits_from_fields(record.limits))
             case EventRecord(event=event):
                 assert self.coordinator is not None, "the header is the first line"
+                if self.begun and isinstance(event, RunStarted):  # it continues after its end
+                    self.coordinator = Coordinator(self.coordinator.limits)
+                    self.lost.clear()
+                    self.finished = ""
                 self.coordinator.handle(event)
                 self.begun = True
                 if isinstance(event, EngineLost):

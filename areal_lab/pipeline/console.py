@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,18 +16,22 @@ from rich.table import Table
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.progress import Display, terminal_display
-from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.resume.recovery import Recovery
+from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.runlog.folder import RunFolder
 
 INTERRUPTED: Final = 130
 
 
-def run_to_end(config: TrainConfig, folder: RunFolder | None = None) -> int:
+def run_to_end(
+    config: TrainConfig, folder: RunFolder | None = None, recovery: Recovery | None = None
+) -> int:
     """Check, run and report; prints the run folder as the last line on standard output.
 
     Args:
         folder: a fresh run folder with the configuration; None creates it.
+        recovery: continue this run, with its configuration.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -35,7 +40,7 @@ def run_to_end(config: TrainConfig, folder: RunFolder | None = None) -> int:
         ConfigError: in one line, before any process starts.
         Exception: whatever ended the run early.
     """
-    problems = prepare(config)
+    problems = prepare(config) if recovery is None else prepare_recovery(recovery)
     state, stop = RunState(), StopSignal()
 
     async def until_done(display: Display) -> RunResult:
@@ -48,6 +53,7 @@ def run_to_end(config: TrainConfig, folder: RunFolder | None = None) -> int:
             stop=stop,
             state=state,
             folder=folder,
+            recovery=recovery,
         )
 
     try:
@@ -85,7 +91,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column(style="dim", justify="right")
     table.add_column()
     for when in ("before", "after"):
-        table.add_row(f"held-out reward {when}", _interval(summary[f"reward_{when}"]))
+        table.add_row(f"held-out reward {when}", interval_text(summary[f"reward_{when}"]))
     lag = summary["lag"]["token"]
     table.add_row(
         "trained on",
@@ -100,6 +106,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     if pauses := summary["pauses"]:
         times = {1: "once", 2: "twice"}.get(pauses, f"{pauses} times")
         table.add_row("paused by hand", f"{times}, {summary['paused_s']:.0f} s in total")
+    if recoveries := summary["recoveries"]:
+        table.add_row(
+            "continued",
+            f"{recoveries} times; {summary['restarted_groups']} groups started over",
+        )
     table.add_row(
         "interruptions",
         f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
@@ -115,10 +126,39 @@ def summary_table(summary: dict[str, Any]) -> Table:
     # Where versions changed, 0 mismatches is a result worth showing.
     if summary["version_mismatches"] or summary["interruptions"] or summary["steps"]:
         table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
-    table.add_row("groups", f"{summary['dropped']} dropped, {summary['filtered']} filtered")
+    add_watching_rows(table, summary)
+    table.add_row("groups", _groups(summary))
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
+
+
+def add_watching_rows(table: Table, summary: Mapping[str, Any]) -> None:
+    """The alarms of a run, and what its sinks got."""
+    for alarm in summary.get("alarms") or ():
+        ended = alarm["ended_step"]
+        until = "to the end" if ended is None else f"to {ended}"
+        name = alarm["name"].replace("_", " ")
+        table.add_row(
+            "alarm", f"{name}, step {alarm['since_step']} {until}: {alarm['what']}", style="red"
+        )
+    for name, sink in (summary.get("sinks") or {}).items():
+        problems = [
+            *([f"{sink['missing_points']} points missing"] if sink["missing_points"] else []),
+            *([f"{sink['failures']} failures, first {sink['error']}"] if sink["failures"] else []),
+        ]
+        got = f"{sink['points']} points; {sink['where']}" if sink["where"] else "not opened"
+        table.add_row(name, "; ".join([got, *problems]))
+
+
+def _groups(summary: Mapping[str, Any]) -> str:
+    """Groups that were not trained on, and batches that they left smaller."""
+    text = f"{summary['dropped']} dropped, {summary['filtered']} filtered"
+    if reasons := summary["filtered_by_reason"]:
+        text += f" ({', '.join(f'{count} {why}' for why, count in sorted(reasons.items()))})"
+    if smaller := summary["smaller_batches"]:
+        text += f"; {smaller} smaller batch{'es' if smaller > 1 else ''}"
+    return text
 
 
 def _etas(summary: dict[str, Any]) -> str:
@@ -137,7 +177,8 @@ def _discarded(tokens: int) -> str:
     return f"; {tokens:,} tokens of unknown versions were generated again" if tokens else ""
 
 
-def _interval(reward: dict[str, Any] | None) -> str:
+def interval_text(reward: dict[str, Any] | None) -> str:
+    """A mean with its confidence interval, or that it was not measured."""
     if reward is None:
         return "not measured"
     ci95 = "" if reward["ci95"] is None else f" +- {reward['ci95']:.3f} (95 %)"

@@ -45,6 +45,7 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
+from areal_lab.control.frontier import Frontier
 
 
 class Performer(Protocol):
@@ -65,8 +66,12 @@ class Performer(Protocol):
         """Train on the kept groups and return the new version."""
         ...
 
+    def prepare_save(self, frontier: Frontier) -> None:
+        """Keep what the run is now: `save(frontier.version)` follows."""
+        ...
+
     async def save(self, version: Version) -> None:
-        """Write a checkpoint of the trainer."""
+        """Write the checkpoint that was prepared."""
         ...
 
     def announce_push(self, version: Version) -> None:
@@ -154,7 +159,9 @@ async def drive(
         event: Event = started
         while True:
             observer.event(event)
-            for action in coordinator.handle(event):
+            actions = coordinator.handle(event)
+            saving = any(isinstance(action, Save) for action in actions)
+            for action in actions:
                 observer.action(action)
                 match action:
                     case StartGroup() if action.group in groups:
@@ -178,6 +185,8 @@ async def drive(
                         train_lane.queue.put_nowait(None)
                         weights_lane.queue.put_nowait(None)
                         return action
+            if saving:  # all that was decided with it is logged and performed now
+                performer.prepare_save(coordinator.frontier())
             event = await _next_event(coordinator, events)
             if isinstance(event, GroupFinished | GroupFiltered):
                 groups.pop(event.group, None)

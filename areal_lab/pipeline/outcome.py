@@ -17,6 +17,7 @@ from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import Threads, limits_of
+from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.incidents import COUNTED
@@ -34,6 +35,7 @@ class SummaryInputs:
     trainer: TrainerProcess | None = None
     servers: ServerPool | None = None
     performer: RunPerformer | None = None
+    alarms: AlarmLog | None = None
     before: HeldOutReward | None = None
     """Held-out rewards before training."""
     after: HeldOutReward | None = None
@@ -62,6 +64,7 @@ def summary_so_far(
             "model": config.actor.path,
             "compute_dtype": inputs.trainer.ready.compute_dtype if inputs.trainer else None,
             "threads": {"trainer": threads.trainer, "engine": threads.engine} if threads else None,
+            "alarms": inputs.alarms.summary() if inputs.alarms else None,
             "rewards": performer.rollout.rewards.counts if performer else None,
             "held_out_unjudged": {
                 "before": before.unscored if before else None,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_lab.control.events import (
+    EngineId,
     GroupFiltered,
     GroupFinished,
     GroupId,
@@ -20,11 +21,15 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
+from areal_lab.control.frontier import Frontier
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
-from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples
+from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples, samples_so_far
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.pipeline.resume.saved_run import OpenTokens
+from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import Weights
@@ -35,7 +40,7 @@ from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
 from areal_lab.training.process.client import TrainerProcess
-from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
+from areal_lab.training.protocol import TrainBatchRequest
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class Tally:
     generated_tokens: int = 0
     interruptions: int = 0
     """Times that generation was interrupted for new weights."""
+    filtered_groups: int = 0
+    """Groups that ended and are not trained on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,46 +64,79 @@ class RunPerformer:
     source: PromptSource
     trainer: TrainerProcess
     servers: ServerPool
+    checkpoints: CheckpointWriter
     samples: int
     """Samples per group."""
     total_steps: int
     on_step: Callable[[StepReport], None]
     weights: dict[Version, Weights]
+    sampling: DynamicSampling | None = None
+    """Which groups are replaced."""
+    mask_truncated: bool = False
+    """Whether responses that were cut off have no loss."""
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
-    last_checkpoint: Version | None = None
+    recovered: OpenTokens = field(default_factory=OpenTokens)
+    """Tokens of the checkpoint's open groups, which are not generated again."""
+    counts_before: Mapping[str, int] = field(default_factory=dict)
+    """`counts` at the checkpoint that the run continues from."""
     _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no version is on its way into the engines."""
     _tokens_at_last_step: int = 0
+    _filtered_at_last_step: int = 0
     _last_step_s: float = 0.0
     _span_cursor: dict[Server, int] = field(default_factory=dict)
     _logged_counts: dict[str, int] = field(default_factory=dict)
+    _running: dict[GroupId, tuple[EngineId, PartialSamples]] = field(default_factory=dict)
+    """The engine of each running group, and the samples with which it started there."""
     _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
     """For each running group, a queue with its next engine, used if its engine is lost."""
 
-    def begin(self) -> None:
-        """Start training: step times and rates count from here."""
+    def begin(self, training_s: float = 0.0) -> None:
+        """Start training: step times and rates count from here.
+
+        Args:
+            training_s: time since training began at the checkpoint that the run continues from.
+        """
         self._loaded.set()
-        self.began_s = time.time()
-        self._last_step_s, self._tokens_at_last_step = 0.0, self.tally.generated_tokens
+        self.began_s = time.time() - training_s
+        self._last_step_s, self._tokens_at_last_step = training_s, self.tally.generated_tokens
+        self._filtered_at_last_step = self.tally.filtered_groups
+        self._logged_counts = {name: self.counts_before.get(name, 0) for name in COUNTED}
+
+    @property
+    def last_checkpoint(self) -> Version | None:
+        """Version of the newest checkpoint, one that the run continued from included."""
+        return self.checkpoints.last
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
-        """Generate and score one group; keep it if it can be trained on."""
-        start, scored = await self._generate_and_score(start)
-        self.tally.generated_tokens += sum(
-            len(part.tokens) for sample in scored.generated for part in sample.segments
-        )
-        self._log_group(start, scored)
-        if (reason := scored.failure) is not None:
+        """Generate and score one group, unless it was saved; keep it if it can be trained on."""
+        scored = self.recovered.finished.pop(start.group, None)
+        if scored is None:
+            start, scored = await self._generate_and_score(start)
+            self.tally.generated_tokens += sum(
+                len(part.tokens) for sample in scored.generated for part in sample.segments
+            )
+            self._log_group(start, scored)
+        trajectories = () if scored.failure else scored.trajectories(start.group)
+        reason = scored.failure or self._useless(trajectories)
+        if reason is not None:
+            self.tally.filtered_groups += 1
             return GroupFiltered(start.group, reason)
-        trajectories = scored.trajectories(start.group)
         self._kept[start.group] = (scored, trajectories)
         return GroupFinished(
             start.group,
             head_version=min(t.head_version for t in trajectories),
             tail_version=max(t.tail_version for t in trajectories),
         )
+
+    def _useless(self, trajectories: Sequence[Trajectory]) -> str | None:
+        """Why dynamic sampling replaces the group; None if it does not."""
+        if self.sampling is None:
+            return None
+        masked = [one.sample for one in trajectories if self.mask_truncated and one.truncated]
+        return self.sampling.rejects([one.reward for one in trajectories], masked)
 
     def move_group(self, start: StartGroup) -> None:
         """Give the group its next engine; a group that has all its tokens never reads it."""
@@ -106,18 +146,20 @@ class RunPerformer:
     async def _generate_and_score(self, start: StartGroup) -> tuple[StartGroup, ScoredGroup]:
         """Generate the group on as many engines as it takes; returns where it ended."""
         moves = self._moves[start.group] = asyncio.Queue()
-        partial: PartialSamples = NO_SAMPLES
+        partial = self.recovered.running.pop(start.group, NO_SAMPLES)
         try:
             while True:
+                self._running[start.group] = start.engine, partial
                 try:
                     return start, await self.rollout.training_group(
                         start, self.source, self.samples, partial
                     )
                 except Unfinished as unfinished:
                     partial = unfinished.samples
+                    self._running[start.group] = start.engine, partial
                     start = await moves.get()
         finally:
-            del self._moves[start.group]
+            del self._moves[start.group], self._running[start.group]
 
     async def train(self, train: Train) -> Version:
         """One optimizer batch in the trainer's process."""
@@ -174,13 +216,38 @@ class RunPerformer:
         if isinstance(weights, WeightsFolder):  # else the trainer has it and overwrites it
             await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
 
+    def prepare_save(self, frontier: Frontier) -> None:
+        """Note the run's part of the checkpoint, before it changes."""
+        what = self.checkpoints.config.checkpoint.open_groups
+        tokens = OpenTokens()  # of running groups only if they are saved: there may be many
+        if what != "restart":
+            tokens.finished.update((group, scored) for group, (scored, _) in self._kept.items())
+        if what == "tokens":
+            tokens.running.update((group, self._samples_so_far(group)) for group in self._running)
+        self.checkpoints.prepare(
+            frontier,
+            tokens,
+            counts={
+                **self.counts(),
+                "generated_tokens": self.tally.generated_tokens,
+                "interruptions": self.tally.interruptions,
+                "filtered_groups": self.tally.filtered_groups,
+            },
+            training_s=time.time() - self.began_s,
+        )
+
+    def _samples_so_far(self, group: GroupId) -> PartialSamples:
+        engine, before = self._running[group]
+        server = self.servers.alive.get(engine)
+        if server is None:
+            return before
+        names = [request_id("train", group, index) for index in range(self.samples)]
+        return samples_so_far(before, server.received(names))
+
     async def save(self, version: Version) -> None:
-        """Save the trainer's weights as a Hugging Face folder."""
-        saved = await self.trainer.save(SaveRequest(self.folder.checkpoint(version)))
-        span = saved.span
+        """Write the checkpoint: model, trainer's state, the run's part."""
+        span = await self.checkpoints.write(version)
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
-        self.folder.point_model_to(saved.path)
-        self.last_checkpoint = version
 
     def announce_push(self, version: Version) -> None:
         """Keep the weights of `version` from now on."""
@@ -239,7 +306,8 @@ class RunPerformer:
             "discarded_tokens": recomputed.discarded_tokens,
             "recomputed_tokens": recomputed.tokens,
         }
-        return {name: counts.get(name, 0) for name in COUNTED}
+        before = self.counts_before
+        return {name: counts.get(name, 0) + before.get(name, 0) for name in COUNTED}
 
     def log_counts(self) -> None:
         """Write the counts that changed into the log; the newest line of each name counts."""
@@ -271,6 +339,8 @@ class RunPerformer:
         step_s = now_s - self._last_step_s
         tokens = self.tally.generated_tokens - self._tokens_at_last_step
         self._last_step_s, self._tokens_at_last_step = now_s, self.tally.generated_tokens
+        filtered = self.tally.filtered_groups - self._filtered_at_last_step
+        self._filtered_at_last_step = self.tally.filtered_groups
         report = StepReport(
             step=version,
             total_steps=self.total_steps,
@@ -287,6 +357,7 @@ class RunPerformer:
                 "generated_tokens": self.tally.generated_tokens,
                 "interruptions": self.tally.interruptions,
                 "kept_groups": len(self._kept),
+                "filtered_groups": filtered,
             },
         )
         self.folder.append_metrics(

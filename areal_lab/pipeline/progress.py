@@ -156,11 +156,12 @@ class Screen:
 
 def describe(report: StepReport) -> str:
     """One line about one step."""
+    filtered = int(report.metrics.get("filtered_groups", 0))
     return (
         f"step {report.step:>3}/{report.total_steps}  reward {report.reward_mean:.3f}  "
         f"loss {report.loss:+.4f}  {report.tokens_per_s:5.0f} tokens/s  "
         f"lag mean {report.lag_token_mean:.1f} max {report.lag_token_max:.0f}  "
-        f"{report.step_s:.1f} s"
+        f"{report.step_s:.1f} s" + (f"  {filtered} groups filtered" if filtered else "")
     )
 
 

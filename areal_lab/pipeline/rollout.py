@@ -9,7 +9,6 @@ whose engine is lost keeps its tokens and continues on another one (`engines.cli
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from areal_lab.control.events import EngineId, GroupId, StartGroup
 from areal_lab.data.problems import Problem, PromptSource
+from areal_lab.data.seeds import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineUnreachable
@@ -30,16 +30,6 @@ from areal_lab.engines.client.resubmit import (
 )
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.rewards.service import RewardOutcome, RewardService
-
-
-def sample_seed(run_seed: int, stream: str, group: GroupId, sample: int) -> int:
-    """Seed of one sample: a 31-bit hash, so that neighboring groups share no random numbers.
-
-    Args:
-        stream: purpose of the sample, such as "train"; each purpose has its own seeds.
-    """
-    text = f"{run_seed}/{stream}/{group}/{sample}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
 class GeneratingEngine(Protocol):

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_lab.config.problem import ConfigError, problems_of
+from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.coordinator import NO_ENGINE_LEFT, Coordinator
-from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested
+from areal_lab.control.coordinator import NO_ENGINE_LEFT, TOO_FEW_GROUPS, Coordinator
+from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested, Version
 from areal_lab.data.problems import ProblemSet
 from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import Asked, drive
@@ -32,6 +32,7 @@ from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.requests import Desk, reachable
+from areal_lab.pipeline.resume.recovery import Recovery, check_data, check_given
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.startup import RunContext, start_run
 from areal_lab.pipeline.state import RunState, StopSignal
@@ -41,7 +42,9 @@ from areal_lab.preflight.limits import limits_of
 from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.held_out import append_held_out
 from areal_lab.runlog.summary import PEAK_MEMORY
+from areal_lab.sinks.start import Sinks, add_to_summary
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
@@ -82,6 +85,30 @@ def prepare(
     return checked
 
 
+def prepare_recovery(
+    recovery: Recovery,
+    problems: ProblemSet | None = None,
+    reward_fn: RewardFunction | None = None,
+    loss: Callable[..., HasLoss] | None = None,
+) -> ProblemSet:
+    """Check that a run can continue, as `prepare` does for a new one; return its problems.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    check_given(recovery, _given(reward_fn, loss))
+    checked = prepare(recovery.config, problems, loss)
+    check_data(recovery, checked)
+    return checked
+
+
+def _given(
+    reward_fn: RewardFunction | None, loss: Callable[..., HasLoss] | None
+) -> tuple[str, ...]:
+    given = {"reward_fn": reward_fn, "loss": loss}
+    return tuple(name for name, function in given.items() if function is not None)
+
+
 async def run(
     config: TrainConfig,
     problems: ProblemSet,
@@ -94,6 +121,7 @@ async def run(
     response_tokens: Callable[[GroupId, int], int] | None = None,
     state: RunState | None = None,
     folder: RunFolder | None = None,
+    recovery: Recovery | None = None,
 ) -> RunResult:
     """Run to the end, or to the first error.
 
@@ -106,19 +134,29 @@ async def run(
         response_tokens: exact length of each sample (`Rollout.response_tokens`).
         state: updated while the run continues, for displays.
         folder: a fresh run folder with the configuration; None creates it.
+        recovery: continue this run in its folder, with its configuration; `prepare_recovery` has
+            checked it.
 
     Raises:
         ChildDied: an engine or the trainer ended; carries the end of its output.
+        ConfigError: dynamic sampling found too few groups with different rewards.
         Exception: the first error of any part, not an exception group.
     """
     state = state or RunState()
+    if recovery is not None:
+        folder = recovery.folder
     folder = folder or RunFolder.create(config)
-    desk = Desk(Coordinator(limits_of(config)), stop)
+    desk = Desk(Coordinator(recovery.limits if recovery else limits_of(config)), stop)
     async with reachable(folder.path, desk, display) as shown:
         shown.phase(f"run folder {folder.path}")
+        if recovery is not None:
+            await asyncio.to_thread(recovery.cut_back)
+            for note in (recovery.in_words(), *recovery.notes):
+                shown.note(note)
         for note in preflight.notes(config):
             shown.note(f"note: {note}")
         began_s, inputs = time.time(), SummaryInputs()
+        sinks = Sinks(config, folder.path, shown.note)
         try:
             async with Fleet() as fleet:
                 context = RunContext(
@@ -135,17 +173,34 @@ async def run(
                     folder=folder,
                     fleet=fleet,
                     inputs=inputs,
+                    recovery=recovery,
+                    given=_given(reward_fn, loss),
                 )
                 summary = await fleet.guard(_measured_run(context))
         except BaseException as error:
             wall_s = time.time() - began_s
             write_failure(error, folder, config, inputs, wall_s=wall_s, note=shown.note)
+            await _close_sinks(sinks, folder, shown, at_once=True)
             raise
         folder.write_json("summary.json", summary)
         if config.plots:
             shown.phase("drawing reward.png, timeline.png, staleness.png")
             await asyncio.to_thread(write_report, folder.path)
+        if reports := await _close_sinks(sinks, folder, shown):
+            summary["sinks"] = reports
         return RunResult(folder.path, summary)
+
+
+async def _close_sinks(
+    sinks: Sinks, folder: RunFolder, display: Display, *, at_once: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Close the sinks, in another thread, and add their reports to summary.json."""
+    reports = await asyncio.to_thread(sinks.close, at_once=at_once)
+    try:
+        add_to_summary(folder.path, reports)
+    except (OSError, ValueError) as error:
+        display.note(f"summary.json has no reports of sinks: {error}")
+    return reports
 
 
 async def _measured_run(context: RunContext) -> dict[str, Any]:
@@ -153,25 +208,46 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     began_s = time.time()
     inputs, display = context.inputs, context.display
     performer = await start_run(context)
-    inputs.before = await _measure(context, performer.rollout, "before training")
+    saved = None if context.recovery is None else context.recovery.saved
+    if context.recovery is None or saved is None:
+        inputs.before = await _measure(context, performer.rollout, "before training")
+        _write_held_out(context, 0, inputs.before)
+    else:
+        inputs.before = context.recovery.before
+    performer.checkpoints.before = inputs.before
     display.phase("training")
-    performer.begin()
+    performer.begin(saved.training_s if saved else 0.0)
     coordinator = context.desk.coordinator
     context.state.coordinator, context.state.performer = coordinator, performer
     context.state.children = context.fleet.children
     finish = await _drive(context, coordinator, performer)
+    if finish.reason == TOO_FEW_GROUPS:
+        raise refusal(
+            "rollout.dynamic_sampling",
+            f"rollout.dynamic_sampling: {coordinator.failure}; {_saved(performer)}",
+        )
     if finish.reason == "stopped":
-        saved = performer.last_checkpoint
-        saved_text = "nothing yet" if saved is None else f"version {saved}"
-        display.note(f"stopped as requested; saved: {saved_text}")
+        display.note(f"stopped as requested; {_saved(performer)}")
     context.state.coordinator = None
     inputs.after = await _measure(context, performer.rollout, "after training")
+    _write_held_out(context, coordinator.counts.trained_version, inputs.after)
     await performer.collect_engine_spans(final=True)
     performer.log_counts()
     for child in context.fleet.children:
         performer.log.metric(child.name, PEAK_MEMORY, group_peak_rss_bytes(child.pid))
     log = read_log_file(context.folder.events)
-    return summary_so_far(inputs, context.config, log, wall_s=time.time() - began_s)
+    before_s = saved.training_s if saved else 0.0
+    return summary_so_far(inputs, context.config, log, wall_s=before_s + time.time() - began_s)
+
+
+def _saved(performer: RunPerformer) -> str:
+    newest = performer.last_checkpoint
+    return "saved: nothing yet" if newest is None else f"saved: version {newest}"
+
+
+def _write_held_out(context: RunContext, version: Version, found: HeldOutReward | None) -> None:
+    if found is not None:
+        append_held_out(context.folder.path, version, found.problem_means)
 
 
 async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutReward | None:
@@ -212,7 +288,9 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
     state_task = asyncio.create_task(
         context.state.refresh_until_cancelled(), name="state for the display"
     )
-    started = RunStarted(await performer.servers.begin(events.put_nowait))
+    engines = await performer.servers.begin(events.put_nowait)
+    recovery = context.recovery
+    started = RunStarted(engines) if recovery is None else recovery.started(engines)
     context.desk.begin(events)
     drive_task = asyncio.create_task(
         drive(coordinator, performer, started, events, performer.log), name="drive"

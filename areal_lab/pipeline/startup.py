@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.events import EngineId, GroupId
+from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
@@ -30,9 +30,12 @@ from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.outcome import SummaryInputs
-from areal_lab.pipeline.performer import RunPerformer
+from areal_lab.pipeline.performer import RunPerformer, Tally
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.requests import Desk
+from areal_lab.pipeline.resume.recovery import Recovery
+from areal_lab.pipeline.resume.saved_run import OpenTokens, SavedRun
+from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import Rollout
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
@@ -48,8 +51,9 @@ from areal_lab.pipeline.servers.sources import (
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import limits_of, threads_of
+from areal_lab.preflight.limits import limits_of, sampling_of, threads_of
 from areal_lab.rewards.service import RewardFunction, RewardService
+from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import TRAINER, RunHeader, engine_process
@@ -83,6 +87,15 @@ class RunContext:
     folder: RunFolder
     fleet: Fleet
     inputs: SummaryInputs
+    recovery: Recovery | None = None
+    """How the run continues; None for a new one."""
+    given: tuple[str, ...] = ()
+    """Functions that a program gave (`SavedRun.given`)."""
+
+    @property
+    def first_version(self) -> Version:
+        """Of the first weights."""
+        return 0 if self.recovery is None else self.recovery.version
 
 
 async def start_run(context: RunContext) -> RunPerformer:
@@ -97,16 +110,21 @@ async def start_run(context: RunContext) -> RunPerformer:
         await (await attach_to(address, config, model_path)).close()
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
+    recovery = context.recovery
     settings = TrainerSettings(
         config=config,
         model_path=str(model_path),
         weights_root=str(weights_root),
+        first_version=context.first_version,
+        state_folder="" if recovery is None else recovery.state_folder,
         loss_file=_pickled(context.loss, folder),
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
         threads=threads.trainer,
     )
     first: asyncio.Future[LaunchModel] = asyncio.get_running_loop().create_future()
-    if (known := known_before_trainer(config, model_path)) is not None:
+    checkpoint = None if recovery is None else recovery.checkpoint
+    known = known_before_trainer(config, checkpoint or model_path, context.first_version)
+    if known is not None:
         first.set_result(known)
     sources = engine_sources(config, folder, first, model_path, threads.engine)
     trainer, rewards, sources = await _start_processes(context, settings, first, sources)
@@ -141,13 +159,22 @@ async def start_run(context: RunContext) -> RunPerformer:
     if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
         await to_thread(shutil.rmtree, start_folder.path, ignore_errors=True)
 
+    source = PromptSource(context.problems.train, seed=config.seed)
+    saved = None if recovery is None else recovery.saved
+    context.inputs.alarms = alarms = AlarmLog(config, folder.path)
+    if recovery is not None and saved is not None:
+        alarms.follow(recovery.metrics(), saved.frontier.eta)
+
     def on_step(report: StepReport) -> None:
         display.step(report)
+        eta = context.desk.coordinator.limits.schedule.eta
+        for text in alarms.add(report.step, report.time_s, report.metrics, eta):
+            display.note(text)
         context.on_step(report)
 
     context.inputs.performer = performer = RunPerformer(
         folder=folder,
-        log=fleet.stack.enter_context(_open_log(config, folder, servers.sources)),
+        log=fleet.stack.enter_context(_open_log(context, servers.sources)),
         rollout=Rollout(
             engines=servers,
             codec=codec,
@@ -158,13 +185,26 @@ async def start_run(context: RunContext) -> RunPerformer:
             running_samples=config.rollout.max_running_requests,
             interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
         ),
-        source=PromptSource(context.problems.train, seed=config.seed),
+        source=source,
         trainer=trainer,
         servers=servers,
+        checkpoints=CheckpointWriter(
+            folder=folder,
+            config=config,
+            trainer=trainer,
+            data=context.problems.digest(),
+            given=context.given,
+            last=saved.frontier.version if saved else None,
+        ),
+        tally=_tally(saved),
+        counts_before=saved.counts if saved else {},
+        recovered=recovery.open_tokens(source) if recovery else OpenTokens(),
         samples=config.gconfig.n_samples,
         total_steps=config.total_train_steps,
         on_step=on_step,
         weights={weights.version: weights},
+        sampling=sampling_of(config),
+        mask_truncated=config.actor.mask_truncated,
     )
     return performer
 
@@ -235,6 +275,7 @@ async def _start_processes(
                     context.reward_fn,
                     timeout_s=config.reward.timeout_s,
                     workers=config.reward.workers,
+                    weights=config.reward.weights,
                     max_error_rate=config.reward.max_error_rate,
                     log_folder=context.folder.path / "logs",
                 )
@@ -271,14 +312,26 @@ def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
     )
 
 
-def _open_log(config: TrainConfig, folder: RunFolder, engines: Iterable[EngineId]) -> EventLog:
+def _open_log(context: RunContext, engines: Iterable[EngineId]) -> EventLog:
+    if context.recovery is not None and context.recovery.saved is not None:
+        return EventLog.continued(context.folder.events, clock=time.time)
     header = RunHeader(
         mode="train",
         started_at=time.time(),
-        limits=limits_to_fields(limits_of(config)),
+        limits=limits_to_fields(limits_of(context.config)),
         processes=(TRAINER, *(engine_process(index) for index in engines)),
     )
-    return EventLog(folder.events, header, clock=time.time)
+    return EventLog(context.folder.events, header, clock=time.time)
+
+
+def _tally(saved: SavedRun | None) -> Tally:
+    if saved is None:
+        return Tally()
+    return Tally(
+        saved.counts["generated_tokens"],
+        saved.counts["interruptions"],
+        saved.counts.get("filtered_groups", 0),  # none in older checkpoints
+    )
 
 
 def _parameters(ready: TrainerReady) -> str:

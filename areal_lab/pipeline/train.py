@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,8 @@ from areal_lab.live.presence import mark_ended
 from areal_lab.live.snapshot import Snapshot
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.requests import make_reachable
-from areal_lab.pipeline.run import RunResult, prepare, run
+from areal_lab.pipeline.resume.recovery import Recovery, find_recovery
+from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.check import notes
@@ -65,6 +66,7 @@ class _Work:
     loss: Callable[..., HasLoss] | None
     display: Display
     folder: RunFolder
+    recovery: Recovery | None = None
     stop: StopSignal = field(default_factory=StopSignal)
     reports: list[StepReport] = field(default_factory=list)
     result: RunResult | None = None
@@ -110,6 +112,7 @@ class _Work:
             display=self.display,
             stop=self.stop,
             folder=self.folder,
+            recovery=self.recovery,
         )
 
     def _add(self, report: StepReport) -> None:
@@ -132,6 +135,8 @@ class TrainingRun:
         reward_fn: RewardFunction | None,
         loss: Callable[..., HasLoss] | None,
         display: Display,
+        *,
+        recovery: Recovery | None = None,
     ) -> None:
         self._inputs: dict[str, Any] = {
             "config": config,
@@ -139,6 +144,7 @@ class TrainingRun:
             "reward_fn": reward_fn,
             "loss": loss,
             "display": display,
+            "recovery": recovery,
         }
         self._work: _Work | None = None
         self._thread: threading.Thread | None = None
@@ -155,7 +161,8 @@ class TrainingRun:
         """
         if self._work is not None:
             raise RuntimeError("a run is started once; call train(...) again for another one")
-        folder = RunFolder.create(self._inputs["config"])
+        recovery: Recovery | None = self._inputs["recovery"]
+        folder = recovery.folder if recovery else RunFolder.create(self._inputs["config"])
         make_reachable(folder.path)
         self._attached = attach_run(folder.path)
         self._work = _Work(**self._inputs, folder=folder)
@@ -344,7 +351,39 @@ def train(
         ConfigError: one line per problem, before any process starts.
     """
     checked = prepare(config, problems, loss)
+    _warn_of_notes(config, display)
+    return TrainingRun(config, checked, reward_fn, loss, display or Silent())
+
+
+def resume_run(
+    folder: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    problems: ProblemSet | None = None,
+    reward_fn: RewardFunction | None = None,
+    loss: Callable[..., HasLoss] | None = None,
+    display: Display | None = None,
+) -> TrainingRun:
+    """Check that a run can continue from its newest checkpoint, in its folder, and return it.
+
+    Problems and functions that were given to `train` are given again.
+
+    Args:
+        folder: of a run that ended or was killed.
+        overrides: changed settings, as `total_train_steps=60`; a run keeps most of them.
+
+    Raises:
+        ConfigError: one line per problem, before anything in the folder is changed.
+    """
+    recovery = find_recovery(folder, overrides)
+    checked = prepare_recovery(recovery, problems, reward_fn, loss)
+    _warn_of_notes(recovery.config, display)
+    return TrainingRun(
+        recovery.config, checked, reward_fn, loss, display or Silent(), recovery=recovery
+    )
+
+
+def _warn_of_notes(config: TrainConfig, display: Display | None) -> None:
     if display is None:
         for note in notes(config):
-            warnings.warn(note, stacklevel=2)
-    return TrainingRun(config, checked, reward_fn, loss, display or Silent())
+            warnings.warn(note, stacklevel=3)

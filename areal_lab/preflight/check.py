@@ -14,12 +14,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from areal_lab.config.checkpoints import RESUMABLE
 from areal_lab.config.functions import load_function
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.record import Record
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.suggest import nearest
 from areal_lab.data.problems import ProblemSet
@@ -49,11 +52,16 @@ from areal_lab.models.locate import (
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.placement import check_placement, this_machine
+from areal_lab.sinks.start import check_sinks
+from areal_lab.training.formula_calls import read_call
+from areal_lab.training.formulas import Role
+from areal_lab.training.settings import TrainerSettings
 
 _IMPORT_TIMEOUT_S = 120.0
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
 _CONVERSION_BYTES = 1 << 30  # the largest packaged model in the cache, with a margin
-_MASTER_BYTES = 4  # per parameter of a checkpoint: float32
+_MASTER_BYTES = 4  # per parameter of a checkpoint's model: float32
+_STATE_BYTES = 12  # per parameter of the trainer's state in it: master weight and two moments
 _SPECIAL_TOKENS = 8  # upper bound of those that a tokenizer adds to a prompt
 
 
@@ -79,7 +87,7 @@ def check(
     Raises:
         ConfigError: with all problems; checks that need the model come last.
     """
-    check_settings(config)
+    check_settings(config)  # refuses names and keywords, which `check_functions` then calls
     found = list(check_functions(config))
     try:
         problems = check_problems(config, problems)
@@ -107,7 +115,12 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: with all problems.
     """
-    found = [*check_limits(config), *check_batches(config)]
+    found = [
+        *check_limits(config),
+        *check_batches(config),
+        *check_objective(config),
+        *check_sinks(config),
+    ]
     engines = list(check_engines(config))
     found += engines
     if not engines:
@@ -138,6 +151,19 @@ def notes(config: TrainConfig) -> list[str]:
             f"{', '.join(unused)} has no effect without actor.use_lora=true: "
             "the whole model is trained"
         )
+    if config.actor.loss and (unused := _changed(config, "eps_clip", "behav_imp_weight_cap")):
+        lines.append(
+            f"{', '.join(unused)} has no effect with actor.loss, which has keywords of its own "
+            "(clip_epsilon, correct)"
+        )
+    if config.actor.advantage and (unused := _changed(config, "adv_norm_std")):
+        lines.append(f"{', '.join(unused)} has no effect with actor.advantage")
+    sampling = config.rollout.dynamic_sampling
+    if not sampling.enabled and (unused := _changed_fields(sampling)):
+        lines.append(
+            f"rollout.dynamic_sampling.{', '.join(unused)} has no effect without "
+            "rollout.dynamic_sampling.enabled=true"
+        )
     if visible_gpus():
         lines.append(
             "a GPU is visible, but the trainer and the embedded engine compute on the CPU: only "
@@ -153,19 +179,29 @@ def notes(config: TrainConfig) -> list[str]:
 
 
 def _changed_lora_settings(config: TrainConfig) -> list[str]:
-    default = TrainConfig().actor
-    names = ("lora_rank", "lora_alpha", "target_modules")
-    return [f"actor.{n}" for n in names if getattr(config.actor, n) != getattr(default, n)]
+    return _changed(config, "lora_rank", "lora_alpha", "target_modules")
+
+
+def _changed(config: TrainConfig, *names: str) -> list[str]:
+    """Those of these settings of the actor that differ from their defaults."""
+    changed = _changed_fields(config.actor)
+    return [f"actor.{name}" for name in names if name in changed]
+
+
+def _changed_fields(record: Record) -> list[str]:
+    """Names of the settings of a record that differ from their defaults."""
+    default = type(record)().model_dump()
+    return [name for name, value in record.model_dump().items() if value != default[name]]
 
 
 def check_batches(config: TrainConfig) -> Iterator[Problem]:
-    """Check that a batch can be split into its minibatches."""
-    sequences = config.dataset.batch_size * config.gconfig.n_samples
-    if config.actor.ppo_n_minibatches > sequences:
+    """Check that a batch can be split into minibatches of whole groups."""
+    minibatches, groups = config.actor.ppo_n_minibatches, config.dataset.batch_size
+    if minibatches > groups:
         yield _wrong(
             "actor.ppo_n_minibatches",
-            f"actor.ppo_n_minibatches is {config.actor.ppo_n_minibatches}, but a batch has only "
-            f"{sequences} samples (dataset.batch_size * gconfig.n_samples); lower it",
+            f"actor.ppo_n_minibatches is {minibatches}, but a batch has only {groups} groups "
+            "(dataset.batch_size), which are not split; lower it",
         )
 
 
@@ -285,6 +321,26 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
         yield from _check_function("actor.loss_fn", config.actor.loss_fn, "areal_lab.training.loss")
     if config.actor.advantage_fn:
         yield from _check_function("actor.advantage_fn", config.actor.advantage_fn)
+    named = config.actor.loss or config.actor.advantage
+    if named and not any(check_objective(config)):
+        yield from _try_objective(config)
+
+
+def check_objective(config: TrainConfig) -> Iterator[Problem]:
+    """Check the names and keywords of the loss and the advantages, without torch."""
+    actor = config.actor
+    for setting, given, custom, role in (
+        ("actor.loss", actor.loss, actor.loss_fn, Role.LOSS),
+        ("actor.advantage", actor.advantage, actor.advantage_fn, Role.ADVANTAGE),
+    ):
+        if given and custom:
+            yield _wrong(
+                setting,
+                f"{setting} names {given.get('name')!r}, and {setting}_fn {custom!r}; leave out "
+                "one of them",
+            )
+        elif given:
+            yield from read_call(setting, given, role)[1]
 
 
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
@@ -351,14 +407,21 @@ def check_space(
     to the engines."""
     every = config.save_every_steps
     steps = config.total_train_steps
-    checkpoints = 1 if every == 0 else math.ceil(steps / every)
-    needed = checkpoints * facts.parameters * _MASTER_BYTES + _LOG_BYTES
+    saved = 1 if every == 0 else math.ceil(steps / every)
+    keep = config.checkpoint.keep
+    # A new checkpoint is written before an old one is removed; the best one is kept, too.
+    checkpoints = min(saved, keep + 2) if keep else saved
+    states = min(saved, RESUMABLE + 1) * config.checkpoint.resumable
+    state_bytes = 0 if config.actor.use_lora else _STATE_BYTES  # of adapters alone: little
+    needed = facts.parameters * (checkpoints * _MASTER_BYTES + states * state_bytes) + _LOG_BYTES
     transfer = int(ROOM_FACTOR * version)
     what = f"{checkpoints} checkpoint{'s' if checkpoints > 1 else ''}"
     if not SHARED_MEMORY.is_dir() or disk_usage(SHARED_MEMORY).free < transfer:
         needed += transfer
         what += f" and the weights for the engines (no room in {SHARED_MEMORY})"
-    fix = "free some space, or set run_dir" + (" or save_every_steps" * (every > 0))
+    fix = "free some space, or set run_dir" + (
+        ", save_every_steps or checkpoint.keep" if every > 0 else " or checkpoint.resumable"
+    )
     folder = Path(config.run_dir)
     yield from _room("run_dir", folder, needed, what, fix=fix, disk_usage=disk_usage)
 
@@ -379,9 +442,16 @@ def _room(
         yield _wrong(setting, text, Kind.MACHINE)
 
 
+_USABLE: Final[set[tuple[str, str]]] = set()
+"""Functions that a separate process could use. A sweep checks all of its cells, and a process takes
+seconds. One that cannot be used is checked again, because its file may have been corrected."""
+
+
 def _check_function(
     setting: str, name: str, by: str = "areal_lab.config.functions"
 ) -> Iterator[Problem]:
+    if (name, by) in _USABLE:
+        return
     if name.startswith("areal_lab.rewards."):  # our own, with light imports
         try:
             load_function(name)
@@ -400,6 +470,53 @@ def _check_function(
     if ended.returncode != 0:
         lines = (ended.stdout.strip() or ended.stderr.strip() or "no reason given").splitlines()
         yield _wrong(setting, f"{setting}: {name!r} cannot be used: {lines[-1]}")
+        return
+    _USABLE.add((name, by))
+
+
+def _try_objective(config: TrainConfig) -> Iterator[Problem]:
+    """Call the loss and the advantages once, in a process that may import torch and modules."""
+    names = ("loss", "advantage", "use_decoupled_loss")
+    tried = TrainConfig().with_settings({f"actor.{n}": getattr(config.actor, n) for n in names})
+    settings = TrainerSettings(config=tried, model_path="", weights_root="")
+    # The cells of a sweep share objectives. Modules of the user's may have changed meanwhile.
+    custom = any(":" in text for text in _texts([config.actor.loss, config.actor.advantage]))
+    if custom:
+        lines = _trial_call.__wrapped__(settings.to_json())
+    elif "torch" in sys.modules:  # what a process would be for
+        try_objective = load_function("areal_lab.training.trial_call:try_objective")
+        lines = tuple(problem.message for problem in try_objective(settings))
+    else:
+        lines = _trial_call(settings.to_json())
+    for line in lines:
+        # The program says which of the two it is about.
+        setting = "actor.advantage" if line.startswith("actor.advantage") else "actor.loss"
+        yield _wrong(setting, line)
+
+
+@lru_cache(maxsize=256)
+def _trial_call(settings: str) -> tuple[str, ...]:
+    """What `areal_lab.training.trial_call` finds wrong, one line per problem."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "areal_lab.training.trial_call", settings],
+            capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return (f"actor.loss: a trial call took over {_IMPORT_TIMEOUT_S:g} s",)
+    if ended.returncode == 0:
+        return ()
+    told = ended.stdout.strip() or (ended.stderr.strip() or "no reason given").splitlines()[-1]
+    return tuple(told.splitlines())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(one)
 
 
 def _is_biased_in_place(config: TrainConfig) -> bool:

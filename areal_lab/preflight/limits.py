@@ -9,6 +9,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import Schedule, schedule_named
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import LoraShape
@@ -46,6 +47,20 @@ def limits_of(config: TrainConfig) -> Limits:
             drop_late=rollout.drop_late,
         ),
         routing=routing_named(rollout.routing),
+        sampling=sampling_of(config),
+    )
+
+
+def sampling_of(config: TrainConfig) -> DynamicSampling | None:
+    """Dynamic sampling of this run, if it is on; a smaller batch has a group per minibatch."""
+    settings, batch = config.rollout.dynamic_sampling, config.dataset.batch_size
+    if not settings.enabled:
+        return None
+    smaller = settings.on_exhausted == "smaller_batch"
+    return DynamicSampling(
+        max_filtered=settings.max_batches * batch,
+        smallest_batch=min(config.actor.ppo_n_minibatches, batch) if smaller else None,
+        tolerance=settings.tolerance,
     )
 
 

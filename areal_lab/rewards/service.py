@@ -57,7 +57,7 @@ class RewardOutcome:
     """The reward to train on; NaN unless `status` is ok."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Named parts, if the function returned some; `reward` is the part of that name, else their
-    sum."""
+    weighted sum."""
     detail: str = ""
     """Traceback of the function, or the exit of the worker."""
 
@@ -95,6 +95,8 @@ class RewardService:
         timeout_s: for one completion. A sync function scores the completions of a group one after
             the other, an async one all concurrently.
         workers: groups scored at the same time.
+        weights: factors of the named numbers that the function returns; those without one count
+            once, and the sum is the reward.
         max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
             raises. Missing calls count as successful.
         log_folder: for the function's output; None uses a temporary folder.
@@ -106,6 +108,7 @@ class RewardService:
         *,
         timeout_s: float = 10.0,
         workers: int = 1,
+        weights: Mapping[str, float] | None = None,
         max_error_rate: float = 0.1,
         log_folder: Path | None = None,
     ) -> None:
@@ -118,6 +121,7 @@ class RewardService:
         self._function = function
         self._timeout_s = timeout_s
         self._workers = workers
+        self._weights = dict(weights or {})
         self._max_error_rate = max_error_rate
         self._log_folder = log_folder
         self._worker_arguments: list[str] = []
@@ -266,7 +270,7 @@ class RewardService:
         self._alive.append(worker)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                worker.send((sys.path, *self._portable_function()))
+                worker.send((sys.path, *self._portable_function(), self._weights))
                 reply = await worker.receive()
         except TimeoutError:
             await self._discard(worker)

@@ -17,11 +17,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from areal_lab.config.functions import load_function
 from areal_lab.host.processes import on_parent_death, watch_parent
 from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
+
+_NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +40,7 @@ def main(arguments: list[str]) -> int:
     with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)
         try:
-            function = _function(next(messages))
+            function, weights = _function(next(messages))
         except BaseException:  # a module may raise anything, SystemExit too
             _send(connection, Failed(traceback.format_exc()))
             return 1
@@ -46,30 +49,58 @@ def main(arguments: list[str]) -> int:
         for message in messages:
             request: ScoreRequest = pickle.loads(message)
             if is_async:
-                asyncio.run(_score_async(function, request, connection))
+                asyncio.run(_score_async(function, weights, request, connection))
             else:
                 for index, completion in enumerate(request.completions):
-                    _send(connection, _score_one(function, index, completion, request.example))
+                    scored = _score_one(function, weights, index, completion, request.example)
+                    _send(connection, scored)
     if watcher is not None:  # the service is gone, or will send SIGTERM
         watcher.join()
     return 0
 
 
-def reward_of(value: Any) -> tuple[float, dict[str, float]]:
+def reward_of(
+    value: Any, weights: Mapping[str, float] = _NO_WEIGHTS
+) -> tuple[float, dict[str, float]]:
     """The reward to train on and its named parts.
 
     Of named numbers, the one named `reward` is trained on, else their sum.
 
+    Args:
+        value: what a reward function returned.
+        weights: factors of named numbers; those without one count once.
+
     Raises:
         TypeError: if the value is neither a number nor named numbers.
-        ValueError: if a number is not finite.
+        ValueError: if a number is not finite, or the weights do not fit the names.
     """
     if isinstance(value, Mapping):
         if not value:
             raise TypeError("the reward function returned an empty mapping, but must name a number")
         parts = {str(name): _number(number) for name, number in value.items()}
+        if weights:
+            return _weighted(parts, weights), parts
         return parts.get("reward", math.fsum(parts.values())), parts
+    if weights:
+        raise ValueError(
+            f"reward.weights names {', '.join(weights)}, but the reward function returned one "
+            "number without a name; return named numbers, or remove reward.weights"
+        )
     return _number(value), {}
+
+
+def _weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    if unknown := weights.keys() - parts.keys():
+        raise ValueError(
+            f"reward.weights names {', '.join(sorted(unknown))}, but the reward function returned "
+            f"{', '.join(parts)}; every weight needs a component of its name"
+        )
+    if "reward" in parts:
+        raise ValueError(
+            "the reward function returned `reward`, which is trained on as it is, so that "
+            "reward.weights would have no effect; rename it, or remove reward.weights"
+        )
+    return math.fsum(weights.get(name, 1.0) * number for name, number in parts.items())
 
 
 def _number(value: Any) -> float:
@@ -83,12 +114,12 @@ def _number(value: Any) -> float:
     return number
 
 
-def _function(message: bytes) -> Callable[..., Any]:
-    sys_path, by_name, payload = pickle.loads(message)
+def _function(message: bytes) -> tuple[Callable[..., Any], Mapping[str, float]]:
+    sys_path, by_name, payload, weights = pickle.loads(message)
     # A function pickled by reference must be importable as in the sender.
     sys.path.extend(entry for entry in sys_path if entry not in sys.path)
     function: Callable[..., Any] = load_function(payload) if by_name else pickle.loads(payload)
-    return function
+    return function, weights
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -98,23 +129,31 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _score_one(
-    function: Callable[..., Any], index: int, completion: str, example: Mapping[str, Any]
+    function: Callable[..., Any],
+    weights: Mapping[str, float],
+    index: int,
+    completion: str,
+    example: Mapping[str, Any],
 ) -> Scored:
     try:
-        reward, parts = reward_of(function(completion, dict(example)))
+        reward, parts = reward_of(function(completion, dict(example)), weights)
     except Exception:
         return Scored(index, "error", detail=traceback.format_exc())
     return Scored(index, "ok", reward, parts)
 
 
 async def _score_async(
-    function: Callable[..., Any], request: ScoreRequest, connection: socket.socket
+    function: Callable[..., Any],
+    weights: Mapping[str, float],
+    request: ScoreRequest,
+    connection: socket.socket,
 ) -> None:
     async def one(index: int, completion: str) -> None:
         limit = asyncio.timeout(request.timeout_s)
         try:
             async with limit:
-                reward, parts = reward_of(await function(completion, dict(request.example)))
+                value = await function(completion, dict(request.example))
+                reward, parts = reward_of(value, weights)
             scored = Scored(index, "ok", reward, parts)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and limit.expired()

@@ -322,8 +322,7 @@ class _Background:
         """Process an event; returns the engines whose state it may have changed."""
         match event:
             case RunStarted():
-                for engine in event.engines:
-                    self._generating[engine], self._scoring[engine] = set(), set()
+                self._begin(event)
             case GroupFinished() | GroupFiltered():
                 return self._forget(event.group)
             case TrainStepDone():
@@ -347,6 +346,16 @@ class _Background:
             case _:
                 pass
         return self._generating
+
+    def _begin(self, event: RunStarted) -> None:
+        """The run begins, or continues after a kill: nothing that ran then runs any more."""
+        self._engine_of.clear()
+        self._scored_now = 0
+        self._paused = self._training = self._saving = self._pushing = self._behind = False
+        self._held = False
+        self._lost = set(self._generating) - set(event.engines)
+        for engine in {*self._generating, *event.engines}:
+            self._generating[engine], self._scoring[engine] = set(), set()
 
     def _action(self, action: Action) -> Iterable[int]:
         match action:

@@ -11,6 +11,7 @@ from areal_lab.control.events import (
     PauseRequested,
     Request,
     ResumeRequested,
+    RunStarted,
     StopRequested,
 )
 from areal_lab.runlog.records import Log
@@ -40,15 +41,15 @@ def pauses(log: Log) -> list[tuple[float, float]]:
     """Start and end of each pause, in seconds since the start of the log.
 
     A pause without an end yet lasts until the log ends. A training step that ran when the pause was
-    requested ends within it.
+    requested ends within it. A run that was killed in a pause continues without it.
     """
     found: list[tuple[float, float]] = []
     since_s: float | None = None
-    for t_s, request in requests(log):
-        match request:
+    for t_s, event in ((record.t_s, record.event) for record in log.events):
+        match event:
             case PauseRequested() if since_s is None:
                 since_s = t_s
-            case ResumeRequested() | StopRequested() if since_s is not None:
+            case ResumeRequested() | StopRequested() | RunStarted() if since_s is not None:
                 found.append((since_s, t_s))
                 since_s = None
             case _:

@@ -165,6 +165,8 @@ def _group_counters(log: Log) -> Iterator[TraceEvent]:
         if not isinstance(record, EventRecord | ActionRecord):
             continue
         match record.event if isinstance(record, EventRecord) else record.action:
+            case RunStarted():
+                running, finished = set(), set()
             case StartGroup(group=group):
                 running.add(group)
             case GroupFinished(group=group) if group in running:

@@ -54,6 +54,22 @@ class EventLog:
         self._file: BinaryIO = path.open("xb", buffering=0)
         self._write(header)
 
+    @classmethod
+    def continued(cls, path: Path, *, clock: Callable[[], float]) -> EventLog:
+        """Append to the log of a run that continues.
+
+        Its time goes on where the log ends, so that it has no gap in which nothing ran.
+
+        Raises:
+            OSError, ValueError: if the log cannot be read.
+        """
+        log = object.__new__(cls)
+        log._last_s = read_log_file(path).end_s
+        log._started_at = clock() - log._last_s
+        log._clock = clock
+        log._file = path.open("ab", buffering=0)
+        return log
+
     def event(self, event: Event) -> None:
         """Record that the coordinator receives `event` now."""
         self._write(EventRecord(self._now_s(), event))

@@ -2,7 +2,7 @@
 
 config.yaml env.json metrics.jsonl events.jsonl trajectories/ checkpoints/ logs/ summary.json
 process.json requests.jsonl replies.jsonl (`areal_lab.live`)
-model -> the last checkpoint, a Hugging Face folder
+model -> the last checkpoint, a Hugging Face folder; best -> the one with the best held-out reward
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class RunFolder:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
         os.replace(temporary, path)
 
-    def point_model_to(self, checkpoint: Path) -> None:
-        """Make the link `model` point to this checkpoint."""
-        link = self.path / "model"
-        temporary = self.path / ".model.tmp"
+    def point(self, name: str, checkpoint: Path) -> None:
+        """Make the link `name` point to this checkpoint, in one step."""
+        link = self.path / name
+        temporary = self.path / f".{name}.tmp"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
         os.replace(temporary, link)

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from areal_lab.control.events import Drop, GroupFiltered, GroupId, StartGroup, Train, TrainStepDone
+from areal_lab.control.events import (
+    STARTS_OVER,
+    Drop,
+    GroupFiltered,
+    GroupId,
+    RunStarted,
+    StartGroup,
+    Train,
+    TrainStepDone,
+)
 from areal_lab.runlog.lags import mean_lag, trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
@@ -68,6 +77,8 @@ def groups_frame(log: Log) -> pd.DataFrame:
     running: tuple[GroupId, ...] = ()
     for record in log.records:
         match record:
+            case EventRecord(_, RunStarted() as event):
+                _forget_restarted(rows, event)
             case ActionRecord(t_s, StartGroup(group=group, engine=engine)):
                 row = rows.setdefault(group, {"started_s": t_s, "outcome": "running"})
                 row["engine"] = engine  # the last one, if the first was lost
@@ -88,6 +99,13 @@ def groups_frame(log: Log) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows.values()), columns=list(_GROUP_COLUMNS))
     frame.index = pd.Index(list(rows), name="group", dtype="int64")
     return frame.astype({name: kind for name, kind in _GROUP_COLUMNS.items() if kind})
+
+
+def _forget_restarted(rows: dict[GroupId, dict[str, Any]], event: RunStarted) -> None:
+    """Of the groups that start over after a recovery, nothing from before it counts."""
+    for group, version in zip(event.open_groups, event.open_versions, strict=True):
+        if version == STARTS_OVER:
+            rows.pop(group, None)
 
 
 _GROUP_COLUMNS = {

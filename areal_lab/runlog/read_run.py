@@ -46,6 +46,8 @@ class ReadTo:
 
     events: int = 0
     metrics: int = 0
+    inode: int = 0
+    """Of the log: a run that continued has put another file into its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +116,23 @@ class RecordedRun:
     def refresh(self) -> RecordedRun:
         """The run as it is now: reads what was appended since; this one stays as it is.
 
+        If the run was continued from a checkpoint meanwhile, all of it is read again.
+
         Returns:
             This object if nothing was appended.
 
         Raises:
-            ValueError: in one line: a file cannot be read, or was replaced.
+            ValueError: in one line: a file cannot be read, or was cut.
         """
         events = events_file(self.source)
+        if events.stat().st_ino != self.read_to.inode:
+            return read_run(self.source)
         log, events_end = _log(events, self.log, self.read_to.events)
         metrics, metrics_end = _metrics(self.folder / METRICS, self.metrics, self.read_to.metrics)
         summary = _json_object(self.folder / "summary.json")
         samples = self._made.get("samples")
         made = {} if samples is None else {"samples": _read_samples(self.folder, samples)}
-        read_to = ReadTo(events_end, metrics_end)
+        read_to = ReadTo(events_end, metrics_end, self.read_to.inode)
         unchanged = read_to == self.read_to and summary == self.summary
         if unchanged and made.get("samples") is samples:
             return self
@@ -204,7 +210,9 @@ def read_run(path: Path | str) -> RecordedRun:
     """
     path = Path(path)
     folder = _folder(path)
-    log, events_end = _log(events_file(path))
+    events = events_file(path)
+    inode = events.stat().st_ino  # before the reading, so that a cut meanwhile is noticed
+    log, events_end = _log(events)
     metrics, metrics_end = _metrics(folder / METRICS)
     return RecordedRun(
         path,
@@ -212,7 +220,7 @@ def read_run(path: Path | str) -> RecordedRun:
         metrics,
         _json_object(folder / "summary.json"),
         _config(folder / "config.yaml"),
-        ReadTo(events_end, metrics_end),
+        ReadTo(events_end, metrics_end, inode),
     )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -328,7 +328,7 @@ _JSON_TYPE: Final = {
 }
 _OPTIONAL_FIELDS: Final = {
     # Fields that older logs do not have.
-    cls: {f.name for f in fields(cls) if f.type == "bool" and f.default is False}
+    cls: {f.name for f in fields(cls) if f.default is not MISSING}
     for cls in _TYPES.values()
 }
 

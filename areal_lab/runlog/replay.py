@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.events import Action
+from areal_lab.control.events import Action, RunStarted
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import least_loaded, routing_named
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import OnNewWeights, Schedule
 from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
 
 
 def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
     """The constants of a run as flat fields for the header of its log."""
+    sampling = limits.sampling
     return {
         "batch_groups": limits.batch_groups,
         "max_in_flight": limits.max_in_flight,
@@ -32,6 +34,9 @@ def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
         "max_lag": float(limits.order.max_lag),
         "drop_late": limits.order.drop_late,
         "routing": limits.routing.name,
+        "max_filtered": None if sampling is None else sampling.max_filtered,
+        "smallest_batch": None if sampling is None else sampling.smallest_batch,
+        "equal_rewards": None if sampling is None else float(sampling.tolerance),
     }
 
 
@@ -60,8 +65,9 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
                 max_lag=_float(fields["max_lag"]),
                 drop_late=bool(fields["drop_late"]),
             ),
-            # Logs from before there was a choice do not name it.
+            # Logs from before there was a choice do not name these.
             routing=routing_named(str(fields.get("routing", least_loaded().name))),
+            sampling=_sampling(fields),
         )
     except KeyError as error:
         raise ValueError(
@@ -87,7 +93,9 @@ class Replay:
 def check_replay(log: Log) -> Replay:
     """Compare the actions after each event with those of a fresh coordinator.
 
-    Only the last event may lack some of its actions, because the run was killed between them.
+    Only the last event of the run, or before a recovery, may lack some of its actions, because the
+    run was killed between them. A recovered run has another coordinator from there on, with the
+    limits that were in force.
     """
     coordinator = Coordinator(limits_from_fields(log.header.limits))
     due: deque[Action] = deque()
@@ -95,6 +103,9 @@ def check_replay(log: Log) -> Replay:
     for record in log.records:
         match record:
             case EventRecord(event=event):
+                if events and isinstance(event, RunStarted):
+                    due.clear()
+                    coordinator = Coordinator(coordinator.limits)
                 if due:
                     return Replay(events, actions, f"{due[0]} is missing before {event}")
                 events += 1
@@ -111,6 +122,17 @@ def check_replay(log: Log) -> Replay:
             case _:
                 pass
     return Replay(events, actions)
+
+
+def _sampling(fields: Mapping[str, Scalar]) -> DynamicSampling | None:
+    if fields.get("max_filtered") is None:
+        return None
+    smallest = fields["smallest_batch"]
+    return DynamicSampling(
+        max_filtered=_int(fields["max_filtered"]),
+        smallest_batch=None if smallest is None else _int(smallest),
+        tolerance=_float(fields["equal_rewards"]),
+    )
 
 
 def _int(value: Scalar) -> int:

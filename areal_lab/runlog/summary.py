@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from areal_lab.control.events import Drop, Finish, GroupFiltered, Interrupt
+from areal_lab.control.events import (
+    STARTS_OVER,
+    Drop,
+    Finish,
+    GroupFiltered,
+    Interrupt,
+    RunStarted,
+    Train,
+)
 from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
 from areal_lab.runlog.by_hand import eta_changes, pauses
 from areal_lab.runlog.incidents import incidents
@@ -92,6 +100,7 @@ def counted(log: Log) -> dict[str, Any]:
         "pauses": len(paused),
         "paused_s": sum(end_s - begin_s for begin_s, end_s in paused),
         "eta_changes": eta_changes(log),
+        **recoveries(log),
         "multi_version_share": (
             sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0
         ),
@@ -100,9 +109,25 @@ def counted(log: Log) -> dict[str, Any]:
         "dropped_by_reason": dict(dropped),
         "filtered": filtered.total(),
         "filtered_by_reason": dict(filtered),
+        "smaller_batches": _smaller_batches(log),
         "processes": {name: _use(use) for name, use in idle_by_cause(log).items()},
         "peak_bytes": _logged_peaks(log),
     }
+
+
+def _smaller_batches(log: Log) -> int:
+    """Training steps with fewer groups than a batch has, since dynamic sampling found no more."""
+    size = log.header.limits.get("batch_groups")
+    trains = [r.action for r in log.actions if isinstance(r.action, Train)]
+    return sum(isinstance(size, int) and len(train.groups) < size for train in trains)
+
+
+def recoveries(log: Log) -> dict[str, int]:
+    """How often the run continued after its end or a kill, and how many groups then started over,
+    without their tokens."""
+    again = [r.event for r in log.events if isinstance(r.event, RunStarted)][1:]
+    over = sum(version == STARTS_OVER for event in again for version in event.open_versions)
+    return {"recoveries": len(again), "restarted_groups": over}
 
 
 def run_status(log: Log) -> str:

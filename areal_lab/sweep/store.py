@@ -124,13 +124,25 @@ def write_study(
         "cells": [
             {
                 "choice": cell.choice,
-                "grouped": {name: cell.settings[name] for name in grouped},
+                "grouped": {name: _setting_in(cell.settings, name) for name in grouped},
                 "folder": one.folder.relative_to(study.folder).as_posix(),
             }
             for cell, one in zip(cells, placed, strict=True)
         ],
     }
     _write_json(study.folder / _STUDY, values)
+
+
+def _setting_in(values: Mapping[str, Any], name: str) -> Any:
+    """A setting by dotted name, also one inside of a mapping, as `actor.loss.name`; or None."""
+    group, rest = name, list[str]()
+    while group not in values and "." in group:
+        group, _, leaf = group.rpartition(".")
+        rest.insert(0, leaf)
+    found = values.get(group)
+    for leaf in rest:
+        found = found.get(leaf) if isinstance(found, Mapping) else None
+    return found
 
 
 def read_study(folder: Path) -> dict[str, Any]:

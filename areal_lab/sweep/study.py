@@ -60,7 +60,7 @@ class StudyConfig(Record):
     name: str = ""
     """Name of the study; empty takes the file's."""
     command: str = "train"
-    """Command that makes a cell: `train` or `simulate`."""
+    """Command that makes a cell: `train`, `simulate` or `cosim`."""
     config: str = ""
     """Config file, or shipped config or preset, to start from; empty takes the defaults."""
     folder: str = ""

@@ -21,11 +21,16 @@ class Predictions(NamedTuple):
 
     logprobs: Float[Tensor, " R"]
     entropy: Float[Tensor, " R"]
-    """In nats, of the distribution that the token was sampled from; detached."""
+    """In nats, of the distribution that the token was sampled from."""
 
 
 def predict(
-    model: PreTrainedModel, packed: PackedBatch, *, temperature: float, dtype: torch.dtype
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    *,
+    temperature: float,
+    dtype: torch.dtype,
+    entropy_gradient: bool = False,
 ) -> Predictions:
     """Compute the model's log-probs of the chosen tokens.
 
@@ -34,6 +39,7 @@ def predict(
         packed: on the model's device.
         temperature: the sampler's temperature, which divides the logits.
         dtype: type of the matrix products; float32 needs no autocast.
+        entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
     """
     body: Any = model.get_submodule(model.base_model_prefix)
     head: Any = model.get_output_embeddings()
@@ -51,9 +57,8 @@ def predict(
         packed.targets,
         temperature=temperature,
     )
-    return Predictions(
-        scored.logprobs[packed.prediction], scored.entropy.detach()[packed.prediction]
-    )
+    entropy = scored.entropy if entropy_gradient else scored.entropy.detach()
+    return Predictions(scored.logprobs[packed.prediction], entropy[packed.prediction])
 
 
 def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:

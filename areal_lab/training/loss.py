@@ -1,6 +1,6 @@
 """The policy loss and the advantages that the settings ask for.
 
-    default, named or pickled loss --choose_loss--> ChosenLoss --call--> loss of a micro-batch
+    default, named, custom, pickled --choose_loss--> ChosenLoss --call--> loss of a micro-batch
                                                             |
     BatchFacts (counts, sequences, turns, groups, versions) '   only those in its signature
 
@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.config.functions import load_function, main, unpickle_function
+from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import Version
 from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
+from areal_lab.functional.advantages.reward_shaping import overlong_penalty
 from areal_lab.functional.corrections.weights import truncate
 from areal_lab.functional.losses.keywords import requested_keywords
 from areal_lab.functional.losses.policy import (
@@ -34,10 +36,13 @@ from areal_lab.functional.losses.policy import (
     ppo,
 )
 from areal_lab.functional.segments import Segments
+from areal_lab.training.compose import compose_advantages, compose_loss, imported_formula
+from areal_lab.training.formula_calls import Call, read_call
+from areal_lab.training.formulas import Role
 from areal_lab.training.settings import TrainerSettings
 
-Advantages = Callable[[Tensor, Tensor], Tensor]
-"""`(rewards [N], groups [N]) -> advantages [N]`."""
+Advantages = Callable[..., Tensor]
+"""`(rewards [N], groups [N]) -> advantages [N]`; `length_tokens [N]` if it has that parameter."""
 
 
 class LossTokens(NamedTuple):
@@ -69,6 +74,20 @@ class BatchFacts:
 _COUNTS = frozenset({"token_count", "sequence_count", "group_count"})
 
 
+_LOCAL: Final = frozenset(
+    {
+        *("ppo", "decoupled_ppo", "grpo", "dr_grpo", "dapo", "dual_clip_ppo", "token_tis"),
+        *("sequence_tis", "icepop", "sequence_mis", "geometric_mis", "a3po", "reinforce", "cispo"),
+        *("truncated_reinforce", "importance_sampling", "aipo", "topr", "dppo_tv", "dppo_kl"),
+        *("gspo", "gspo_token", "luspo", "gmpo", "sapo", "vespo"),
+        *("unbounded", "truncate", "mask_outside", "mask_above", "sequence_product"),
+        *("sequence_geometric_mean", "mask_sequences_outside", "mask_outlier_sequences"),
+    }
+)
+"""Losses that are sums of advantages times factors of the same response, without a penalty, and
+corrections of tokens and responses: a response of advantage 0 changes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenLoss:
     """A policy loss and a property of it that the trainer uses."""
@@ -77,8 +96,8 @@ class ChosenLoss:
     vanishes_without_advantage: bool
     """Whether a token of advantage 0 is known to contribute neither loss nor gradient.
 
-    True for PPO, a sum of advantages times bounded factors; a custom loss may have a penalty or
-    bonus, so no token is omitted for it."""
+    True for PPO, a sum of advantages times bounded factors, and for others of its kind; another
+    loss may have a penalty or bonus, so no token is omitted for it."""
 
     def __call__(self, tokens: LossTokens, facts: BatchFacts) -> tuple[Tensor, HasLoss]:
         """The micro-batch's share of the minibatch's loss, and what the function returned.
@@ -102,16 +121,22 @@ def requested_facts(function: Callable[..., Any]) -> list[str]:
 
 
 def choose_loss(settings: TrainerSettings) -> ChosenLoss:
-    """Decoupled PPO with a truncated weight, standard PPO, or a custom function.
+    """Decoupled PPO with a truncated weight, standard PPO, or the named or custom function.
 
     Raises:
-        ValueError: if a custom loss cannot be imported, or cannot be called as a policy loss.
+        ValueError: if a custom loss cannot be imported, or cannot be called as a policy loss, or a
+            name or keyword of `actor.loss` is wrong.
     """
     if settings.loss_file:
         return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
     actor = settings.actor
     if actor.loss_fn:
         return _custom_loss(_imported("loss_fn", actor.loss_fn), f"loss_fn {actor.loss_fn!r}")
+    if actor.loss:
+        call = _call("actor.loss", actor.loss, Role.LOSS)
+        function = compose_loss(call, at_behavior=not actor.use_decoupled_loss)
+        check_loss(function, f"actor.loss {call.formula.name!r}")
+        return ChosenLoss(function, vanishes_without_advantage=_is_local(call))
     if not actor.use_decoupled_loss:
         return ChosenLoss(anchored_at_behavior(ppo, clip_epsilon=actor.eps_clip), True)
     return ChosenLoss(
@@ -125,15 +150,68 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
 
 
 def choose_advantages(settings: TrainerSettings) -> Advantages:
-    """Group advantages by the settings, or a custom function.
+    """Group advantages by the settings, or the named or custom function.
 
     Raises:
-        ValueError: if a custom function cannot be imported.
+        ValueError: if a custom function cannot be imported, or a name or keyword of
+            `actor.advantage` is wrong.
     """
     actor = settings.actor
     if actor.advantage_fn:
-        return cast(Advantages, _imported("advantage_fn", actor.advantage_fn))
-    return partial(group_advantages, scale=std_of_group if actor.adv_norm_std else no_scale)
+        function = cast(Advantages, _imported("advantage_fn", actor.advantage_fn))
+    elif actor.advantage:
+        function = compose_advantages(_call("actor.advantage", actor.advantage, Role.ADVANTAGE))
+    else:
+        function = partial(group_advantages, scale=std_of_group if actor.adv_norm_std else no_scale)
+    penalty = choose_length_penalty(settings)
+    return function if penalty is None else _less_overlong(function, penalty)
+
+
+def choose_length_penalty(settings: TrainerSettings) -> Callable[[Tensor], Tensor] | None:
+    """The penalty on the rewards of long responses, from their tokens [N]; None if it is off."""
+    actor, longest = settings.actor, settings.config.gconfig.max_new_tokens
+    if not actor.overlong_share:
+        return None
+    return partial(
+        overlong_penalty,
+        max_length_tokens=longest,
+        buffer_tokens=max(1, round(actor.overlong_share * longest)),
+        factor=actor.overlong_penalty_factor,
+    )
+
+
+def asks_for_lengths(function: Advantages) -> bool:
+    """Whether advantages take the generated tokens of each sample, `length_tokens`."""
+    try:
+        return bool(requested_keywords(function, ["length_tokens"]))
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return False
+
+
+def _less_overlong(function: Advantages, penalty: Callable[[Tensor], Tensor]) -> Advantages:
+    """Advantages of the rewards less a penalty on long responses."""
+    takes_lengths = asks_for_lengths(function)
+
+    def advantages(rewards: Tensor, groups: Tensor, length_tokens: Tensor) -> Tensor:
+        facts = {"length_tokens": length_tokens} if takes_lengths else {}
+        return function(rewards + penalty(length_tokens), groups, **facts)
+
+    return advantages
+
+
+def _call(setting: str, given: Mapping[str, Any], role: Role) -> Call:
+    call, problems = read_call(setting, given, role, imported_formula)
+    if call is None:
+        raise ConfigError(*problems)
+    return call
+
+
+def _is_local(call: Call) -> bool:
+    """Whether a response of advantage 0 adds nothing, and changes nothing of the others."""
+    parts = [
+        one for part in call.parts.values() for one in (part if isinstance(part, tuple) else [part])
+    ]
+    return call.formula.name in _LOCAL and all(map(_is_local, parts))
 
 
 def check_loss(function: Callable[..., Any], name: str) -> None:

@@ -6,6 +6,7 @@ A metric without tokens is omitted rather than NaN: a batch in which every token
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ def token_record(
     fields: dict[str, object] = getattr(result, "_asdict", dict)()
     return TokenRecord(
         sequence_ids=packed.sequence_ids.cpu(),
-        entropy=predicted.entropy.cpu(),
+        entropy=predicted.entropy.detach().cpu(),
         logprobs=predicted.logprobs.detach().cpu(),
         proximal_logprobs=proximal.cpu(),
         behavior_logprobs=packed.behavior_logprobs.cpu(),
@@ -118,15 +119,30 @@ def step_metrics(
     metrics = {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
+        "trained_groups": float(len({t.group for t in trajectories})),
         "trained_samples": float(len(trajectories)),
         "trained_tokens": float(lengths.sum()),
         "response_tokens_mean": float(lengths.mean()),
         "response_tokens_max": float(lengths.max()),
+        "truncated_share": sum(t.truncated for t in trajectories) / len(trajectories),
         "zero_advantage_samples": float((advantages == 0).sum()),
         "sampler_gap_tokens": 0.0,
         "peak_rss_bytes": float(peak_rss_bytes(os.getpid())),
     }
+    metrics |= _components(trajectories)
     return metrics | _lags(trajectories, version) | _token_metrics(records, version)
+
+
+def _components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of each named component of the rewards, over the samples that have it, unweighted."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.rewards.items():
+            values.setdefault(name, []).append(value)
+    return {
+        f"reward_{name}_mean": math.fsum(of_name) / len(of_name)
+        for name, of_name in sorted(values.items())
+    }
 
 
 def _lags(trajectories: Sequence[Trajectory], version: Version) -> dict[str, float]:
@@ -157,6 +173,8 @@ def _token_metrics(records: Sequence[TokenRecord], version: Version) -> dict[str
         metrics["sampler_gap_mean"] = float(gap.double().mean())
         metrics["sampler_gap_max"] = float(gap.max())
         metrics["sampler_gap_tokens"] = float(len(gap))
+    moved = torch.cat([(r.logprobs - r.behavior_logprobs).abs() for r in records])
+    metrics |= {"drift": float(moved.double().mean()), "drift_max": float(moved.max())}
     for name in records[0].diagnostics:
         values = torch.cat([r.diagnostics[name] for r in records])
         # The conventional name of the share of clipped tokens.

@@ -12,13 +12,18 @@ process does not load torch. `None` tells the worker to end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
+
+STATE_FOLDER: Final = "trainer"
+"""Subfolder of a checkpoint with the trainer's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,14 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """Write an ordinary Hugging Face folder (float32 master weights, tokenizer) to `path`."""
+    """Write a checkpoint to `path`: an ordinary Hugging Face folder (float32 master weights,
+    tokenizer), and what a run needs to continue from it."""
 
     path: Path
+    state: bool = False
+    """Whether to add the trainer's state, as folder `STATE_FOLDER`."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of the pipeline to add, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ class TrainerSettings:
     """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
     device: str = "cpu"
     first_version: Version = 0
+    """Version of the first weights; positive for a run that continues."""
+    state_folder: str = ""
+    """Saved state to continue from (`training.checkpoint`); empty: from the model folder."""
 
     @property
     def actor(self) -> ActorConfig:

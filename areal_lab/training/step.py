@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Trajectory
+from areal_lab.functional.aggregate import token_mean
+from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.forward import on_device, predict
@@ -38,7 +41,9 @@ from areal_lab.training.loss import (
     BatchFacts,
     ChosenLoss,
     LossTokens,
+    asks_for_lengths,
     choose_advantages,
+    choose_length_penalty,
     choose_loss,
 )
 from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
@@ -129,7 +134,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     with timeline.span("advantages and packing"):
         advantages = batch_advantages(trajectories, learner.advantages)
         minibatches = [
-            _micro_batches(learner, request, members, advantages)
+            _micro_batches(learner, request, with_loss(learner, trajectories, members), advantages)
             for members in split_by_group(trajectories, learner.settings.actor.ppo_n_minibatches)
         ]
     with timeline.span("proximal log-probs"):
@@ -152,6 +157,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         "micro_batches": float(sum(len(m.parts) for m in minibatches)),
         "optimizer_steps": float(len(updates)),
     }
+    metrics |= _overlong_metrics(learner, trajectories)
     return StepOutcome(metrics, tuple(timeline.spans), advantages, records)
 
 
@@ -164,10 +170,13 @@ def batch_advantages(
         ValueError: if the function does not return one number per trajectory.
     """
     rewards = torch.tensor([t.reward for t in trajectories])
-    advantages = function(rewards, torch.tensor([t.group for t in trajectories]))
+    facts = {}
+    if asks_for_lengths(function):
+        facts["length_tokens"] = torch.tensor([t.generated_tokens for t in trajectories])
+    advantages = function(rewards, torch.tensor([t.group for t in trajectories]), **facts)
     if advantages.shape != rewards.shape:
         raise ValueError(
-            f"advantage_fn returned shape {tuple(advantages.shape)}, but must return one number "
+            f"the advantages have shape {tuple(advantages.shape)}, but must be one number "
             f"per sample, shape {tuple(rewards.shape)}"
         )
     return advantages.detach()
@@ -190,6 +199,26 @@ def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[
     for index, trajectory in enumerate(trajectories):
         split[part_of[trajectory.group]].append(index)
     return split
+
+
+def with_loss(
+    learner: Learner, trajectories: Sequence[Trajectory], members: list[int]
+) -> list[int]:
+    """Those members of a minibatch that are trained on: without the masked ones, which were cut
+    off. What is left counts for the means."""
+    if not learner.settings.actor.mask_truncated:
+        return members
+    return [index for index in members if not trajectories[index].truncated]
+
+
+def _overlong_metrics(learner: Learner, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    metrics = {}
+    if learner.settings.actor.mask_truncated:
+        metrics["masked_samples"] = float(sum(t.truncated for t in trajectories))
+    if (penalty := choose_length_penalty(learner.settings)) is not None:
+        lengths = torch.tensor([t.generated_tokens for t in trajectories])
+        metrics["overlong_penalty_mean"] = float(penalty(lengths).mean())
+    return metrics
 
 
 class _Minibatch(NamedTuple):
@@ -227,7 +256,7 @@ def _micro_batches(
         torch.tensor([tokens_of[group] for group in sorted(tokens_of)], device=device),
         request.version,
     )
-    if learner.loss.vanishes_without_advantage:
+    if learner.loss.vanishes_without_advantage and not learner.settings.actor.entropy_coeff:
         members = [index for index in members if advantages[index] != 0]
     if not members:
         return _Minibatch([], *facts)
@@ -288,8 +317,13 @@ def _forward_loss(
     advantages: Tensor,
     minibatch: _Minibatch,
 ) -> tuple[Tensor, TokenRecord]:
+    entropy_coeff = learner.settings.actor.entropy_coeff
     predicted = predict(
-        learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
+        learner.model,
+        packed,
+        temperature=learner.settings.temperature,
+        dtype=learner.dtype,
+        entropy_gradient=entropy_coeff != 0,
     )
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
     facts = BatchFacts(
@@ -313,6 +347,11 @@ def _forward_loss(
         torch.ones_like(proximal, dtype=torch.bool),
     )
     loss, result = learner.loss(tokens, facts)
+    if entropy_coeff:
+        mean = partial(token_mean, token_count=minibatch.token_count)
+        loss = loss + entropy_bonus(
+            predicted.entropy, tokens.mask, coefficient=entropy_coeff, aggregate=mean
+        )
     return loss, token_record(packed, predicted, proximal, result)
 
 

@@ -366,7 +366,7 @@ function render({ model, el }) {
     return { row: Math.floor((y + top) / shape.rowPx), cell: Math.floor(first + x / shape.plot * (last - first)) };
   }
 
-  let drag = null, wheelElsewhere = 0;
+  let drag = null, wheelElsewhere = -Infinity;
   canvas.onpointerdown = (event) => {
     if (event.button) return;
     drag = { x: event.clientX, y: event.clientY, first, top, moved: false };

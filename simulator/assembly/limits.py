@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import Schedule, schedule_named
 from simulator.config.schema import ScheduleConfig, SimulationConfig
 
@@ -33,4 +36,8 @@ def limits_of(config: SimulationConfig, *, room: int = 1) -> Limits:
             named.batch_order, schedule, max_lag=named.max_lag or None, drop_late=named.drop_late
         ),
         routing=routing_named(config.rollout.routing),
+        # Without a bound: a share below 1 fills every batch.
+        sampling=DynamicSampling(max_filtered=sys.maxsize)
+        if workload.equal_rewards_share
+        else None,
     )

@@ -148,6 +148,7 @@ def build(config: SimulationConfig) -> System:
         switch=switch_cost(config.weights, model, gpu, cluster.gpus) if colocated else None,
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,
+        equal_rewards_share=workload.equal_rewards_share or None,
         turns=workload.turns,
         tool=_latency(workload.tool),
         failures=failures_from(config.faults),

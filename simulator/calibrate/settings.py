@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
+from areal_lab.control.events import GroupFiltered, Train
 from areal_lab.control.routing import least_loaded
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Scalar
@@ -16,6 +17,8 @@ from simulator.workload.recorded_run import response_tokens
 
 Value: TypeAlias = bool | int | float | str
 EMBEDDED = "embedded"
+_MOST_FILTERED = 0.99
+"""Largest share that a simulation takes."""
 _WARM_UP = 5
 """One of this many steps is excluded from averages as warm-up."""
 
@@ -45,6 +48,8 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
     if settings["schedule.batch_order"] == "bounded_lag":
         # 0 would stand for eta; a lag is whole, so that any fraction of a version is 0.
         settings["schedule.max_lag"] = float(_limit(run, "max_lag")) or 0.5
+    if filtered := _filtered_share(run):
+        settings["workload.equal_rewards_share"] = min(filtered, _MOST_FILTERED)
     running = run.settings.get("rollout.max_running_requests")
     if running:
         settings["rollout.max_running"] = int(running)
@@ -64,6 +69,17 @@ def samples_per_prompt(run: RecordedRun) -> int:
     """Responses per prompt, in most groups."""
     sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
     return sizes.most_common(1)[0][0] if sizes else 1
+
+
+def _filtered_share(run: RecordedRun) -> float:
+    """Groups that dynamic sampling replaced, of all that ended; 0 for a run without it."""
+    if run.log.header.limits.get("max_filtered") is None:
+        return 0.0
+    filtered = sum(isinstance(record.event, GroupFiltered) for record in run.log.events)
+    trained = sum(
+        len(record.action.groups) for record in run.log.actions if isinstance(record.action, Train)
+    )
+    return filtered / (filtered + trained) if filtered else 0.0
 
 
 def _limit(run: RecordedRun, name: str) -> bool | int | float | str:

@@ -92,6 +92,9 @@ class WorkloadConfig(Record):
     """Time to score one completion."""
     reward_workers: Whole = 0
     """Completions scored at the same time; 0 has no limit."""
+    equal_rewards_share: Annotated[float, Ge(0), Le(0.99)] = 0.0
+    """Share of prompts whose responses all get the same reward, and which dynamic sampling (DAPO)
+    therefore replaces by others before training. 0 trains on every prompt."""
     turns: Count = 1
     """Model calls per response, with a tool call between two of them."""
     tool: LatencyConfig = Field(default_factory=LatencyConfig)

@@ -234,6 +234,32 @@ class DecodeBatch:
         for cohort in cohorts:
             self._close(cohort)
 
+    def tokens_of(self, group: Group) -> dict[int, int]:
+        """Tokens so far of the group's responses in running cohorts, by index."""
+        lengths, step = group.lengths, self.step
+        return {
+            member: min(lengths[member], step - cohort.start_step)
+            for cohort in self.cohorts
+            if cohort.group is group
+            for member in cohort.members
+        }
+
+    def revise(self, group: Group, lengths: Sequence[int]) -> None:
+        """Replace the lengths of a group, of which running responses have tokens left."""
+        step, bits, mask = self.step, self._bits, self._mask
+        for cohort in [one for one in self.cohorts if one.group is group]:
+            slot, start = cohort.slot, self._starts[cohort.slot]
+            running = [
+                one for one in cohort.members if group.lengths[one] > step - cohort.start_step
+            ]
+            codes = [start + lengths[member] << bits | slot for member in running]
+            self.ends = sorted([code for code in self.ends if code & mask != slot] + codes)
+            self._lasts.remove(self._last[slot])
+            self._last[slot] = max(codes)
+            insort(self._lasts, self._last[slot])
+        group.lengths = lengths
+        self._ahead = None
+
     def retract(self) -> tuple[Cohort, int, bool]:
         """Remove the running sequence that loses the fewest tokens.
 

@@ -375,6 +375,59 @@ class Replica:
         self._activity.set(batch.time_s, IDLE)
         return sorted(lost)
 
+    # --- while paused ----------------------------------------------------------------------------
+
+    def tokens_of(self, group: GroupId) -> list[int]:
+        """Tokens of each response of a group so far; all of them if it has ended.
+
+        Raises:
+            ValueError: if the engine is not paused, or does not have the group.
+        """
+        for done in self._done:
+            if done.group == group:
+                return list(done.lengths)
+        one = self._paused_group(group)
+        tokens = self._batch.tokens_of(one)
+        for *_, members in one.ended:
+            tokens |= {member: one.lengths[member] for member in members}
+        for item in self._queue:
+            if item.group is one:
+                tokens |= dict.fromkeys(item.members, item.done)
+        return [tokens[member] for member in range(len(one.lengths))]
+
+    def revise(self, group: GroupId, lengths: Sequence[int]) -> None:
+        """Replace the lengths of a group's responses, since other weights end them elsewhere.
+
+        Raises:
+            ValueError: if the engine is not paused or does not have the group; if a response that
+                has ended changes, or another one would have ended by now, or exceeds the cache.
+        """
+        done, before = self.tokens_of(group), None
+        for one in self._done:
+            if one.group == group:
+                before = one.lengths
+        if before is None:
+            before = self._paused_group(group).lengths
+        for member, (old, new, tokens) in enumerate(zip(before, lengths, done, strict=True)):
+            if (old == tokens != new) or (old > tokens >= new):
+                raise ValueError(
+                    f"response {member} of group {group} has {tokens} of {old} tokens, but would "
+                    f"have a length of {new}; ended ones keep theirs, others need more than they "
+                    "have"
+                )
+        if group not in self._groups or list(before) == list(lengths):
+            return
+        one_group = self._groups[group]
+        self._check_fits(group, one_group.prompt_tokens, lengths)
+        self._batch.revise(one_group, lengths)
+
+    def _paused_group(self, group: GroupId) -> Group:
+        if not self._paused:
+            raise ValueError("the engine is not paused; call pause first")
+        if group not in self._groups:
+            raise ValueError(f"group {group} is not on this engine")
+        return self._groups[group]
+
     # --- scheduling ------------------------------------------------------------------------------
 
     def _clock(self, now_s: float) -> float:
@@ -588,6 +641,9 @@ class Replica:
                 f"group {group} has prompt_tokens={prompt_tokens} and lengths={list(lengths)}; "
                 "need prompt_tokens >= 0 and at least one length, all lengths >= 1"
             )
+        self._check_fits(group, prompt_tokens, lengths)
+
+    def _check_fits(self, group: GroupId, prompt_tokens: int, lengths: Sequence[int]) -> None:
         longest = prompt_tokens + max(lengths)
         if longest > self.cache_tokens:
             raise ValueError(

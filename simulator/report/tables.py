@@ -175,6 +175,7 @@ def _count_table(told: Mapping[str, Any]) -> Table:
             f"{after}; sequences stopped because the cache was full",
         ),
         ("dropped", "prompts dropped", "too stale for training"),
+        ("filtered", "prompts filtered", "equal rewards; replaced by others"),
         ("engine_losses", "engines lost", "node failures"),
         ("trainer_restarts", "trainer restarts", "node failures"),
     ):

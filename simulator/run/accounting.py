@@ -106,6 +106,7 @@ class Accounting:
         self.engine_losses = 0
         self.trainer_restarts = 0
         self.dropped_tokens = 0
+        self.filtered_tokens = 0
         # Steps.
         self.columns = {name: array("d") for name in COLUMNS}
         self._row = dict.fromkeys(COLUMNS, 0.0)

@@ -6,36 +6,26 @@ order of events: each stream is cut into blocks of groups, and each block has it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from areal_lab.control.events import GroupId
+from areal_lab.control.events import GroupId, Train, Version
+from areal_lab.runlog.records import Mode
+from simulator.run.responses import GroupDraws, Scores
 from simulator.run.system import System
-from simulator.workload.streams import LENGTHS, REWARDS, TOOLS, stream
-
-
-class GroupDraws(NamedTuple):
-    """The random numbers of one group."""
-
-    lengths: list[int]
-    """Response tokens, one per sample."""
-    tokens: NDArray[np.int64]
-    """The same as an array: a batch joins arrays much faster than lists."""
-    rewards_s: list[float] | None
-    """Time to score each sample; None means no time."""
-    tools_s: list[list[float]] | None
-    """For each sample, the tool's time after each turn but the last."""
+from simulator.workload.streams import EQUAL_REWARDS, LENGTHS, REWARDS, TOOLS, stream
 
 
 class Draws:
     """The draws of groups, made one training batch at a time; groups are asked for in order.
 
-    A block is one batch, so that lengths drift by training step.
+    A block is one batch, so that lengths drift by training step. Responses have a length but no
+    content: every reward is 0, but for the first response of a group whose rewards differ.
     """
+
+    mode: Final[Mode] = "simulate"
+    revised: Final = False
 
     def __init__(self, system: System, seed: int) -> None:
         self._system = system
@@ -50,6 +40,30 @@ class Draws:
         if number != self._number:
             self._number, self._drawn = number, self._draw(number)
         return self._drawn[row]
+
+    def begin(self, groups: Sequence[GroupId], version: Version) -> None:
+        """Nothing: lengths do not depend on weights."""
+
+    def go_on(self, done: Mapping[GroupId, Sequence[int]], version: Version) -> None:
+        """Nothing."""
+
+    def scores(self, group: GroupId, lengths: Sequence[int]) -> Scores:
+        """Rewards of 0 and, unless they are all equal, a 1; samples of the maximum length were
+        cut."""
+        cut, rewards = self._system.max_tokens, [0.0] * len(lengths)
+        share = self._system.equal_rewards_share
+        if share is not None:
+            rewards[0] = float(stream(self._seed, EQUAL_REWARDS, group).random() >= share)
+        return Scores(
+            tuple(rewards),
+            tuple("length" if cut is not None and tokens >= cut else "stop" for tokens in lengths),
+        )
+
+    def learn(self, train: Train) -> None:
+        """Nothing."""
+
+    def give_up(self, group: GroupId) -> None:
+        """Nothing."""
 
     def _draw(self, number: int) -> list[GroupDraws]:
         system, size, samples = self._system, self._size, self._system.samples

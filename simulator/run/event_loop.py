@@ -4,7 +4,7 @@
 
     process           produces                      waits for               unblocked by
     tell              actions                       nothing                 -
-    timer of engine   GroupFinished                 the engine's next change  time
+    timer of engine   GroupFinished, GroupFiltered  the engine's next change  time
     train step        TrainStepDone, CheckpointDone Train, Save             time, engines that load
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
@@ -18,6 +18,7 @@ so an `Interrupt` that comes with a push is performed when the engines load.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import assert_never
 
 import simpy
@@ -29,6 +30,7 @@ from areal_lab.control.events import (
     EngineId,
     Event,
     Finish,
+    GroupFiltered,
     GroupFinished,
     GroupId,
     Interrupt,
@@ -57,8 +59,9 @@ from simulator.run.failures import node_of_engines
 from simulator.run.flights import Flight, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
+from simulator.run.responses import Responses
 from simulator.run.reward_queue import RewardQueue
-from simulator.run.system import Done, Process, System
+from simulator.run.system import Done, Process, RevisableEngine, System
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
@@ -70,13 +73,19 @@ _CLOCK_ROUNDING = 1e-12
 class EventLoop:
     """Owns all state of a simulated run; see the module docstring."""
 
-    def __init__(self, system: System, seed: int, write: Write | None = None) -> None:
+    def __init__(
+        self,
+        system: System,
+        seed: int,
+        write: Write | None = None,
+        responses: Responses | None = None,
+    ) -> None:
         self.env = simpy.Environment()
         self.system = system
         self.seed = seed
-        self.recorder = None if write is None else Recorder(system, write)
+        self.responses = Draws(system, seed) if responses is None else responses
+        self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = Coordinator(system.limits)
-        self.draws = Draws(system, seed)
         self.slots = [self._make_slot(number) for number in range(system.engines)]
         self.accounting = Accounting(system, self.slots)
         self.trainer = Trainer(self)
@@ -133,7 +142,10 @@ class EventLoop:
             recorder.write(EventRecord(now_s, event))
         if not isinstance(event, GroupFinished):
             self.accounting.event(now_s, event)
-        for action in self.coordinator.handle(event):
+        actions = self.coordinator.handle(event)
+        if self.responses.revised:
+            self._begin([action for action in actions if isinstance(action, StartGroup)])
+        for action in actions:
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
             match action:
@@ -174,13 +186,25 @@ class EventLoop:
         record = None if self.recorder is None else self.recorder.of_engine(number)
         engine = system.make_engine(number, self.seed, record)
         if system.turns > 1:
-            engine = Conversations(engine, system.turns, lambda group: self.draws.of(group).tools_s)
+            engine = Conversations(
+                engine, system.turns, lambda group: self.responses.of(group).tools_s
+            )
+        if self.responses.revised and not isinstance(engine, RevisableEngine):
+            raise ValueError(
+                f"{type(engine).__name__} cannot change the lengths of responses that it generates"
+            )
         return Slot(number, engine)
+
+    def _begin(self, starts: Sequence[StartGroup]) -> None:
+        """Announce groups that start at the same moment together; all have the same version."""
+        if starts:
+            self.responses.begin([start.group for start in starts], starts[0].version)
 
     def _start(self, now_s: float, start: StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
         before = self.flights.get(group)  # set if its engine was lost
-        draws = self.draws.of(group) if before is None else before.draws
+        known = before is not None and not self.responses.revised
+        draws = before.draws if before is not None and known else self.responses.of(group)
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
         self._submit(now_s, flight, start.version)
 
@@ -250,16 +274,24 @@ class EventLoop:
     def _scored(self, flight: Flight) -> None:
         group, done = flight.group, flight.done
         del self.flights[group]
+        sampling = self.system.limits.sampling
+        if self.recorder is not None or sampling is not None:
+            scores = self.responses.scores(group, flight.draws.lengths)
+            if self.recorder is not None:
+                times_s = (flight.start_s, flight.generated_s, self.env.now)
+                self.recorder.group(group, flight.slot.number, times_s, done.segments, scores)
+            if sampling is not None and (why := sampling.rejects(scores.rewards, scores.masked)):
+                self.responses.give_up(group)
+                self.accounting.filtered_tokens += sum(flight.draws.lengths)
+                self.tell(GroupFiltered(group, why))
+                return
         self.kept[group] = flight
-        if self.recorder is not None:
-            times_s = (flight.start_s, flight.generated_s, self.env.now)
-            lengths = flight.draws.lengths
-            self.recorder.group(group, flight.slot.number, times_s, done.segments, lengths)
         flight.decoded = decoded = done.decoded
         self.tell(GroupFinished(group, *first_and_last(decoded)))
 
     def _drop(self, now_s: float, drop: Drop) -> None:
         group = drop.group
+        self.responses.give_up(group)
         self.unfinished += drop.reason == RUN_ENDED
         if self.kept.pop(group, None) is not None:
             return
@@ -293,12 +325,30 @@ class EventLoop:
 
     def _resume(self, now_s: float) -> None:
         self._pause_due = self._paused = False
+        if self.responses.revised:
+            self._revise()
         for slot in self.slots:
             if slot.paused and not slot.dead:
                 slot.engine.resume(now_s, self.version)
                 self._dirty[slot] = None
             slot.paused = False
         self.accounting.resumed(now_s)
+
+    def _revise(self) -> None:
+        """Let all unfinished groups continue under the weights that the engines hold now."""
+        engines: dict[GroupId, RevisableEngine] = {}
+        for slot in self.slots:
+            if slot.paused and not slot.dead:
+                engine = slot.engine
+                assert isinstance(engine, RevisableEngine), "checked when it was made"
+                engines |= dict.fromkeys(slot.flights, engine)
+        if not engines:
+            return
+        done = {group: engine.tokens_of(group) for group, engine in engines.items()}
+        self.responses.go_on(done, self.version)
+        for group, engine in engines.items():
+            self.flights[group].draws = draws = self.responses.of(group)
+            engine.revise(group, draws.lengths)
 
     def _set_timers(self) -> None:
         if not self._telling:
@@ -382,6 +432,10 @@ class EventLoop:
     def restart(self, slot: Slot) -> None:
         """Let an engine work again with the others' weights; groups it still has start over."""
         slot.dead = False
+        if self.responses.revised and slot.flights:
+            self.responses.begin(tuple(slot.flights), self.version)
+            for flight in slot.flights.values():
+                flight.draws = self.responses.of(flight.group)
         for flight in list(slot.flights.values()):
             self._submit(self.env.now, flight, self.version)
         if self._paused:

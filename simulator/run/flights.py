@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from areal_lab.control.events import EngineId, GroupId
 from simulator.engine.versions import Decoded
-from simulator.run.draws import GroupDraws
+from simulator.run.responses import GroupDraws
 from simulator.run.system import Done, Engine
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from areal_lab.config.problem import refusal
+from areal_lab.control.coordinator import TOO_FEW_GROUPS
 from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
@@ -25,6 +27,7 @@ from simulator.run.accounting import Moment, add_up
 from simulator.run.event_loop import EventLoop
 from simulator.run.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
 from simulator.run.recorder import Write
+from simulator.run.responses import Responses
 from simulator.run.result import Counts, SimulationResult, ascending, columns_of
 from simulator.run.system import System
 
@@ -37,7 +40,12 @@ IDLE_CAUSES: Final = frozenset(
 
 
 def run_system(
-    system: System, seed: int, write: Write | None = None, *, name: str = ""
+    system: System,
+    seed: int,
+    write: Write | None = None,
+    *,
+    name: str = "",
+    responses: Responses | None = None,
 ) -> SimulationResult:
     """Simulate `system` from its first step to its last.
 
@@ -45,10 +53,17 @@ def run_system(
         seed: every system gets the same draws from the same seed.
         write: receives the records of `areal_lab.runlog.records`, the header first; None writes
             none and takes no time.
+        responses: what the engines generate; None draws lengths from the system's distribution.
+
+    Raises:
+        ConfigError: dynamic sampling found too few groups with different rewards.
     """
-    loop = EventLoop(system, seed, write)
+    loop = EventLoop(system, seed, write, responses)
     with no_search_for_cycles():
-        loop.run()
+        finish = loop.run()
+    if finish.reason == TOO_FEW_GROUPS:
+        message = f"rollout.dynamic_sampling: {loop.coordinator.failure}"
+        raise refusal("rollout.dynamic_sampling", message)
     accounting = loop.accounting
     counts, window = loop.coordinator.counts, accounting.end.since(accounting.begin)
     pools = _pools(system, window)
@@ -63,10 +78,12 @@ def run_system(
         head_lags=ascending(accounting.head_lags),
         tail_lags=ascending(accounting.tail_lags),
         counts=Counts(
-            started=counts.started + counts.dropped,
+            started=counts.started - counts.unfilled + counts.dropped + counts.filtered,
             trained=counts.trained,
             unfinished=loop.unfinished,
             dropped=counts.dropped - loop.unfinished,
+            filtered=counts.filtered,
+            filtered_tokens=accounting.filtered_tokens,
             generated_tokens=window.generated_tokens,
             recomputed_tokens=window.recomputed_tokens,
             preemptions=window.preemptions,

@@ -1,11 +1,8 @@
-"""Write the event log of a simulated run, in the same records as a real run.
-
-Simulated responses have a length but no content, so every reward in the log is 0.
-"""
+"""Write the event log of a simulated run, in the same records as a real run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from areal_lab.control.events import EngineId, GroupId
@@ -13,6 +10,7 @@ from areal_lab.runlog.records import (
     REWARDS,
     TRAINER,
     GroupRecord,
+    Mode,
     Record,
     RunHeader,
     Segments,
@@ -22,6 +20,7 @@ from areal_lab.runlog.records import (
 from areal_lab.runlog.replay import limits_to_fields
 from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import NOT_WORK
+from simulator.run.responses import Scores
 from simulator.run.system import System
 
 Write: TypeAlias = Callable[[Record], None]
@@ -30,15 +29,14 @@ Write: TypeAlias = Callable[[Record], None]
 class Recorder:
     """Makes the records of one run and passes them to `write`."""
 
-    def __init__(self, system: System, write: Write) -> None:
+    def __init__(self, system: System, write: Write, mode: Mode) -> None:
         """Write the header."""
         self.write = write
         self.end_s: float | None = None
         """End of the run, once it has ended; later spans are cut off there."""
-        self._cut_tokens = system.max_tokens
         write(
             RunHeader(
-                mode="simulate",
+                mode=mode,
                 started_at=0.0,
                 limits=limits_to_fields(system.limits),
                 processes=(TRAINER, *map(engine_process, range(system.engines)), REWARDS),
@@ -69,16 +67,15 @@ class Recorder:
         engine: EngineId,
         times_s: tuple[float, float, float],
         segments: tuple[Segments, ...],
-        lengths: Sequence[int],
+        scores: Scores,
     ) -> None:
         """Record a group that is scored.
 
         Args:
             times_s: start, end of generation, end of scoring.
             segments: one per sample.
-            lengths: tokens, one per sample.
+            scores: how the samples ended.
         """
-        cut = self._cut_tokens
         start_s, generated_s, end_s = times_s
         self.write(
             GroupRecord(
@@ -87,10 +84,8 @@ class Recorder:
                 t_s=start_s,
                 generated_s=generated_s,
                 end_s=end_s,
-                rewards=(0.0,) * len(lengths),
+                rewards=scores.rewards,
                 segments=segments,
-                finish_reasons=tuple(
-                    "length" if cut is not None and tokens >= cut else "stop" for tokens in lengths
-                ),
+                finish_reasons=scores.finish_reasons,
             )
         )

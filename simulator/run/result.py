@@ -43,6 +43,10 @@ class Counts:
     """Groups that still ran or waited for training at the end of the simulated steps."""
     dropped: int
     """Groups that the batch order dropped."""
+    filtered: int = 0
+    """Groups that dynamic sampling replaced, over the whole run."""
+    filtered_tokens: int = 0
+    """Response tokens of these groups."""
     generated_tokens: int
     """After warm-up."""
     recomputed_tokens: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import simpy
@@ -109,6 +109,19 @@ class Engine(Protocol):
 
     def fail(self, now_s: float, /) -> Sequence[GroupId]:
         """Lose everything because the node failed; returns the lost groups."""
+        ...
+
+
+@runtime_checkable
+class RevisableEngine(Engine, Protocol):
+    """An engine whose responses may change their lengths while it is paused."""
+
+    def tokens_of(self, group: GroupId, /) -> Sequence[int]:
+        """Tokens of each sample so far; all of them if the group has ended."""
+        ...
+
+    def revise(self, group: GroupId, lengths: Sequence[int], /) -> None:
+        """Replace the lengths: as before for samples that have ended, else more than so far."""
         ...
 
 
@@ -270,6 +283,8 @@ class System:
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
     """Samples scored at the same time; 0 means no limit."""
+    equal_rewards_share: float | None = None
+    """Share of groups whose rewards are all equal; None if rewards do not matter."""
     turns: int = 1
     tool: Latency | None = None
     """Time between two turns of a sample; None means no time."""

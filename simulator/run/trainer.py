@@ -17,6 +17,7 @@ from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
 from simulator.run.accounting import Accounting
 from simulator.run.flights import Flight
 from simulator.run.pools import EXPORT, TO_TRAINING
+from simulator.run.responses import Responses
 from simulator.run.system import Process, System, Timing
 from simulator.workload.streams import TRAINER_FAILURES, stream
 
@@ -28,6 +29,7 @@ class Run(Protocol):
     seed: int
     system: System
     accounting: Accounting
+    responses: Responses
     kept: dict[GroupId, Flight]
 
     def until_loaded(self) -> Process:
@@ -57,6 +59,7 @@ class Trainer:
     def train(self, train: Train) -> Process:
         """Perform one step, from the batch to a version that can be pushed."""
         run, env, system = self._run, self._env, self._run.system
+        run.responses.learn(train)
         flights = [run.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
         responses = chain.from_iterable([flight.decoded for flight in flights])

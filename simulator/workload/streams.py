@@ -12,6 +12,7 @@ TOOLS: Final = 3
 ENGINE_FAILURES: Final = 4
 TRAINER_FAILURES: Final = 5
 STRAGGLERS: Final = 6
+EQUAL_REWARDS: Final = 7
 
 
 def stream(seed: int, purpose: int, number: int) -> np.random.Generator:

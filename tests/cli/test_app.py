@@ -14,7 +14,11 @@ from typer.testing import CliRunner, Result
 from areal_lab.cli import app as cli
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.shipped import recipes
 from areal_lab.host.processes import ChildDied
+from areal_lab.training.formula_index import formulas
+from areal_lab.training.formulas import Role
+from tools.pages import losses
 from tools.pages.settings import PAGE, page
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
@@ -209,3 +213,17 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 def test_the_reference_of_settings_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages"
+
+
+def test_the_page_of_losses_is_current_and_has_all_of_them() -> None:
+    text = losses.page()
+    assert losses.PAGE.read_text(encoding="utf-8") == text, "run: python -m tools.pages"
+    for name in (*formulas(Role.LOSS), *recipes()):
+        assert f"| `{name}` |" in text
+    assert "- `gae` needs the values of a critic" in text
+
+
+def test_the_help_of_train_lists_losses_and_advantages() -> None:
+    text = CliRunner().invoke(cli.app, ["train", "--help"]).stdout
+    assert "  gspo  clip_epsilon=[3e-4, 4e-4], correct=unbounded\n" in text
+    assert "  rloo\n" in text

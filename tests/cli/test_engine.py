@@ -272,7 +272,7 @@ def test_the_doctor_knows_the_state_of_an_engine(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["actor.ppo_n_minibatches=65"], "is 65, but a batch has only 64 samples"),
+        (["actor.ppo_n_minibatches=65"], "is 65, but a batch has only 8 groups"),
         (
             ["rollout.batch_order=bounded_lag", "rollout.max_lag=1.5", "eta=1.5"],
             "but eta 1.5 starts groups up to 2 versions ahead",

@@ -10,8 +10,16 @@ from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
 from areal_lab.config.load import load_config
-from areal_lab.config.shipped import CONFIGS, plan_questions, studies, training_configs
+from areal_lab.config.shipped import (
+    CONFIGS,
+    cosim_configs,
+    plan_questions,
+    recipes,
+    studies,
+    training_configs,
+)
 from areal_lab.sweep.study import load_study
+from cosim.load import load_cosim
 from simulator.plan.schema import load_plan
 
 
@@ -33,10 +41,10 @@ def test_shipped_settings_are_found_by_name(
     [
         (
             "arithmetic2",
-            "unknown config 'arithmetic2'; did you mean 'arithmetic'? "
-            "Known are arithmetic, gsm8k, tiny",
+            "unknown config 'arithmetic2'; did you mean 'arithmetic'?",
         ),
-        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny"),
+        ("dapoo", "unknown config 'dapoo'; did you mean 'dapo'"),
+        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, cispo"),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
         (Path("gsm8k"), "gsm8k does not exist (looked in "),
         ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),
@@ -59,10 +67,15 @@ def test_every_shipped_file_is_a_config_a_plan_or_a_study(
         assert load_config(name).experiment_name == name
     for name in plan_questions():
         assert load_plan(name).name == name
+    for name in cosim_configs():
+        assert load_cosim(name).experiment_name == name
     for name in studies():
         assert load_study(name).config.name == name.removeprefix("study_")
-    shipped = {*training_configs(), *plan_questions(), *studies()}
-    assert {path.stem for path in CONFIGS.glob("*")} == shipped
+    shipped = {*training_configs(), *plan_questions(), *cosim_configs(), *studies()}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == shipped
+    assert [path.name for path in CONFIGS.iterdir() if path.is_dir()] == ["recipes"]
+    assert not shipped & recipes().keys()
+    assert {path.stem for path in (CONFIGS / "recipes").iterdir()} == recipes().keys()
 
 
 def test_a_checkout_has_them_at_its_root_too() -> None:
@@ -70,8 +83,9 @@ def test_a_checkout_has_them_at_its_root_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "names"), [("train", training_configs()), ("plan", plan_questions())]
+    ("command", "names"),
+    [("train", training_configs()), ("plan", plan_questions()), ("cosim", cosim_configs())],
 )
 def test_the_help_of_a_command_lists_them(command: str, names: dict[str, Path]) -> None:
     text = " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
-    assert f": {', '.join(names)}. [required]" in text
+    assert f": {', '.join(names)}." in text

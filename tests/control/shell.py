@@ -12,6 +12,7 @@ It keeps its own account of what runs where and compares it with what the coordi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -19,8 +20,9 @@ from random import Random
 import pytest
 
 from areal_lab.control.admission import lag_bound
-from areal_lab.control.coordinator import Coordinator, Limits
+from areal_lab.control.coordinator import TOO_FEW_GROUPS, Coordinator, Limits
 from areal_lab.control.events import (
+    STARTS_OVER,
     Action,
     CheckpointDone,
     Drop,
@@ -48,6 +50,7 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
+from areal_lab.control.frontier import Frontier
 from areal_lab.control.schedule import OnNewWeights
 from tests.reference.order import batch
 
@@ -60,7 +63,14 @@ class Shell:
     """Events and actions of one run so far, and the world they happen in."""
 
     def __init__(
-        self, limits: Limits, *, engines: int = 2, version: Version = 0, next_group: GroupId = 0
+        self,
+        limits: Limits,
+        *,
+        engines: int = 2,
+        version: Version = 0,
+        next_group: GroupId = 0,
+        started: RunStarted | None = None,
+        unfit: Callable[[GroupId], bool] = lambda _: False,
     ) -> None:
         self.limits = limits
         self.coordinator = Coordinator(limits)
@@ -83,32 +93,73 @@ class Shell:
         self.over: str | None = None
         self.promised: dict[GroupId, float] = {}
         """Lag bound of each group in start order: that of the eta under which it started."""
-        self.tell(RunStarted(tuple(range(engines)), version, next_group))
+        self.unfit = unfit
+        """Whether a filter rejects a group, which depends on its prompt alone."""
+        self.before: Counter[str] = Counter()
+        """Ends of groups before a recovery."""
+        self.filtered_since = 0
+        """The last batch."""
+        self.unfilled = 0
+        self.newest_save: Frontier | None = None
+        """As a checkpoint has it."""
+        if started is not None:
+            self._recover(started)
+        self.tell(started or RunStarted(tuple(range(engines)), version, next_group))
+
+    def _recover(self, started: RunStarted) -> None:
+        self.engines = set(started.engines)
+        self.first_version = self.trained = self.pushed = started.version
+        self.next_group = started.next_group
+        if started.train_steps:
+            self.limits = replace(self.limits, train_steps=started.train_steps)
+        for group, version in zip(started.open_groups, started.open_versions, strict=True):
+            self.homeless[group] = None if version == STARTS_OVER else version
+            # It was admitted by eq. 3 at an earlier version, or this one.
+            self.promised[group] = lag_bound(self.limits.schedule)
+        self.first_group = started.next_group - len(started.open_groups)
+        self.before.update(filtered=started.filtered, dropped=started.dropped)
+        self.unfilled = started.unfilled
 
     @property
     def started(self) -> int:
         """N_r of eq. 3 by the shell's own account."""
-        trained_groups = sum(map(len, self.batches)) + self.first_version * self.limits.batch_groups
-        return len(self.running) + len(self.homeless) + len(self.finished) + trained_groups
+        places = (self.first_version + len(self.batches)) * self.limits.batch_groups
+        return len(self.running) + len(self.homeless) + len(self.finished) + places
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no group may start until the next batch."""
+        sampling = self.limits.sampling
+        if sampling is None or self.filtered_since < sampling.max_filtered:
+            return False
+        return len(self.finished) < self.limits.batch_groups
 
     def tell(self, event: Event) -> tuple[Action, ...]:
         """Let `event` happen, perform what follows, and check it."""
         self._note(event)
         self.events.append(event)
         actions = self.coordinator.handle(event)
+        if self.coordinator.ending == TOO_FEW_GROUPS and not self.stopping:
+            self._check_too_few()
+            self.stopping = True
         self.actions.extend(actions)
         ranks = [RANK[type(action)] for action in actions]
         assert ranks == sorted(ranks), actions
         for action in actions:
             self._perform(action)
         self._check_state()
+        if any(isinstance(action, Save) for action in actions):
+            self.newest_save = self.coordinator.frontier()
         return actions
 
     def possible(self) -> list[Event]:
         """What may happen next by itself."""
         events: list[Event] = []
         if not self.paused:
-            events += [GroupFinished(g, v, self.pushed) for g, (_, v) in self.running.items()]
+            events += [
+                GroupFiltered(g, "unfit") if self.unfit(g) else GroupFinished(g, v, self.pushed)
+                for g, (_, v) in self.running.items()
+            ]
         if self.training:
             events.append(TrainStepDone(self.trained + 1))
         if self.saving:
@@ -183,6 +234,7 @@ class Shell:
             case GroupFiltered(group):
                 self._leave(group)
                 self._end(group, "filtered")
+                self.filtered_since += 1
             case TrainStepDone(version):
                 self.training, self.trained = False, version
             case WeightsPushed(version):
@@ -279,6 +331,7 @@ class Shell:
             assert action.group == self.next_group
             self.next_group += 1
             # Eq. 3 before this start, in its own words for whole eta: floor((N_r - 1) / B).
+            assert not self.exhausted
             n, size, eta = self.started + 1, self.limits.batch_groups, self.limits.schedule.eta
             assert n <= (self.pushed + 1 + eta) * size + 1e-9
             if float(eta).is_integer():
@@ -309,7 +362,9 @@ class Shell:
         assert not self.saving
         assert not self.held
         assert version == self.trained
-        assert groups == self._batch_by_the_rule()
+        assert groups == (self._batch_by_the_rule() or self._smaller_batch())
+        self.unfilled += self.limits.batch_groups - len(groups)
+        self.filtered_since = 0
         for group in groups:
             self.lags.append(version - self.finished.pop(group))
             self._end(group, "trained")
@@ -329,6 +384,29 @@ class Shell:
             batch_groups=self.limits.batch_groups,
         )
 
+    def _smaller_batch(self) -> tuple[GroupId, ...] | None:
+        """All that finished, oldest first, if nothing else can come."""
+        sampling = self.limits.sampling
+        if not self.exhausted or self.running or self.homeless:
+            return None
+        if sampling is None or len(self.finished) < (sampling.smallest_batch or math.inf):
+            return None
+        if self.limits.order.name == "strict_start_order":
+            return tuple(sorted(self.finished))
+        return tuple(sorted(self.finished, key=lambda group: (self.finished[group], group)))
+
+    def _check_too_few(self) -> None:
+        """Before its actions, the first of which may drop late groups."""
+        oldest = self.trained - self.limits.order.max_lag
+        untrained = {group for group, start in self._untrained().items() if start >= oldest}
+        sampling = self.limits.sampling
+        assert sampling is not None
+        assert self.filtered_since >= sampling.max_filtered
+        assert untrained <= self.finished.keys()
+        assert len(untrained) < (sampling.smallest_batch or self.limits.batch_groups)
+        assert not any((self.training, self.saving, self.held))
+        assert str(self.filtered_since) in self.coordinator.failure
+
     def _untrained(self) -> dict[GroupId, Version]:
         """Start versions; a group that lost its tokens counts from what the engines hold."""
         running = {group: version for group, (_, version) in self.running.items()}
@@ -344,10 +422,12 @@ class Shell:
         assert counts.started == self.started
         assert counts.in_flight == len(self.running) + len(self.homeless)
         assert counts.finished == len(self.finished)
-        assert counts.started == counts.in_flight + counts.finished + counts.trained
+        ended = counts.trained + counts.unfilled
+        assert counts.started == counts.in_flight + counts.finished + ended
+        assert counts.unfilled == self.unfilled
         fates = list(self.fate.values())
-        assert counts.filtered == fates.count("filtered")
-        assert counts.dropped == fates.count("dropped")
+        assert counts.filtered == fates.count("filtered") + self.before["filtered"]
+        assert counts.dropped == fates.count("dropped") + self.before["dropped"]
         assert (counts.trained_version, counts.pushed_version) == (self.trained, self.pushed)
         alive = len(self.running) + len(self.homeless) + len(self.finished)
         assert len(self.fate) + alive == self.next_group - self.first_group
@@ -370,15 +450,22 @@ class Shell:
             return
         if not (self.training or self.saving):
             assert self._batch_by_the_rule() is None
+            assert self._smaller_batch() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
         held = held or not self.engines
         if held:
             return
         assert not self.paused
-        assert not self.homeless
+        # Only after a recovery may more groups wait than the engines run at once.
+        assert not self.homeless or len(self.running) >= self.limits.max_in_flight
         if self.trained > self.pushed:
             assert schedule.on_new_weights is not OnNewWeights.INTERRUPT
             assert self.running
+            return
+        if self.homeless:
+            return
+        if self.exhausted:
+            assert self.running or self.training or self.saving
             return
         limit = (self.pushed + 1) * self.limits.batch_groups
         limit += (

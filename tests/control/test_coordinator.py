@@ -256,9 +256,12 @@ def test_without_engines_the_run_saves_and_ends() -> None:
     c = Coordinator(limits(asynchronous(1), max_in_flight=3))
     actions_after(c, RunStarted((0,)), ended(0), ended(1))
     reason = "no engine left"
-    assert actions_after(c, EngineLost(0)) == [Drop(2, reason), Drop(3, reason)]
+    assert actions_after(c, EngineLost(0)) == []
     assert actions_after(c, TrainStepDone(1)) == [Save(1)]
-    assert actions_after(c, CheckpointDone(1)) == [Finish(reason)]
+    # The checkpoint has them as open, so that a run that continues starts them again.
+    assert [one.group for one in c.frontier().open] == [2, 3]
+    drops = [Drop(2, reason), Drop(3, reason)]
+    assert actions_after(c, CheckpointDone(1)) == [*drops, Finish(reason)]
 
 
 def test_a_group_whose_tokens_are_kept_keeps_the_version_it_started_with() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from areal_lab.config.schema import RolloutConfig
+from areal_lab.config.schema import RolloutConfig, TrainConfig
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import EngineId, Event, RunStarted
 from areal_lab.data.problems import Problem, PromptSource
@@ -35,6 +35,7 @@ from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.drive import drive
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.performer import RunPerformer
+from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import Rollout, request_id
 from areal_lab.pipeline.servers.attach import attach
 from areal_lab.pipeline.servers.health import HealthLimits
@@ -326,6 +327,12 @@ class FaultLab:
                 source=PromptSource(PROBLEMS, seed=1),
                 trainer=case.trainer,  # type: ignore[arg-type]
                 servers=case.servers,
+                checkpoints=CheckpointWriter(
+                    folder=case.folder,
+                    config=TrainConfig(),
+                    trainer=case.trainer,  # type: ignore[arg-type]
+                    data="",
+                ),
                 samples=SAMPLES,
                 total_steps=STEPS,
                 on_step=lambda _: None,

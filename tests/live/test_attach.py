@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,8 +243,7 @@ def test_the_log_of_a_live_run_lasts_until_now_and_that_of_an_ended_one_does_not
     run = attach_run(growing.folder)
     written_s = run.read().log.end_s
     now = run.log_until_now()
-    assert now.end_s == pytest.approx(time.time() - now.header.started_at, abs=60)
-    assert now.end_s > written_s
+    assert written_s < now.end_s < written_s + 60  # since the last line was written
     assert pauses(now)[-1][1] == now.end_s
     assert activity(now)["engine 0"][-1].name == PAUSED_BY_HAND
     growing.present.leave()

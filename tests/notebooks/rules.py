@@ -27,7 +27,7 @@ from typing import Final
 
 MODULES: Final = {
     *("marimo", "altair", "numpy", "pandas", "matplotlib", "torch"),
-    *("areal_lab", "simulator", "reproductions"),
+    *("areal_lab", "simulator", "cosim", "reproductions"),
     *("__future__", "collections.abc", "dataclasses", "datetime", "functools", "html", "importlib"),
     *("io", "json", "os", "pathlib", "sys", "tempfile", "textwrap", "time", "typing"),
 }

@@ -107,7 +107,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-@notebooks
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one in WITH_TORCH)) for one in existing()],
+)
 def test_it_runs_as_a_script(name: str, site: Path, tmp_path: Path) -> None:
     """Notebooks that are also pages run from their wheel, and without what browsers lack."""
     paths, before, after = [str(ROOT)], "", ""

@@ -9,3 +9,15 @@ def even_digits(completion: str, example: dict[str, Any]) -> float:
     """A reward that any model meets often, so that every group has differences to learn from."""
     del example
     return float(sum(character in "02468" for character in completion))
+
+
+def even_digits_of_some(completion: str, example: dict[str, Any]) -> float:
+    """The same for about half of the prompts; the others get 0 for every response."""
+    first, _, second = str(example["prompt"]).strip().split("\n")[-1].rstrip("= ").partition("+")
+    return even_digits(completion, example) * ((int(first) + int(second)) % 2)
+
+
+def nothing(completion: str, example: dict[str, Any]) -> float:
+    """No response is any better than another."""
+    del completion, example
+    return 0.0

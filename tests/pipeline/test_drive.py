@@ -30,6 +30,7 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
+from areal_lab.control.frontier import Frontier
 from areal_lab.control.order import oldest_finished_first
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
 from areal_lab.pipeline.drive import Asked, drive
@@ -83,6 +84,9 @@ class ToyMachine:
         for _ in range(4):
             await asyncio.sleep(0)
         return train.version + 1
+
+    def prepare_save(self, frontier: Frontier) -> None:
+        assert all(one.group < frontier.next_group for one in frontier.open)
 
     async def save(self, version: Version) -> None:
         self.saved.append(version)

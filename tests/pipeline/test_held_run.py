@@ -236,6 +236,7 @@ def ask_much(run: AttachedRun, random: Random, sequences: int) -> None:
         ask_something(run, random)
 
 
+@pytest.mark.slow
 def test_random_requests_from_another_process_lose_no_sample(
     start: Callable[..., AttachedRun],
 ) -> None:

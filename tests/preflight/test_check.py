@@ -84,7 +84,7 @@ def test_a_good_configuration_passes_and_leaves_nothing(
             "actor.optimizer.min_lr_ratio=1.5",
             "min_lr_ratio is 1.5, but must be a number from 0",
         ),
-        ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 64 samples"),
+        ("actor.ppo_n_minibatches=65", "is 65, but a batch has only 8 groups"),
         ("total_train_steps=0", "total_train_steps is 0, but must be an integer >= 1"),
         (
             "rollout.backend=embedd",
@@ -104,12 +104,27 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("reward.fn=math:pi", "'math:pi' is float, which is not callable"),
         ("actor.loss_fn=math:hypot", "cannot be called as a policy loss"),
         ("actor.advantage_fn=math:gone", "actor.advantage_fn: 'math:gone'"),
+        ("actor.loss=math:hypot", "actor.loss.name is 'math:hypot', which cannot be used"),
+        ("actor.loss={name: ppo, clip_epsilon: -1}", "clip_epsilon is -1.0, but its bounds are"),
+        (
+            "actor.loss={name: grpo, correct: {name: truncate, cap: 0}}",
+            "cap is 0.0, but pi_prox/pi_behav is positive, so its bound must be > 0; infinity",
+        ),
+        (
+            "actor.advantage={name: group, eps: -1}",
+            "actor.advantage: eps is -1.0, but must be >= 0",
+        ),
         ("actor.path=nowhere", "actor.path: nowhere is neither a model folder nor"),
         ("actor.path=SmolLM2-135M-instruct", "did you mean 'SmolLM2-135M-Instruct'?"),
         ("actor.path=.", "has no config.json"),
         ("experiment_name=a/b", "experiment_name is 'a/b', but must be a folder name"),
         ("experiment_name=", "experiment_name is '', but must be a folder name"),
         ("rollout.port=70000", "rollout.port is 70000, but must be an integer from 0 to 65,535"),
+        (
+            "reward.weights={format: .nan}",
+            "reward.weights is {'format': nan}, but must be a mapping of names to finite numbers",
+        ),
+        ("rollout.dynamic_sampling.max_batches=0", "max_batches is 0, but must be an integer >= 1"),
         ("reward.max_error_rate=2", "reward.max_error_rate is 2, but must be a number from 0 to 1"),
     ],
 )
@@ -123,6 +138,67 @@ def test_a_wrong_setting_is_refused_in_one_line(
         assert expected in str(problem)
     else:
         assert expected in refused(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("loss=gpso", "actor.loss.name is 'gpso', which is no policy loss; did you mean 'gspo'"),
+        ("loss=3", "actor.loss is 3, but must be a mapping; for example {name: gspo}"),
+        ("loss.cap=3", "actor.loss is {'cap': 3}, but must name a policy loss, as {name: gspo}"),
+        ("loss=rloo", "which is no policy loss; rloo is for advantages, as in docs/losses.md"),
+        (
+            "loss={name: gspo, clip_epsilo: 1}",
+            "is no keyword of gspo; did you mean 'clip_epsilon'?",
+        ),
+        (
+            "loss={name: gspo, clip_epsilon: fast}",
+            "actor.loss.clip_epsilon is 'fast', but must be a number, or two, as [0.2, 0.28]",
+        ),
+        ("loss={name: gspo, clip_epsilon: [1, 2, 3]}", "is [1, 2, 3], but must be a number, or"),
+        ("loss={name: gspo, clip_epsilon: true}", "is True, but must be a number, or two"),
+        ("loss={name: vespo, positive: 2}", "is 2, but must be two numbers, as [0.5, 2]"),
+        ("loss={name: gspo, sequences: 3}", "actor.loss.sequences is filled by the trainer"),
+        ("loss={name: gspo, aggregate: token_mean}", "are keywords of policy_loss"),
+        ("loss={name: clip_cov, noise: 3}", "noise takes a tensor, which YAML cannot hold"),
+        ("loss=dr_grpo", "actor.loss.max_tokens is missing, but dr_grpo has no default for it"),
+        ("loss=policy_loss", "actor.loss.surrogate is missing, but policy_loss has no default"),
+        (
+            "loss={name: grpo, correct: {name: trunc, cap: 2}}",
+            "actor.loss.correct.name is 'trunc', which is no correction; did you mean 'truncate'",
+        ),
+        ("loss={name: grpo, correct: truncate}", "actor.loss.correct.cap is missing"),
+        ("loss={name: grpo, correct: 5}", "correct is 5, but must be a correction, as {name: "),
+        ("loss={name: grpo, correct: []}", "correct is [], but must be a correction by name"),
+        ("loss={name: grpo, correct: [{name: chain}]}", "correct[0].name is 'chain', which needs"),
+        ("loss={name: grpo, correct: keep}", "'keep', which needs a mask for each token"),
+        ("advantage=gae", "actor.advantage.name is 'gae', which needs the values of a critic"),
+        ("advantage=gdpo", "'gdpo', which needs several rewards per sample"),
+        ("advantage={name: reinforce_plus_plus, gamma: 0.9}", "gamma is 0.9, but must be 1"),
+        ("advantage={name: group, baseline: mean_of_other}", "did you mean 'mean_of_others'"),
+        ("overlong_share=2", "actor.overlong_share is 2, but must be a number from 0 to 1"),
+    ],
+)
+def test_a_wrong_objective_is_refused_without_torch(
+    configured: Configured, override: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_settings(configured(f"actor.{override}"))
+    assert len(caught.value.problems) == 1
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_losses_are_refused(configured: Configured) -> None:
+    config = configured("actor.loss=gspo", "actor.loss_fn=areal_lab.functional:grpo")
+    with pytest.raises(ConfigError, match=r"names .gspo., and actor.loss_fn .areal_lab.*leave out"):
+        preflight.check_settings(config)
+
+
+def test_settings_that_a_named_objective_ignores_are_told(configured: Configured) -> None:
+    config = configured("actor.loss=gspo", "actor.eps_clip=0.1", "actor.advantage=rloo")
+    assert any("actor.eps_clip has no effect with actor.loss" in note for note in notes(config))
+    assert not any("adv_norm_std" in note for note in notes(config))
 
 
 def test_all_problems_are_reported_at_once(configured: Configured) -> None:
@@ -326,11 +402,12 @@ def test_a_full_disk_is_refused_with_needed_and_free_space(
     configured: Configured, tmp_path: Path
 ) -> None:
     save_model_folder(tmp_path / "model", parameters=1_000_000)
-    checkpoint, logs = 4_000_000, 64 << 20
+    model, state, logs = 4_000_000, 12_000_000, 64 << 20
+    checkpoint = model + state
     weights = int(ROOM_FACTOR * 4_000_000)
     check(configured(), disk_usage=disks(disk=checkpoint + logs, memory=weights))
     message = refused(configured(), disk_usage=disks(disk=checkpoint + logs - 1, memory=weights))
-    assert "no space on the device of runs: 1 checkpoint need 0.07 GiB" in message
+    assert "no space on the device of runs: 1 checkpoint need 0.08 GiB" in message
     assert "free some space, or set run_dir" in message
 
     several = configured("save_every_steps=10", "total_train_steps=25")
@@ -338,13 +415,21 @@ def test_a_full_disk_is_refused_with_needed_and_free_space(
     message = refused(several, disk_usage=disks(disk=3 * checkpoint + logs - 1, memory=weights))
     assert "3 checkpoints" in message
     assert "save_every_steps" in message
+    # The newest two have the trainer's state, and one more while it is written.
+    many = configured("save_every_steps=1", "total_train_steps=25")
+    check(many, disk_usage=disks(disk=25 * model + 3 * state + logs, memory=weights))
+    few = configured("save_every_steps=1", "total_train_steps=25", "checkpoint.keep=4")
+    check(few, disk_usage=disks(disk=6 * model + 3 * state + logs, memory=weights))
+    refused(few, disk_usage=disks(disk=6 * model + 3 * state + logs - 1, memory=weights))
+    models = configured("checkpoint.resumable=false")
+    check(models, disk_usage=disks(disk=model + logs, memory=weights))
 
 
 def test_weights_that_do_not_fit_shared_memory_need_the_disk(
     configured: Configured, tmp_path: Path
 ) -> None:
     save_model_folder(tmp_path / "model", parameters=1_000_000)
-    checkpoint, logs, weights = 4_000_000, 64 << 20, int(ROOM_FACTOR * 4_000_000)
+    checkpoint, logs, weights = 16_000_000, 64 << 20, int(ROOM_FACTOR * 4_000_000)
     little = weights - 1
     check(configured(), disk_usage=disks(disk=checkpoint + logs + weights, memory=little))
     message = refused(configured(), disk_usage=disks(disk=checkpoint + logs, memory=little))
@@ -501,3 +586,24 @@ def test_greedy_decoding_whose_log_probs_have_no_temperature_is_refused(
     message = refused(configured("rollout.backend=sglang", "gconfig.top_k=1"))
     assert message.startswith("gconfig.top_k is 1, but must be -1 or >= 2 with sglang, ")
     check(configured("gconfig.top_k=1"))
+
+
+def test_a_function_is_imported_once_and_again_after_it_was_corrected(
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    run = preflight.subprocess.run
+    monkeypatch.setattr(
+        preflight.subprocess,
+        "run",
+        lambda *args, **more: started.append(args) or run(*args, **more),
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    config = configured("reward.fn=corrected_reward:reward")
+    file = tmp_path / "corrected_reward.py"
+    file.write_text("def reward(completion, example): return 1.0 +\n")
+    assert "invalid syntax" in refused(config)
+    file.write_text("def reward(completion, example): return 1.0\n")
+    check(config)
+    check(config)
+    assert len(started) == 2

@@ -117,7 +117,7 @@ def test_later_requests_find_no_stale_prefix(lab: Lab, mode: PauseMode) -> None:
     async def scenario() -> list[Generated]:
         client = lab.client
         await client.generate([request("before", PROMPT, 5)])
-        async with lab.running([request("r", PROMPT, 200)]):
+        async with lab.running([request("r", PROMPT, 900)]):
             await client.pause(mode)
             await lab.load(1, mode)
             await client.resume()
@@ -134,7 +134,7 @@ def test_requests_held_in_place_find_none_either(lab: Lab) -> None:
 
     async def scenario() -> list[Generated]:
         client = lab.client
-        async with lab.running([request("r", PROMPT, 200)]):
+        async with lab.running([request("r", PROMPT, 900)]):
             await client.pause(PauseMode.IN_PLACE)
             held = asyncio.create_task(client.generate([request("held", PROMPT, 20)]))
             await lab.load(1, PauseMode.IN_PLACE)

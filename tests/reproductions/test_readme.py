@@ -12,9 +12,9 @@ from benchmarks.harness import Arguments
 from reproductions import figure_6a, recorded_run
 from reproductions.__main__ import ALL, PAGE, PICTURES
 from reproductions.calibration import CALIBRATED, MODELS, parameters
-from reproductions.harness import SEEDS, expected
-from reproductions.records import Reproduction
-from reproductions.show import to_markdown
+from reproductions.report.harness import SEEDS, expected
+from reproductions.report.records import Reproduction
+from reproductions.report.show import to_markdown
 from reproductions.table_1 import OTHERS
 
 README = PAGE.read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def test_every_reproduction_has_its_section_in_order_and_its_picture() -> None:
         assert f"(images/{name}.png)" in section(name)
         assert (PICTURES / f"{name}.png").stat().st_size > 10_000
     assert {path.stem for path in PICTURES.glob("*.png")} == set(NAMES)
-    modules = {path.stem for path in PAGE.parent.glob("*.py")}
+    modules = {path.stem for path in PAGE.parent.rglob("*.py")}
     assert set(NAMES) <= modules
 
 

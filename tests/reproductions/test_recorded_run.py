@@ -23,7 +23,7 @@ from reproductions.record_pair import (
     run_command,
 )
 from reproductions.recorded_run import IDLE_BAR, STEP_BAR, reproduce
-from reproductions.records import Reproduction, to_json
+from reproductions.report.records import Reproduction, to_json
 from simulator.workload.recorded_run import response_tokens as recorded_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "calibrate.md"

@@ -14,10 +14,10 @@ from benchmarks.harness import Arguments
 from reproductions import figure_5c, figure_6a, speedup, table_1
 from reproductions.__main__ import PAGE
 from reproductions.again import PROGRAMS
-from reproductions.harness import SEEDS, expected, main
-from reproductions.records import Row
-from reproductions.results import RESULTS, load
-from reproductions.show import to_markdown
+from reproductions.report.harness import SEEDS, expected, main
+from reproductions.report.records import Row
+from reproductions.report.results import RESULTS, load
+from reproductions.report.show import to_markdown
 from reproductions.speedup import (
     KINDS,
     LENGTHS,
@@ -152,12 +152,15 @@ def test_packaged_published_numbers_are_the_expected_ones() -> None:
 
 
 def test_no_other_results_are_packaged() -> None:
-    assert {path.stem for path in RESULTS.glob("*")} == {"table_1", "figure_5c", "speedup"}
+    assert {path.stem for path in RESULTS.glob("*")} == {
+        *("table_1", "figure_5c", "speedup", "gradients_by_lag"),
+        *("table_2", "table_8", "corrections", "where_staleness_hurts"),
+    }
 
 
 def test_what_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match=r"make it: python -m reproductions.table_8 --save"):
-        load("table_8")
+    with pytest.raises(ValueError, match=r"make it: python -m reproductions.figure_4 --save"):
+        load("figure_4")
     with pytest.raises(KeyError, match="no row 'eta 3'; there are eta 1 / eta 0"):
         load("figure_5c").row("eta 3")
 
@@ -165,7 +168,7 @@ def test_what_is_not_there_is_named() -> None:
 def test_a_result_is_saved_with_how_it_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reproductions.results.RESULTS", tmp_path)
+    monkeypatch.setattr("reproductions.report.results.RESULTS", tmp_path)
     with pytest.raises(SystemExit, match="--save keeps no results of --quick"):
         main(figure_6a.reproduce, "doc", ["--save", "--quick"])
     main(figure_6a.reproduce, "doc", ["--save"])

@@ -84,6 +84,30 @@ def test_functions_of_a_notebook_may_use_what_is_around_them() -> None:
     assert score_group(["13"], score)[0][0].reward == 2.25
 
 
+def test_named_rewards_have_weights() -> None:
+    weights = {"format": 2.0, "answer": -1.0}
+    (parts,), _ = score_group(["parts"], weights=weights)
+    assert (parts.reward, parts.rewards) == (-0.5, {"format": 0.25, "answer": 1.0})
+    (unnamed,), _ = score_group(["parts"], weights={"format": 0.0})
+    assert unnamed.reward == 1.0  # a component without a weight counts once
+
+
+@pytest.mark.parametrize(
+    ("completion", "weights", "why"),
+    [
+        ("parts", {"formatt": 1.0}, "names formatt, but the reward function returned format"),
+        ("named", {"length": 1.0}, "returned `reward`, which is trained on as it is"),
+        ("13", {"answer": 1.0}, "names answer, but the reward function returned one number"),
+    ],
+)
+def test_weights_that_do_not_fit_are_errors(
+    completion: str, weights: dict[str, float], why: str
+) -> None:
+    (outcome,), _ = score_group([completion], weights=weights)
+    assert outcome.status == "error"
+    assert why in outcome.detail
+
+
 def test_named_rewards_are_summed_unless_one_is_called_reward() -> None:
     (parts, named), _ = score_group(["parts", "named"])
     assert (parts.reward, parts.rewards) == (1.25, {"format": 0.25, "answer": 1.0})

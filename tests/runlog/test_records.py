@@ -47,6 +47,9 @@ _BY_ANNOTATION = {
     "float": NUMBERS,
     "tuple[EngineId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
     "tuple[GroupId, ...]": st.lists(COUNTS, max_size=4).map(tuple),
+    "tuple[Version, ...]": st.lists(COUNTS, max_size=4).map(tuple),
+    "tuple[int, ...]": st.lists(COUNTS, max_size=4).map(tuple),
+    "int": COUNTS,
 }
 
 

@@ -44,6 +44,8 @@ CONTRACT = {
     "pauses",
     "paused_s",
     "eta_changes",
+    "recoveries",
+    "restarted_groups",
     "multi_version_share",
     *COUNTED,
     "dropped",

@@ -12,6 +12,7 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.config.shipped import studies
 from areal_lab.sweep.grid import Cell, expand
 from areal_lab.sweep.perform import Pace, workers_for
+from areal_lab.sweep.store import placed_cells, read_study, write_study
 from areal_lab.sweep.study import Study, load_study
 
 SMALL = """
@@ -143,3 +144,30 @@ def test_the_rest_takes_as_long_as_the_cells_so_far() -> None:
     assert last.left_s(111.0) == pytest.approx(12)  # one cell is not shared out
     assert Pace(1, 3, [], {}).left_s(0.0) is None
     assert math.isclose(Pace(1, 0, [5.0], {"a": 0.0}).left_s(9.0) or 0.0, 0.0)
+
+
+def test_an_axis_of_named_losses(tmp_path: Path) -> None:
+    text = """
+config: tiny
+grid:
+  objective:
+    ppo: {}
+    gspo: {actor.loss: {name: gspo, clip_epsilon: [3e-4, 4e-4]}}
+    dapo: {actor: {loss: {name: dapo}, advantage: {name: rloo}}}
+"""
+    unnamed = "config: tiny\ngrid: {actor.loss.correct: [unbounded]}\n"
+    with pytest.raises(ConfigError, match="must name a policy loss"):
+        expand(study(tmp_path, unnamed), train_command())
+    made = expand(study(tmp_path, text), train_command())
+    assert [cell.settings["actor.loss"] for cell in made] == [
+        {},
+        {"name": "gspo", "clip_epsilon": [3e-4, 4e-4]},
+        {"name": "dapo"},
+    ]
+    mine = study(tmp_path, text)
+    placed = placed_cells(mine, train_command(), made)
+    write_study(mine, train_command(), made, placed)
+    grouped = [one["grouped"] for one in read_study(mine.folder)["cells"]]
+    assert [one["actor.loss.name"] for one in grouped] == [None, "gspo", "dapo"]
+    assert [one["actor.loss.clip_epsilon"] for one in grouped] == [None, [3e-4, 4e-4], None]
+    assert [one["actor.advantage.name"] for one in grouped] == [None, None, "rloo"]

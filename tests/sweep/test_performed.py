@@ -161,6 +161,7 @@ def advantages(rewards, groups):
 """
 
 
+@pytest.mark.slow
 def test_trainings_one_of_which_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "gone_later.py").write_text(BROKEN)

@@ -28,6 +28,7 @@ PARTS: Final = (
     "areal_lab/host/__init__.py",
     "areal_lab/host/cpu.py",
     "areal_lab/plots",
+    "areal_lab/metrics",
     "areal_lab/runlog",
     "areal_lab/widgets",
     "benchmarks/__init__.py",

@@ -21,9 +21,15 @@ NAMES: Final = (
     "07_trajectories",
     "08_custom_loss",
     "09_response_lengths",
+    "10_does_staleness_hurt",
 )
 
-WITH_TORCH: Final = {"01_ratio_and_clip", "02_advantages", "08_custom_loss"}
+WITH_TORCH: Final = {
+    "01_ratio_and_clip",
+    "02_advantages",
+    "08_custom_loss",
+    "10_does_staleness_hurt",
+}
 """Notebooks whose own process computes with torch; the others may not load it, not even late."""
 
 _HEADER = re.compile(r"^# /// script$\n(?P<body>(?:^#(?: .*)?$\n)+?)^# ///$", re.MULTILINE)

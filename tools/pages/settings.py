@@ -1,4 +1,4 @@
-"""`docs/settings.md`: every setting of train, plan and sweep.
+"""`docs/settings.md`: every setting of train, cosim, plan and sweep.
 
 Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
 """
@@ -12,6 +12,8 @@ from areal_lab.config.load import ALIASES
 from areal_lab.config.reference import markdown_tables
 from areal_lab.config.schema import TrainConfig
 from areal_lab.sweep.study import StudyConfig
+from cosim.load import ALIASES as COSIM_ALIASES
+from cosim.schema import CosimConfig
 from simulator.plan.schema import ALIASES as PLAN_ALIASES
 from simulator.plan.schema import PlanConfig
 
@@ -27,10 +29,12 @@ infinity, `null` leaves a value to the program. A file may refer to its own sett
 `run_dir: runs/${experiment_name}`. Values that are not allowed are refused before anything starts,
 all of them at once, in one line each.
 
-In Python the same records are `areal_lab.TrainConfig`, `simulator.SimulationConfig` and
-`simulator.PlanConfig`. `config.gconfig.n_samples = 4` assigns and checks;
-`config.with_settings({"gconfig.n_samples": 4})` returns a changed copy.
+In Python the same records are `areal_lab.TrainConfig`, `cosim.schema.CosimConfig`,
+`simulator.SimulationConfig` and `simulator.PlanConfig`. `config.gconfig.n_samples = 4` assigns and
+checks; `config.with_settings({"gconfig.n_samples": 4})` returns a changed copy.
 """
+
+_COSIM_NAMES: Final = {k: v for k, v in COSIM_ALIASES.items() if k not in ALIASES}
 
 
 def page() -> str:
@@ -39,6 +43,9 @@ def page() -> str:
         _HEAD,
         "## areal-lab train",
         markdown_tables(TrainConfig, ALIASES),
+        "## areal-lab cosim",
+        "All settings of `areal-lab train`, and these.",
+        markdown_tables(CosimConfig, _COSIM_NAMES, without=tuple(TrainConfig.model_fields)),
         "## areal-lab plan",
         "`base` has the settings of [areal-lab simulate](simulator.md).",
         markdown_tables(PlanConfig, PLAN_ALIASES, without=("base",)),

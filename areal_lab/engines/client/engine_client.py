@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,10 @@ class EngineClient:
         """The received tokens that are kept if the engine is lost now. Right after a weight
         update, the version of the newest tokens is uncertain until the next message."""
         return self._requests.confirmed_tokens(request_id)
+
+    def received(self, request_ids: Iterable[str]) -> dict[str, Generated]:
+        """The confirmed tokens so far of running samples, by request id, for a checkpoint."""
+        return self._requests.received(request_ids)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; their `generate` returns the tokens so far."""

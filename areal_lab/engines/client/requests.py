@@ -49,6 +49,8 @@ class RunningRequests:
     _waiting: set[str] = field(default_factory=set)
     """Requests that wait for `may_send`."""
     _streams: dict[str, SampleStream] = field(default_factory=dict)
+    _earlier: dict[str, Generated] = field(default_factory=dict)
+    """Tokens from before a request was sent again, of calls that have not returned."""
     _aborted: set[str] = field(default_factory=set)
     """Requests that the caller has ended; they are not sent again."""
     _abort_pauses: int = 0
@@ -66,6 +68,8 @@ class RunningRequests:
             return await self._generate(list(requests))
         finally:
             self._aborted -= ids
+            for name in ids:
+                self._earlier.pop(name, None)
 
     def received_tokens(self, request_id: str) -> int:
         """Received tokens of a running sample since it was last sent."""
@@ -76,6 +80,19 @@ class RunningRequests:
         """The received tokens that are kept if the engine is lost now."""
         stream = self._streams.get(request_id)
         return 0 if stream is None else token_count(stream.generated())
+
+    def received(self, request_ids: Iterable[str]) -> dict[str, Generated]:
+        """The confirmed tokens so far of running samples, by request id; those without are left
+        out. The call that runs them continues."""
+        found: dict[str, Generated] = {}
+        for name in request_ids:
+            stream, sample = self._streams.get(name), self._earlier.get(name)
+            if stream is not None:
+                now = stream.generated()
+                sample = now if sample is None else merge(sample, now)
+            if sample is not None and sample.segments:
+                found[name] = sample
+        return found
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests; their `generate` returns the tokens so far."""
@@ -157,6 +174,10 @@ class RunningRequests:
             else:
                 results[index] = whole
         if again:
+            for result in results:
+                name = result.request_id
+                earlier = self._earlier.get(name)
+                self._earlier[name] = result if earlier is None else merge(earlier, result)
             more = [continuation(requests[index], results[index]) for index in again]
             try:
                 rest = await self._generate(more)

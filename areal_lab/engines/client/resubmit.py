@@ -124,6 +124,14 @@ def merged_samples(
     return samples
 
 
+def samples_so_far(before: PartialSamples, received: PartialSamples) -> dict[str, Generated]:
+    """The samples of a group that runs: what it started with, and what was received since."""
+    samples = dict(before)
+    for name, sample in received.items():
+        samples[name] = merge(samples[name], sample) if name in samples else sample
+    return samples
+
+
 def recomputed_tokens(sample: Generated, prompt_tokens: int) -> int:
     """Tokens of prompt and response that were computed again where the version changed."""
     lengths = [len(segment.tokens) for segment in sample.segments]

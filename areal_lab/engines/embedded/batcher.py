@@ -10,6 +10,7 @@ only the rest of an admitted prompt is computed. Not thread-safe: the scheduler'
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -271,7 +272,9 @@ class Batcher:
         last_index: list[int] = []
         chunks: list[Chunk] = []
         copies: list[PrefixCopy] = []
-        shareable = [s for s in self.running if s.prefix_era == self._era]
+        if not (self.waiting and len(self.running) < self.max_running_requests):
+            return tokens, last_index, chunks, copies
+        shareable = _Prefixes(s for s in self.running if s.prefix_era == self._era)
         same: dict[bytes, tuple[Sample, int]] = {}
         while self.waiting and len(self.running) < self.max_running_requests:
             sample = self.waiting[0]
@@ -284,7 +287,7 @@ class Batcher:
             if twin is not None:
                 (source, index), shared = twin, len(full)
             else:
-                source, shared = _longest_common_prefix(full, shareable)
+                source, shared = shareable.longest_of(full)
                 count = len(full) - shared
                 chunks.append(
                     Chunk(
@@ -298,7 +301,7 @@ class Batcher:
                 tokens.extend(full[shared:].tolist())
                 index = len(tokens) - 1
                 same[full.tobytes()] = (sample, index)
-                shareable.append(sample)
+                shareable.add(sample, full)
             last_index.append(index)
             sample.row, sample.length, sample.prefilled = len(self.running), len(full), full
             sample.prefix_era = self._era
@@ -388,22 +391,50 @@ _KEPT_CACHE_BYTES = 1 << 30
 """An empty cache larger than this is released."""
 
 
-def _longest_common_prefix(
-    tokens: np.ndarray, samples: Iterable[Sample]
-) -> tuple[Sample | None, int]:
-    """The sample with the longest common prefix, and its length: at most all tokens except the
-    last, whose logits are needed."""
-    best: Sample | None = None
-    shared = 0
-    for sample in samples:
-        limit = min(len(tokens) - 1, len(sample.prefilled))
-        if limit <= shared or tokens[shared] != sample.prefilled[shared]:
-            continue
-        different = tokens[:limit] != sample.prefilled[:limit]
-        length = int(different.argmax()) if different.any() else limit
-        if length > shared:
-            best, shared = sample, length
-    return best, shared
+class _Prefixes:
+    """Prompts that others may share, in lexical order: the longest common prefix of a prompt is the
+    one with a neighbor. Searching all of them took half of the time of a batch of 1,000 prompts."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        entries = sorted((_in_order(s.prefilled), s.row, s) for s in samples)
+        self._keys = [key for key, _, _ in entries]
+        self._samples = [sample for _, _, sample in entries]
+
+    def add(self, sample: Sample, tokens: np.ndarray) -> None:
+        """Let others share these tokens of the sample, which is admitted."""
+        key = _in_order(tokens)
+        at = bisect_right(self._keys, key)
+        self._keys.insert(at, key)
+        self._samples.insert(at, sample)
+
+    def longest_of(self, tokens: np.ndarray) -> tuple[Sample | None, int]:
+        """The sample with the longest common prefix, and its length: at most all tokens except the
+        last, whose logits are needed."""
+        key = _in_order(tokens)
+        at = bisect_right(self._keys, key)
+        best: Sample | None = None
+        shared = 0
+        for neighbor in range(max(0, at - 1), min(len(self._keys), at + 1)):
+            length = min(_common_tokens(self._keys[neighbor], key), len(tokens) - 1)
+            if length > shared:
+                best, shared = self._samples[neighbor], length
+        return best, shared
+
+
+def _in_order(tokens: np.ndarray) -> bytes:
+    """Bytes with the order of the tokens."""
+    return tokens.astype(_BIG_ENDIAN).tobytes()
+
+
+def _common_tokens(left: bytes, right: bytes) -> int:
+    """Length of the common prefix of two keys, in tokens."""
+    a, b = np.frombuffer(left, _BIG_ENDIAN), np.frombuffer(right, _BIG_ENDIAN)
+    count = min(len(a), len(b))
+    different = a[:count] != b[:count]
+    return int(different.argmax()) if different.any() else count
+
+
+_BIG_ENDIAN = ">u4"
 
 
 def _append_copy(copies: list[PrefixCopy], source: int, target: int, tokens: int) -> None:

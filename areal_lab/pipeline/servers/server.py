@@ -10,7 +10,7 @@ meets a broken connection, or weights that the run did not send, reports the los
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -61,6 +61,10 @@ class Server:
     def child(self) -> Child | None:
         """Its process, if this run started it."""
         return None if self.process is None else self.process.child
+
+    def received(self, request_ids: Iterable[str]) -> dict[str, Generated]:
+        """See `EngineClient.received`."""
+        return self.client.received(request_ids)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
         """Generate one sample per request.

@@ -42,15 +42,22 @@ class LaunchModel:
     """Shape of the LoRA adapters that it will get."""
 
 
-def known_before_trainer(config: TrainConfig, model_path: Path) -> LaunchModel | None:
+def known_before_trainer(
+    config: TrainConfig, model_path: Path, version: Version = 0
+) -> LaunchModel | None:
     """What servers are launched with, if that does not depend on the trainer; else None.
 
     The trainer's first weights are those of the model folder. It has to write them for servers that
     cannot read the folder, and to say which layers its adapters are for.
+
+    Args:
+        model_path: the model, or the checkpoint that a run continues from.
+        version: of these weights.
     """
     if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
         return None
-    return LaunchModel(model_path) if any(model_path.glob("*.safetensors")) else None
+    known = any(model_path.glob("*.safetensors"))
+    return LaunchModel(model_path, version) if known else None
 
 
 def engine_sources(
@@ -96,7 +103,7 @@ def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) 
     rollout = config.rollout
     if not all(is_local(address) for address in rollout.addresses):
         root = folder.path / "weights"
-        root.mkdir()
+        root.mkdir(exist_ok=True)  # a run that was killed left it
         return root
     # A restarted engine needs the weights that the others hold: one more set.
     sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)

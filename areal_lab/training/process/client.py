@@ -132,7 +132,7 @@ class TrainerProcess:
             return await _receive(self.child, self._push_pipe, Pushed)
 
     async def save(self, request: SaveRequest) -> Saved:
-        """Write a Hugging Face folder. Raises as `train` does."""
+        """Write a checkpoint. Raises as `train` does."""
         return await self._request(request, Saved)
 
     async def died(self) -> ChildDied:

@@ -5,7 +5,7 @@ TrainBatchRequest -> step (-> its token fields, in a file) -> TrainStepResult
                                                   until None or the end of the pipe
 ExportRequest -> weights for engines, in a folder or in memory -> Exported
 PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
-SaveRequest -> Hugging Face folder -> Saved
+SaveRequest -> Hugging Face folder, trainer's state, files of the pipeline -> Saved
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,9 +27,11 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
+from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.host.processes import on_parent_death
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.runlog.tokens.fields import fields_path, write_fields
+from areal_lab.training.checkpoint import load_state, save_state, seed_step
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,
@@ -42,6 +45,7 @@ from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.protocol import (
+    STATE_FOLDER,
     Exported,
     ExportRequest,
     Saved,
@@ -87,6 +91,9 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
         )
     learner = make_learner(model, settings)
     version = settings.first_version
+    if settings.state_folder:
+        _log(f"continuing from {settings.state_folder}")
+        load_state(learner, Path(settings.state_folder))
     pusher = make_pusher(settings)
     if pusher is not None and push_pipe is not None:
         start_pushing(push_pipe, pusher)
@@ -118,10 +125,10 @@ def serve(pipe: Connection, push_pipe: Connection | None, settings_json: str) ->
                 start_s = time.time()
                 weights = export(learner, version, pusher)
                 pipe.send(Exported(weights, Span("export weights", start_s, time.time())))
-            case SaveRequest(path=path):
+            case SaveRequest():
                 start_s = time.time()
-                save_folder(model, Path(settings.model_path), path)
-                pipe.send(Saved(path, version, Span("save", start_s, time.time())))
+                save(learner, message)
+                pipe.send(Saved(message.path, version, Span("save", start_s, time.time())))
             case None:
                 _log("stopping as requested")
                 return True
@@ -138,6 +145,7 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     """
     if request.version != version:
         raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
+    seed_step(learner.settings.config.seed, version)
     outcome = train_batch(learner, request)
     spans = outcome.spans
     if folder := learner.settings.fields_folder:
@@ -194,14 +202,33 @@ def _export_dtype(settings: TrainerSettings) -> torch.dtype:
     return compute_dtype(settings.config.rollout.dtype, settings.device)
 
 
-def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
-    """Write float32 weights, configuration and tokenizer; appears complete or not at all.
+def save(learner: Learner, request: SaveRequest) -> None:
+    """Write a checkpoint of the learner."""
+
+    def add(folder: Path) -> None:
+        if request.state:
+            save_state(learner, folder / STATE_FOLDER)
+        for name, content in request.files.items():
+            (folder / name).write_bytes(content)
+
+    save_folder(learner.model, Path(learner.settings.model_path), request.path, add)
+
+
+def save_folder(
+    model: PreTrainedModel,
+    source: Path,
+    path: Path,
+    add: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write float32 weights, configuration and tokenizer; appears complete or not at all, also
+    after a power failure.
 
     Adapters are merged into the weights, and also saved separately in `ADAPTER_FOLDER`.
 
     Args:
         source: folder that the model was loaded from; its tokenizer files are copied.
         path: folder to create; an older one of that name is replaced.
+        add: adds to the folder before it appears.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
@@ -213,10 +240,12 @@ def save_folder(model: PreTrainedModel, source: Path, path: Path) -> None:
             write_adapter(model, adapter_tensors(model, dtype=torch.float32), adapter)
         for file in _tokenizer_files(source):
             shutil.copy(file, temporary)
+        add(temporary)
         temporary.chmod(0o755)
+        flush_tree(temporary)
         if path.exists():
             shutil.rmtree(path)
-        temporary.rename(path)
+        replace_flushed(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

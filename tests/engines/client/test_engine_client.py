@@ -591,8 +591,12 @@ def test_samples_that_an_abort_pause_ended_are_sent_again(order: str) -> None:
             drawing = asyncio.create_task(client.generate([request("a", [5], 3)]))
         await pausing
         assert len(sent) == (order == "before")
+        # What a checkpoint would keep during the pause.
+        so_far = {name: one.segments for name, one in client.received(["a", "b"]).items()}
+        assert so_far == ({"a": (Segment((7, 8), (-0.875, -1.0), 4),)} if sent else {})
         await client.resume()
         (result,) = await drawing
+        assert client.received(["a"]) == {}
         await client.close()
         return result
 

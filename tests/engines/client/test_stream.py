@@ -276,6 +276,11 @@ def test_an_abort_that_breaks_the_reply_costs_no_other_sample(gone: bool) -> Non
         await arrived.wait()
         while not client.received_tokens("b"):
             await asyncio.sleep(0)
+        so_far = client.received(["a", "b", "c"])
+        assert {name: one.segments[0].tokens for name, one in so_far.items()} == {
+            "a": (7,),
+            "b": (3,),
+        }
         await client.abort(["a"])
         try:
             return await answers

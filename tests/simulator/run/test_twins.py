@@ -33,6 +33,7 @@ from areal_lab.control.events import (
     Train,
     Version,
 )
+from areal_lab.control.frontier import Frontier
 from areal_lab.control.order import (
     BatchOrder,
     bounded_lag,
@@ -128,6 +129,9 @@ class StubPerformer:
         await self.loaded.wait()
         await asyncio.sleep(self.system.weights.export_s)
         return train.version + 1
+
+    def prepare_save(self, frontier: Frontier) -> None:
+        assert all(one.group < frontier.next_group for one in frontier.open)
 
     async def save(self, version: Version) -> None:
         assert version > self.version or self.loaded.is_set()

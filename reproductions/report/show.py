@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_lab.plots.style import BLUE, GREY, VERMILION, entitle, finished, new_figure, save_picture
 from benchmarks.harness import Arguments, machine, table
-from reproductions.records import Reproduction, Row
+from reproductions.report.records import Parameter, Reproduction, Row
 
 if TYPE_CHECKING:
     from areal_lab.plots.picture import Picture
@@ -21,18 +21,24 @@ def to_text(result: Reproduction, arguments: Arguments) -> str:
     parts = [result.claim]
     if arguments.quick:
         parts.append("--quick: fewer steps and seeds; a check that it runs, not a result to quote.")
-    parts.append(table([row.cells() for row in result.rows]))
+    if result.rows:
+        parts.append(table([row.cells() for row in result.rows]))
+    parts.extend(f"{title}\n{table(rows)}" for title, rows in result.tables.items())
     if any(row.gap is not None for row in result.rows):
         parts.append(_bars(result.rows))
     parts.extend(result.findings)
     if result.sensitivity:
         parts.append("under other assumptions\n" + table(result.sensitivity))
-    parts.append(
-        "\n".join(
-            f"{p.how} {p.override} {p.unit} ({p.applies_to}): {p.source}" for p in result.parameters
+    if result.parameters:
+        parts.append(
+            "\n".join(
+                f"{p.how} {p.override} {p.unit} ({p.applies_to}): {p.source}"
+                for p in result.parameters
+            )
         )
-    )
     parts.extend(result.why)
+    if result.origin:
+        return "\n\n".join([*parts, result.origin])
     seeds = "one seed" if arguments.repeats == 1 else f"{arguments.repeats} seeds"
     parts.append(f"{seeds}; {here['cpu']}, {here['cores']} cores")
     return "\n\n".join(parts)
@@ -44,23 +50,17 @@ def to_markdown(result: Reproduction) -> str:
     if result.findings:
         lines += [*(f"- {finding}" for finding in result.findings), ""]
     lines += [f"![{result.title or result.name}](images/{result.name}.png)", ""]
-    lines += _markdown_table([row.cells() for row in result.rows])
-    lines += ["", "Why:", "", *(f"- {reason}" for reason in result.why)]
+    if result.rows:
+        lines += [*_markdown_table(_rows(result.rows)), ""]
+    for title, rows in result.tables.items():
+        lines += [f"{title}:", "", *_markdown_table(rows), ""]
+    lines += ["Why:", "", *(f"- {reason}" for reason in result.why)]
     if result.sensitivity:
         lines += ["", "Under other assumptions:", "", *_markdown_table(result.sensitivity)]
-    lines += ["", "Parameters:", ""]
-    lines += _markdown_table(
-        [
-            {
-                "setting": f"`{p.override}`",
-                "unit": p.unit,
-                "for": p.applies_to,
-                "how": p.how,
-                "source": p.source,
-            }
-            for p in result.parameters
-        ]
-    )
+    if result.parameters:
+        lines += ["", "Parameters:", "", *_markdown_table(list(map(_source, result.parameters)))]
+    if result.origin:
+        lines += ["", f"Made by {result.origin}."]
     return "\n".join(lines) + "\n"
 
 
@@ -110,10 +110,29 @@ def _bars(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Their cells; without a paper's number, no columns of how they compare with it."""
+    cells = [row.cells() for row in rows]
+    if any(row.paper is not None for row in rows):
+        return cells
+    dropped = {"paper", "gap", "aim", ""} | ({"how"} if not any(r.fitted for r in rows) else set())
+    return [{name: cell for name, cell in own.items() if name not in dropped} for own in cells]
+
+
 def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     return lines + ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows]
+
+
+def _source(parameter: Parameter) -> dict[str, str]:
+    return {
+        "setting": f"`{parameter.override}`",
+        "unit": parameter.unit,
+        "for": parameter.applies_to,
+        "how": parameter.how,
+        "source": parameter.source,
+    }
 
 
 def _cell(value: object) -> str:

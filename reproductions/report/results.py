@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness import Arguments, recorded
-from reproductions.records import Reproduction, Row, to_json
+from reproductions.report.records import Reproduction, Row, to_json
 
-RESULTS: Final = Path(__file__).parent / "results"
+RESULTS: Final = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class Saved:
     """ISO 8601."""
     wall_s: float
     """How long the command took."""
+    cpu: str
+    """Name of the processor."""
+    cores: int
 
     def row(self, name: str) -> Row:
         """The row with this name.
@@ -52,7 +55,10 @@ class Saved:
     @property
     def origin(self) -> str:
         """Who made it and how, in a line."""
-        return f"{self.seeds} seeds, `{self.command}`, areal_lab {self.version}, {self.date[:10]}"
+        return (
+            f"{self.seeds} seeds, `{self.command}`, areal_lab {self.version}, {self.date[:10]}, "
+            f"{self.cpu}, {self.cores} cores"
+        )
 
 
 def save(result: Reproduction, arguments: Arguments) -> Path:
@@ -78,7 +84,8 @@ def load(name: str) -> Saved:
     """
     path = RESULTS / f"{name}.json"
     if not path.is_file():
-        raise ValueError(f"{path} is missing; make it: python -m reproductions.{name} --save")
+        module = _module_of(name)
+        raise ValueError(f"{path} is missing; make it: python -m {module} --save")
     record = json.loads(path.read_text(encoding="utf-8"))
     return Saved(
         rows=tuple(map(Row.from_json, record["rows"])),
@@ -90,4 +97,13 @@ def load(name: str) -> Saved:
         version=record["version"],
         date=record["date"],
         wall_s=record["wall_s"],
+        cpu=record["machine"]["cpu"],
+        cores=record["machine"]["cores"],
     )
+
+
+def _module_of(name: str) -> str:
+    """The program that makes a result; some are in a room of their own."""
+    package = RESULTS.parent
+    found = next(package.rglob(f"{name}.py"), package / f"{name}.py")
+    return ".".join(found.relative_to(package.parent).with_suffix("").parts)

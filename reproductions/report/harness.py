@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Arguments, parse, report
-from reproductions.records import Parameter, Reproduction, Row, to_json
-from reproductions.results import save
-from reproductions.show import draw, to_text
+from reproductions.report.records import Parameter, Reproduction, Row, to_json
+from reproductions.report.results import save
+from reproductions.report.show import draw, to_text
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.run.result import Replicated
 
-EXPECTED = Path(__file__).parent / "expected"
+EXPECTED = Path(__file__).parents[1] / "expected"
 SEEDS, QUICK_SEEDS = 3, 2
 
 
@@ -102,11 +102,13 @@ def main(
     reproduce: Callable[[Arguments], Reproduction],
     description: str | None,
     argv: Sequence[str] | None = None,
+    *,
+    seeds: int = SEEDS,
 ) -> None:
     """Command line of a reproduction: its own options, and those of `benchmarks.harness`."""
     text = f"{description or ''}\n--repeats N is the number of seeds."
     arguments = parse(
-        text, repeats=SEEDS, quick_repeats=QUICK_SEEDS, argv=argv, add_own=_add_options
+        text, repeats=seeds, quick_repeats=QUICK_SEEDS, argv=argv, add_own=_add_options
     )
     if arguments.quick and arguments.own.save:
         raise SystemExit("--save keeps no results of --quick; leave one of them out")

@@ -143,7 +143,7 @@ class Row:
     def _number(self, value: float) -> str:
         if self.points:
             return f"{value:.1%}"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 12):.4g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +160,10 @@ class Reproduction:
     """Findings, in sentences generated from the numbers."""
     sensitivity: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """The same numbers under other assumptions; flat records."""
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Tables of its own, by title; flat records."""
+    origin: str = ""
+    """Who made it and how, if that was another command than the page's."""
     figure: Callable[[], Picture] | None = None
     """Draws the picture; None draws the gaps."""
     title: str = ""
@@ -177,6 +181,7 @@ def to_json(result: Reproduction) -> dict[str, Any]:
         "parameters": [parameter.to_json() for parameter in result.parameters],
         "findings": list(result.findings),
         "sensitivity": list(result.sensitivity),
+        "tables": {title: list(rows) for title, rows in result.tables.items()},
         "why": list(result.why),
         "data": dict(result.data),
     }

@@ -1,0 +1,261 @@
+"""Names of AReaL, and of articles about it, as thin fronts of what areal_lab calls otherwise.
+
+    load_expr_config, GRPOConfig, PPOConfig     load_config, TrainConfig
+    RolloutConfig, DataConfig                   TrainConfig.rollout, TrainConfig.dataset
+    PPOTrainer, AReaLTrainer                    train(config, ...)
+    Learner                                     training.step.train_batch, in this process
+    AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
+
+docs/from_areal.md has the settings. There is no `Actor`: in AReaL it is the policy that is trained,
+in articles the process that generates, which is an engine here. There is no `workflow`, either:
+what is generated is one turn per prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from areal_lab.config.load import load_config
+from areal_lab.config.problem import refusal
+from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
+from areal_lab.control.events import Version
+from areal_lab.control.order import bounded_lag
+from areal_lab.data.jsonl import problem_of_row
+from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.data.sources import load_problems
+from areal_lab.data.trajectory import Trajectory
+from areal_lab.models.locate import resolve_model_path
+from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.train import train
+from areal_lab.rewards.service import RewardFunction
+
+if TYPE_CHECKING:
+    from areal_lab.functional.losses.policy import HasLoss
+
+__all__ = [
+    "AReaLTrainer",
+    "AsyncReplayBuffer",
+    "DataConfig",
+    "GRPOConfig",
+    "Learner",
+    "PPOConfig",
+    "PPOTrainer",
+    "RolloutConfig",
+    "load_expr_config",
+]
+
+GRPOConfig = TrainConfig
+"""AReaL's config of a GRPO run. The defaults are GRPO's advantages under decoupled PPO."""
+PPOConfig = TrainConfig
+"""AReaL's config of a PPO run; algorithms differ in settings here, not in classes."""
+DataConfig = DatasetConfig
+
+Rows: TypeAlias = Iterable[Mapping[str, Any] | Problem]
+"""Problems, or rows with the fields that `dataset.prompt_field` and `answer_field` name."""
+_Sample = TypeVar("_Sample")
+
+
+def load_expr_config(
+    argv: Sequence[str], config_class: type[TrainConfig] = TrainConfig
+) -> tuple[TrainConfig, str]:
+    """AReaL's way to read a command line: `--config FILE a.b=c ...`.
+
+    Args:
+        argv: the arguments without the program's name.
+        config_class: as in AReaL's scripts; `GRPOConfig` and `PPOConfig` are the same here.
+
+    Returns:
+        The config and the file.
+
+    Raises:
+        ConfigError: no file is named, or a setting is wrong.
+        TypeError: `config_class` is none of these.
+    """
+    if config_class is not TrainConfig:
+        raise TypeError(f"config_class is {config_class.__name__}, but must be GRPOConfig")
+    rest = list(argv)
+    if "--config" not in rest[:-1]:
+        raise refusal(
+            "--config", f"the arguments are {' '.join(argv)!r}, but must have --config FILE"
+        )
+    at = rest.index("--config")
+    file = rest[at + 1]
+    return load_config(file, rest[:at] + rest[at + 2 :]), file
+
+
+class PPOTrainer:
+    """AReaL's trainer: `with PPOTrainer(config, rows) as trainer: trainer.train(reward_fn)`.
+
+    A run starts in `train` and has ended, with all of its processes, when that returns or raises.
+    The algorithm is what `config.actor` says; the name adds no critic.
+
+    Args:
+        config: from `load_expr_config` or `load_config`.
+        train_dataset: rows to train on; None reads `config.dataset`.
+        valid_dataset: held-out rows; None holds out those of `config.dataset`, which then has to be
+            the source of both.
+
+    Raises:
+        ValueError: a row lacks a field, or only one of the datasets is given.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        train_dataset: Rows | None = None,
+        valid_dataset: Rows | None = None,
+    ) -> None:
+        self.config = config
+        self.problems = _problems(config, train_dataset, valid_dataset)
+
+    def train(
+        self,
+        reward_fn: RewardFunction | None = None,
+        *,
+        loss: Callable[..., HasLoss] | None = None,
+        on_step: Callable[[StepReport], object] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Run to the end; returns the content of `summary.json`.
+
+        Args:
+            reward_fn: `(completion, example) -> float | dict`; None takes `config.reward.fn`.
+            loss: see `areal_lab.train`.
+            on_step: called after each step.
+
+        Raises:
+            ConfigError: one line per problem, before any process starts.
+            Exception: whatever ended the run early.
+        """
+        run = train(self.config, problems=self.problems, reward_fn=reward_fn, loss=loss)
+        for report in run:
+            on_step(report)
+        return run.summary
+
+    def __enter__(self) -> PPOTrainer:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is left to close."""
+
+
+AReaLTrainer = PPOTrainer
+
+
+def _problems(config: TrainConfig, train: Rows | None, held_out: Rows | None) -> ProblemSet:
+    if (train is None) != (held_out is None):
+        raise ValueError(
+            "train_dataset and valid_dataset belong together: give both, or neither, which reads "
+            "config.dataset"
+        )
+    if train is None or held_out is None:
+        return load_problems(config.dataset, seed=config.seed)
+    kept = tuple(_read(config.dataset, held_out, "valid_dataset"))
+    keys = {problem.key for problem in kept}
+    new = (one for one in _read(config.dataset, train, "train_dataset") if one.key not in keys)
+    return ProblemSet(train=tuple(new), held_out=kept)
+
+
+def _read(dataset: DatasetConfig, rows: Rows, name: str) -> Iterable[Problem]:
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, Problem):
+            yield row
+        else:
+            yield problem_of_row(
+                row,
+                f"{name}, row {number}",
+                dataset.prompt_field,
+                dataset.answer_field,
+                dataset.prompt_template,
+            )
+
+
+class Learner:
+    """The learner of actor-learner articles: the trainer of a run, in this process.
+
+    Args:
+        config: of which `actor` and `gconfig` count.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        # They load torch, which the other names do without.
+        from areal_lab.training.model import load_policy
+        from areal_lab.training.settings import TrainerSettings
+        from areal_lab.training.step import make_learner
+
+        folder: Path = resolve_model_path(config.actor.path)
+        model = load_policy(folder, gradient_checkpointing=config.actor.gradient_checkpointing)
+        settings = TrainerSettings(config=config, model_path=str(folder), weights_root="")
+        self._learner = make_learner(model, settings)
+        self.version: Version = 0
+        """Updates so far."""
+
+    @property
+    def model(self) -> Any:
+        """The policy, a transformers model."""
+        return self._learner.model
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """One training step on whole groups; returns its metrics (docs/metrics.md).
+
+        Raises:
+            NonFiniteStep: the loss or gradient is not finite.
+        """
+        from areal_lab.training.protocol import TrainBatchRequest
+        from areal_lab.training.step import train_batch
+
+        outcome = train_batch(self._learner, TrainBatchRequest(self.version, tuple(trajectories)))
+        self.version += 1
+        return outcome.metrics
+
+
+class AsyncReplayBuffer(Generic[_Sample]):
+    """Samples on their way to the learner: each is used once, the oldest first, none too old.
+
+    Articles show a replay buffer that draws old samples again and again by a priority. AReaL has
+    none: a sample leaves when it is trained on (docs/retellings.md).
+
+    Args:
+        batch_size: samples of a batch; in a run a sample is a group.
+        max_staleness: versions between the start of a sample and the learner; what is older is
+            dropped and counted. Infinity keeps everything.
+    """
+
+    def __init__(self, batch_size: int, max_staleness: float = math.inf) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, but must be >= 1")
+        self._batch_size = batch_size
+        self._backlog = bounded_lag(max_staleness, drop=True).make_backlog(batch_size)
+        self._samples: dict[int, _Sample] = {}
+        self._next = 0
+        self.dropped = 0
+        """Samples that became too old."""
+
+    def put(self, sample: _Sample, version: Version) -> None:
+        """Add a sample whose generation started under `version`."""
+        self._backlog.started(self._next, version)
+        self._backlog.finished(self._next, version)
+        self._samples[self._next] = sample
+        self._next += 1
+
+    def get_batch(self, version: Version) -> list[_Sample] | None:
+        """The oldest samples, for a learner that has `version`; None while there are too few."""
+        for late in self._backlog.late(version):
+            del self._samples[late]
+            self.dropped += 1
+        if not self._backlog.ready(version):
+            return None
+        return [self._samples.pop(number) for number in self._backlog.take(self._batch_size)]
+
+    def __len__(self) -> int:
+        """Samples that wait."""
+        return len(self._samples)

@@ -1,0 +1,432 @@
+"""Every metric of metrics.jsonl: unit, meaning, healthy range, what is wrong outside of it.
+
+`docs/metrics.md` is generated from this table; a test compares it with what runs write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Group: TypeAlias = Literal[
+    "Progress", "Rewards", "Responses", "Staleness", "Policy", "Optimizer", "Work"
+]
+WrittenBy: TypeAlias = Literal["train and cosim", "train", "cosim"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    group: Group
+    unit: str
+    """Empty for numbers without one."""
+    meaning: str
+    healthy: str = ""
+    """Range; empty if every value is."""
+    outside: str = ""
+    """What a value outside means, and what to do."""
+    source: str
+    """The part of the run that measures it."""
+    written_by: WrittenBy = "train and cosim"
+    always: bool = True
+    """Whether every line has it."""
+
+
+_TRAINER: Final = "trainer"
+_TOKENS: Final = "trainer, over the tokens in the forward pass"
+_PIPELINE: Final = "pipeline"
+
+GLOSSARY: Final[tuple[Metric, ...]] = (
+    Metric(
+        name="step",
+        group="Progress",
+        unit="steps",
+        meaning="Number of the training step, from 1.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="version",
+        group="Progress",
+        unit="versions",
+        meaning="Version of the weights that the step produced; equal to `step`.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="time_s",
+        group="Progress",
+        unit="s",
+        meaning="End of the step, since training began; of the simulated cluster in `cosim`.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="simulated_hours",
+        group="Progress",
+        unit="h",
+        meaning="`time_s` in hours.",
+        source=_PIPELINE,
+        written_by="cosim",
+    ),
+    Metric(
+        name="step_s",
+        group="Progress",
+        unit="s",
+        meaning="Time since the step before ended, waiting included.",
+        healthy="steady",
+        outside="Growing: responses become longer, or engines were lost; `areal-lab trace RUN` "
+        "says what each process waits for.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="tokens_per_s",
+        group="Progress",
+        unit="tokens/s",
+        meaning="Generated tokens of the groups that ended since the step before, over `step_s`.",
+        healthy="steady",
+        outside="Falling: engines wait (staleness bound, weights, a lost engine); "
+        "`areal-lab watch RUN` shows for what.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="reward_mean",
+        group="Rewards",
+        unit="",
+        meaning="Mean reward of the batch. Asynchronous batches are not a random sample: groups "
+        "that finish early come first.",
+        healthy="rising, or steady at its best",
+        outside="Falling for long: alarm `reward_drop`. Compare the held-out reward.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="reward_std",
+        group="Rewards",
+        unit="",
+        meaning="Standard deviation of the rewards of the batch.",
+        healthy="> 0",
+        outside="0: no difference to learn from, see `zero_advantage_samples`.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="zero_advantage_samples",
+        group="Rewards",
+        unit="samples",
+        meaning="Samples with an advantage of 0, usually since all rewards of their group are "
+        "equal. PPO does not compute them.",
+        healthy="< 90 % of `trained_samples` while the task is not solved",
+        outside="Alarm `equal_rewards`: problems too hard or too easy, or a reward function that "
+        "gives one value. Mix problems, raise `gconfig.n_samples`, check `reward.fn`.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="overlong_penalty_mean",
+        group="Rewards",
+        unit="",
+        meaning="Mean of what `actor.overlong_share` takes off the rewards of long responses. "
+        "`reward_mean` is without it.",
+        healthy="near 0",
+        outside="Falling: responses grow towards `gconfig.max_new_tokens`.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="held_out_reward",
+        group="Rewards",
+        unit="",
+        meaning="Mean reward on held-out problems, of the weights after this step. Other "
+        "measurements of a run are in held_out.jsonl.",
+        healthy="rising, or steady at its best",
+        outside="Alarm `reward_drop`: lower `actor.optimizer.lr` or eta, go back to a checkpoint.",
+        source="evaluation",
+        written_by="cosim",
+        always=False,
+    ),
+    Metric(
+        name="trained_groups",
+        group="Responses",
+        unit="groups",
+        meaning="Prompts in the batch.",
+        healthy="`dataset.batch_size`",
+        outside="Fewer: `rollout.dynamic_sampling` found no more groups with different rewards; "
+        "the problems have become too easy, or are too hard.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="filtered_groups",
+        group="Responses",
+        unit="groups",
+        meaning="Groups that ended since the step before and are not trained on: equal rewards "
+        "under `rollout.dynamic_sampling`, or a reward function that failed.",
+        healthy="fewer than `dataset.batch_size`",
+        outside="Most of the generated tokens are thrown away: take harder or easier problems, "
+        "or raise `gconfig.n_samples`.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="trained_samples",
+        group="Responses",
+        unit="samples",
+        meaning="Responses in the batch.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="trained_tokens",
+        group="Responses",
+        unit="tokens",
+        meaning="Generated tokens in the batch.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="response_tokens_mean",
+        group="Responses",
+        unit="tokens",
+        meaning="Mean length of a response.",
+        healthy="below `gconfig.max_new_tokens`",
+        outside="Near the limit: see `truncated_share`. Near 0: the model ends at once; check "
+        "`gconfig.stop` and what the reward prefers.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="response_tokens_max",
+        group="Responses",
+        unit="tokens",
+        meaning="Longest response.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="truncated_share",
+        group="Responses",
+        unit="share",
+        meaning="Share of responses that ended at `gconfig.max_new_tokens`.",
+        healthy="< 0.5 while the task is not solved; 0 is best",
+        outside="Alarm `truncated`: raise `gconfig.max_new_tokens`, check `gconfig.stop`.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="masked_samples",
+        group="Responses",
+        unit="samples",
+        meaning="Responses without a loss, since they were cut off (`actor.mask_truncated`).",
+        healthy="below half of `trained_samples`",
+        outside="See `truncated_share`.",
+        source=_TRAINER,
+        always=False,
+    ),
+    *(
+        Metric(
+            name=f"lag_{kind}_{what}",
+            group="Staleness",
+            unit="versions",
+            meaning=f"{word} lag, trainer's version minus the version that generated it, of {of}.",
+            healthy="at most eta (mean); eta + 1 occurs when finished groups overtake others",
+            outside="Alarm `stale_weights`: pushes are late or fail, or eta is inf; set eta.",
+            source=_TRAINER,
+        )
+        for kind, of in (
+            ("head", "the first token of each response"),
+            ("tail", "the last token of each response"),
+            ("token", "all generated tokens"),
+        )
+        for what, word in (("mean", "Mean"), ("max", "Largest"))
+    ),
+    Metric(
+        name="kept_groups",
+        group="Staleness",
+        unit="groups",
+        meaning="Groups that were ready and not in this batch.",
+        healthy="below what eta admits",
+        outside="At the bound for long: the trainer is slower than the engines; give it more of "
+        "the machine, or take fewer engines.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
+        name="interruptions",
+        group="Staleness",
+        unit="times",
+        meaning="Times so far that generation was interrupted for new weights.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
+        name="entropy",
+        group="Policy",
+        unit="nats",
+        meaning="Mean entropy of the policy's next-token distribution.",
+        healthy="> 10 % of its value at the start while the task is not solved",
+        outside="Alarm `entropy`: exploration has stopped. Lower `actor.optimizer.lr`, raise "
+        "`gconfig.temperature`, start over from an earlier checkpoint.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="drift",
+        group="Policy",
+        unit="nats",
+        meaning="Mean |log pi_theta - log pi_behav|: how far the policy moved since its data.",
+        healthy="< 0.2",
+        outside="Alarm `drift`: steps too large for data of this age; lower "
+        "`actor.optimizer.lr` or eta.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="drift_max",
+        group="Policy",
+        unit="nats",
+        meaning="Largest |log pi_theta - log pi_behav| of a token.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="ratio_mean",
+        group="Policy",
+        unit="",
+        meaning="Mean pi_theta / pi_anchor, with pi_prox (decoupled) or pi_behav as anchor. Its "
+        "expectation under the anchor is 1.",
+        healthy="0.9 to 1.1",
+        outside="Alarm `ratio`: a few tokens became many times as likely; lower "
+        "`actor.optimizer.lr`, `actor.eps_clip` or eta.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="behavior_weight_mean",
+        group="Policy",
+        unit="",
+        meaning="Mean pi_prox / pi_behav after its cap; 1 without decoupling.",
+        healthy="0.9 to 1.1",
+        outside="Alarm `ratio`: data too old for the steps; lower eta or "
+        "`actor.behav_imp_weight_cap`.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="behavior_weight_max",
+        group="Policy",
+        unit="",
+        meaning="Largest pi_prox / pi_behav after its cap.",
+        healthy="below `actor.behav_imp_weight_cap` in most steps",
+        outside="At the cap in every step: some tokens are much likelier than when they were "
+        "generated; see `drift`.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="effective_sample_size",
+        group="Policy",
+        unit="tokens",
+        meaning="(sum w)^2 / sum w^2 of the weights pi_prox / pi_behav: tokens that count.",
+        healthy="> half of the tokens in the forward pass",
+        outside="Few tokens make the gradient: lower eta.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="clip_fraction",
+        group="Policy",
+        unit="share",
+        meaning="Share of tokens whose gradient the clip removed.",
+        healthy="< 0.2",
+        outside="Much of the batch is generated in vain: lower `actor.optimizer.lr`, "
+        "`actor.ppo_n_minibatches` or eta.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="sampler_gap_mean",
+        group="Policy",
+        unit="nats",
+        meaning="Mean |log pi_trainer - log pi_engine| of tokens of lag 0, which both computed "
+        "with the same weights. Missing if the batch has none.",
+        healthy="< 0.05; below 1e-4 if both compute in float32",
+        outside="Alarm `sampler_gap`: other types, sampling the trainer does not model, or other "
+        "weights than told.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="sampler_gap_max",
+        group="Policy",
+        unit="nats",
+        meaning="Largest |log pi_trainer - log pi_engine| of a token of lag 0.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
+        name="sampler_gap_tokens",
+        group="Policy",
+        unit="tokens",
+        meaning="Tokens of lag 0 in the forward pass: those behind `sampler_gap_mean`.",
+        source=_TOKENS,
+    ),
+    Metric(
+        name="loss",
+        group="Optimizer",
+        unit="",
+        meaning="Mean policy loss of the optimizer steps. It says little about progress.",
+        healthy="finite",
+        outside="A loss that is not finite ends the run, naming the step.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="grad_norm",
+        group="Optimizer",
+        unit="",
+        meaning="Largest global gradient norm of the optimizer steps, before clipping.",
+        healthy="steady; peaks of ten times the usual value occur with stale data",
+        outside="Rising for long: lower `actor.optimizer.lr`.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="lr",
+        group="Optimizer",
+        unit="",
+        meaning="Learning rate of the last optimizer step.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="optimizer_steps",
+        group="Optimizer",
+        unit="steps",
+        meaning="Optimizer steps in the batch (`actor.ppo_n_minibatches`).",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="micro_batches",
+        group="Work",
+        unit="",
+        meaning="Micro-batches of the batch, by `actor.max_tokens_per_mb`.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="packed_tokens",
+        group="Work",
+        unit="tokens",
+        meaning="Tokens of all prefix trees: those that the forward pass computes.",
+        healthy="below prompts and responses of the batch together",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="generated_tokens",
+        group="Work",
+        unit="tokens",
+        meaning="Tokens of all groups that have ended so far.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
+        name="peak_rss_bytes",
+        group="Work",
+        unit="bytes",
+        meaning="Largest resident memory of the trainer's process so far.",
+        healthy="steady after the first steps",
+        outside="Growing: longer responses; lower `actor.max_tokens_per_mb`.",
+        source=_TRAINER,
+        written_by="train",
+    ),
+)
+OF_A_COMPONENT: Final = "reward_COMPONENT_mean"
+"""The mean of each named component that a reward function returns, before its weight."""
+OF_A_CUSTOM_LOSS: Final = "FIELD_mean"
+"""The mean of each per-token field that a custom loss returns besides `loss`, by its name."""

@@ -1,0 +1,81 @@
+"""Which checkpoints stay: the newest ones, and the one with the best held-out reward.
+
+step-00010   step-00020 (best)   step-00030   step-00040
+ removed      model                model+state  model+state      keep=2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_lab.config.checkpoints import RESUMABLE
+from areal_lab.control.events import Version
+from areal_lab.pipeline.resume.positions import step_of
+from areal_lab.pipeline.resume.saved_run import GROUPS_FILE, RUN_FILE
+from areal_lab.runlog.appended import read_appended
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.held_out import held_out_rewards
+from areal_lab.runlog.read_run import METRICS
+from areal_lab.training.protocol import STATE_FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What to do with the checkpoints of a run."""
+
+    remove: tuple[Version, ...]
+    strip: tuple[Version, ...]
+    """Keep the model alone."""
+    best: Version | None
+    """With the best held-out reward, the earliest of equal ones; None if none was measured."""
+
+
+def retention(
+    saved: Iterable[Version], rewards: Mapping[Version, float], *, keep: int
+) -> Retention:
+    """Decide by versions and held-out rewards.
+
+    Args:
+        saved: versions of all checkpoints.
+        rewards: held-out reward of each version that was measured.
+        keep: newest checkpoints to keep, besides the best; 0 keeps all.
+    """
+    versions = sorted(saved)
+    measured = [version for version in versions if version in rewards]
+    best = max(measured, key=lambda version: (rewards[version], -version), default=None)
+    kept = set(versions[-keep:]) | {best}
+    return Retention(
+        remove=tuple(version for version in versions if version not in kept),
+        strip=tuple(version for version in versions[:-RESUMABLE] if version in kept),
+        best=best,
+    )
+
+
+def apply_retention(folder: RunFolder, *, keep: int) -> Retention:
+    """Remove and strip checkpoints of a run folder, and point its link `best` to the best one."""
+    checkpoints = {step_of(path): path for path in (folder.path / "checkpoints").glob("step-*")}
+    metrics = folder.path / METRICS
+    lines = read_appended(metrics).lines if metrics.is_file() else ()
+    rewards = dict(held_out_rewards(folder.path, map(json.loads, lines)))
+    decided = retention(checkpoints, rewards, keep=keep)
+    for version in decided.remove:
+        _remove(checkpoints[version])
+    for version in decided.strip:
+        for name in (RUN_FILE, GROUPS_FILE):  # first: without them it is not resumable
+            (checkpoints[version] / name).unlink(missing_ok=True)
+        shutil.rmtree(checkpoints[version] / STATE_FOLDER, ignore_errors=True)
+    if decided.best is not None:
+        folder.point("best", checkpoints[decided.best])
+    return decided
+
+
+def _remove(checkpoint: Path) -> None:
+    # Renamed first, so that no reader takes a half removed folder for a model.
+    hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
+    os.replace(checkpoint, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

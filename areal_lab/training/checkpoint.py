@@ -1,0 +1,98 @@
+"""The trainer's state in a checkpoint: trained parameters, optimizer, learning-rate schedule.
+
+    Learner --save_state--> STEP/trainer/ (torch.distributed.checkpoint) --load_state--> Learner
+
+The format knows the whole tensors, not the processes that wrote them, so that another number of
+ranks can read it. Frozen parameters are those of the model folder and are not in it. Nothing random
+is in it either: what a step draws depends on the run's seed and the version (`seed_step`).
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from areal_lab.control.events import Version
+from areal_lab.training.step import Learner
+
+
+class UnusableState(RuntimeError):
+    """A saved state is missing, incomplete, or of another model or optimizer; in one line."""
+
+
+def save_state(learner: Learner, folder: Path) -> None:
+    """Write the state into a new folder; a collective call where there are several ranks.
+
+    The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
+    """
+    with _single_process():
+        save(_state(learner), checkpoint_id=str(folder), no_dist=not _distributed())
+
+
+def load_state(learner: Learner, folder: Path) -> None:
+    """Give a new learner the saved state; training continues bit by bit at equal ranks.
+
+    Raises:
+        UnusableState: if the folder has no complete state, or one of another model.
+    """
+    state = _state(learner)
+    try:
+        with _single_process():
+            load(state, checkpoint_id=str(folder), no_dist=not _distributed())
+    except (OSError, ValueError, RuntimeError, CheckpointException) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UnusableState(
+            f"cannot continue from {folder}: {reason}; remove {folder.parent} to continue from the "
+            "checkpoint before it"
+        ) from error
+    set_state_dict(
+        learner.model,
+        learner.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=False),  # without frozen and tied parameters
+    )
+    learner.schedule.load_state_dict(state["schedule"])
+
+
+def seed_step(seed: int, version: Version) -> None:
+    """Seed the random numbers of one step, for losses that draw some."""
+    torch.manual_seed(random.Random(f"{seed}/step/{version}").getrandbits(63))
+
+
+def _state(learner: Learner) -> dict[str, Any]:
+    model, optimizer = get_state_dict(learner.model, learner.optimizer)
+    # `named_parameters` has tied parameters once.
+    trained = {name for name, value in learner.model.named_parameters() if value.requires_grad}
+    return {
+        "model": {name: value for name, value in model.items() if name in trained},
+        "optimizer": optimizer,
+        "schedule": learner.schedule.state_dict(),
+    }
+
+
+def _distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """Without a process group, which is what we want, the library warns at every call."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
+        yield

@@ -1,0 +1,93 @@
+"""Build the loss and the advantages of a config and call them once, before a run starts.
+
+A program, `python -m areal_lab.training.trial_call SETTINGS` (the JSON of `TrainerSettings`), for
+torch and the modules of custom functions may be heavy. It prints one line per problem. Numbers that
+the functional core refuses (a cap of 0) are refused here, with its own words.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from areal_lab.config.functions import main
+from areal_lab.config.problem import Kind, Problem, problems_of
+from areal_lab.functional.segments import Segments
+from areal_lab.training.loss import (
+    BatchFacts,
+    LossTokens,
+    asks_for_lengths,
+    choose_advantages,
+    choose_loss,
+)
+from areal_lab.training.settings import TrainerSettings
+
+
+def try_objective(settings: TrainerSettings) -> list[Problem]:
+    """The problems of the loss and of the advantages that settings ask for."""
+    found: list[Problem] = []
+    for setting, attempt in (("actor.loss", _try_loss), ("actor.advantage", _try_advantages)):
+        try:
+            attempt(settings)
+        except (TypeError, ValueError) as error:
+            found += problems_of(
+                error if isinstance(error, ValueError) else ValueError(error), setting
+            )
+        except (
+            Exception
+        ) as error:  # whatever a custom function raises is what its author has to see
+            message = f"{setting}: {type(error).__name__}: {' '.join(str(error).split())}"
+            found.append(Problem(Kind.SETTINGS, setting, message))
+    return found
+
+
+def _try_loss(settings: TrainerSettings) -> None:
+    """Call the loss on two responses of a prompt, of three tokens and one."""
+    ids = torch.tensor([0, 0, 0, 1])
+    logprobs = torch.tensor([-1.0, -0.5, -2.0, -0.7], requires_grad=True)
+    proximal, behavior = logprobs.detach() - 0.1, logprobs.detach() - 0.2
+    group = torch.zeros_like(ids)
+    facts = BatchFacts(
+        token_count=4,
+        sequences=Segments(ids, 2),
+        sequence_count=2,
+        turns=Segments(ids, 2),
+        groups=Segments(group, 1),
+        group_count=1,
+        group_tokens=torch.tensor([4]),
+        versions=group,
+        trainer_version=1,
+    )
+    tokens = LossTokens(
+        logprobs, proximal, behavior, torch.tensor([1.0, 1.0, 1.0, -1.0]), torch.ones(4).bool()
+    )
+    loss, _ = choose_loss(settings)(tokens, facts)
+    if loss.dim() > 0:
+        raise ValueError(
+            f"the loss has shape {tuple(loss.shape)}, but must be one number: "
+            "take its token_mean(value, mask)"
+        )
+
+
+def _try_advantages(settings: TrainerSettings) -> None:
+    """Call the advantages on two prompts with two responses each."""
+    function = choose_advantages(settings)
+    rewards, groups = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    facts = {"length_tokens": torch.tensor([3, 1, 2, 2])} if asks_for_lengths(function) else {}
+    shape = function(rewards, groups, **facts).shape
+    if shape != rewards.shape:
+        raise ValueError(
+            f"they have shape {tuple(shape)}, but must be one number per sample, "
+            f"shape {tuple(rewards.shape)}"
+        )
+
+
+def _check(text: str) -> None:
+    found = try_objective(TrainerSettings.from_json(text))
+    if found:
+        raise ValueError("\n".join(problem.message for problem in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], _check))

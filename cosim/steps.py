@@ -1,0 +1,132 @@
+"""What a co-simulated run writes and shows: records, a line of metrics per step, measurements.
+
+    Train --> learn --> metrics ... TrainStepDone at t_s --> metrics.jsonl, StepReport
+
+The model learns when a step begins; the line appears when the simulated step ends, with the time.
+Times are those of the simulated cluster, so that two runs of one command write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from areal_lab.control.events import GroupFiltered, RunStarted, Save, TrainStepDone, Version
+from areal_lab.pipeline.step_report import StepReport
+from areal_lab.runlog.alarm_log import AlarmLog
+from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.held_out import append_held_out
+from areal_lab.runlog.records import (
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Record,
+    RunHeader,
+    encode,
+)
+from cosim.policy import HeldOut, Policy
+from cosim.rows import Row
+
+_HOUR_S = 3600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """The files of a run and its progress; see the module docstring."""
+
+    folder: RunFolder
+    total_steps: int
+    eval_every_steps: int
+    save: Callable[[Version], None]
+    """Writes a checkpoint of the newest weights."""
+    on_step: Callable[[StepReport], None]
+    alarms: AlarmLog
+    note: Callable[[str], None]
+    """Tells the user that an alarm begins or ends."""
+    records: list[Record] = field(default_factory=list)
+    measured: list[HeldOut] = field(default_factory=list)
+    """Of the first version, and of later ones."""
+    _pending: dict[str, float] = field(default_factory=dict)
+    """Metrics of the step that runs."""
+    _eta: float = 0.0
+    _began_s: float = 0.0
+    _last_s: float = 0.0
+    _tokens: int = 0
+    """Simulated ones, of groups that ended since the last step."""
+    _filtered: int = 0
+    """Groups that were filtered since the last step."""
+
+    def write(self, record: Record) -> None:
+        """Write a record of the log, and what follows from it."""
+        if isinstance(record, RunHeader):
+            record = RunHeader(
+                mode="cosim",
+                started_at=0.0,
+                limits=record.limits,
+                processes=record.processes,
+            )
+            self._eta = float(str(record.limits["eta"]))
+        self.records.append(record)
+        with self.folder.events.open("a", encoding="utf-8") as file:
+            file.write(encode(record) + "\n")
+        match record:
+            case EventRecord(t_s, RunStarted()):
+                self._began_s = self._last_s = t_s
+            case EventRecord(_, GroupFiltered()):
+                self._filtered += 1
+            case EventRecord(t_s, TrainStepDone(version)):
+                self._report(version, t_s)
+            case ActionRecord(action=Save(version)):
+                self.save(version)
+            case GroupRecord():
+                self._tokens += sum(n for sample in record.segments for _, n in sample)
+            case _:
+                pass
+
+    def learn(self, policy: Policy, groups: Sequence[Sequence[Row]]) -> None:
+        """Let the policy learn from scored groups, and measure it if it is time."""
+        self._pending = policy.learn(groups)
+        if policy.version % self.eval_every_steps == 0 or policy.version == self.total_steps:
+            self.measure(policy)
+
+    def measure(self, policy: Policy) -> None:
+        """Measure the newest weights on held-out problems."""
+        found = policy.measure()
+        if found is not None:
+            self.measured.append(found)
+            if found.version == 0:  # later ones are in the metrics of their step
+                append_held_out(self.folder.path, found.version, found.problem_means)
+            self._pending["held_out_reward"] = found.mean
+
+    def _report(self, version: Version, t_s: float) -> None:
+        metrics = {**self._pending, "filtered_groups": float(self._filtered)}
+        self._pending, self._filtered = {}, 0
+        time_s, step_s = t_s - self._began_s, t_s - self._last_s
+        tokens, self._tokens, self._last_s = self._tokens, 0, t_s
+        report = StepReport(
+            step=version,
+            total_steps=self.total_steps,
+            version=version,
+            time_s=time_s,
+            step_s=step_s,
+            tokens_per_s=tokens / step_s if step_s > 0 else 0.0,
+            reward_mean=metrics["reward_mean"],
+            loss=metrics["loss"],
+            lag_token_mean=metrics["lag_token_mean"],
+            lag_token_max=metrics["lag_token_max"],
+            metrics=metrics,
+        )
+        self.folder.append_metrics(
+            {
+                "step": report.step,
+                "version": report.version,
+                "time_s": report.time_s,
+                "simulated_hours": report.time_s / _HOUR_S,
+                "step_s": report.step_s,
+                "tokens_per_s": report.tokens_per_s,
+                **metrics,
+            }
+        )
+        self.on_step(report)
+        for text in self.alarms.add(report.step, report.time_s, metrics, self._eta):
+            self.note(text)

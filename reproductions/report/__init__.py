@@ -1,0 +1,1 @@
+"""What every reproduction has: its records, a command line, a page and packaged results."""

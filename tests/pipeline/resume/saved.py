@@ -1,0 +1,57 @@
+"""Run folders with a checkpoint, written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from areal_lab.config.schema import TrainConfig
+from areal_lab.control.frontier import Frontier, OpenGroup
+from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.pipeline.resume.positions import positions
+from areal_lab.pipeline.resume.saved_run import RUN_FILE, SavedRun
+from areal_lab.runlog.folder import RunFolder
+
+PROBLEMS = ProblemSet(
+    train=tuple(Problem(prompt=f"{n} =", answer=str(n), key=str(n)) for n in range(5)),
+    held_out=(Problem(prompt="9 =", answer="9", key="9"),),
+)
+FRONTIER = Frontier(
+    version=3,
+    next_group=30,
+    open=(OpenGroup(group=25, version=2, attempts=2), OpenGroup(group=28, version=3)),
+    eta=4.0,
+    filtered=1,
+)
+
+
+def saved_run(config: TrainConfig) -> SavedRun:
+    """What is saved after step 3."""
+    return SavedRun(
+        frontier=FRONTIER,
+        positions={},
+        training_s=12.5,
+        counts={"generated_tokens": 900, "interruptions": 2, "engine_losses": 1},
+        data=PROBLEMS.digest(),
+        config=config.model_dump(),
+        held_out_before=(0.25, 0.5),
+        unscored_before=1,
+    )
+
+
+def run_folder(parent: Path, *, resumable: bool = True, steps: int = 10) -> RunFolder:
+    """A run of so many steps that was killed after step 3; it is complete if these are all."""
+    config = TrainConfig(run_dir=str(parent), total_train_steps=steps, save_every_steps=1)
+    folder = RunFolder.create(config)
+    for step in (1, 2, 3):
+        folder.append_metrics({"step": step, "reward_mean": 0.5})
+        checkpoint = folder.checkpoint(step)
+        checkpoint.mkdir()
+        if resumable and step > 1:
+            (checkpoint / "trainer").mkdir()
+            saved = replace(saved_run(config), positions=positions(folder.path))
+            if step == steps:
+                saved = replace(saved, frontier=replace(FRONTIER, open=()))
+            (checkpoint / RUN_FILE).write_bytes(saved.to_json())
+    folder.append_metrics({"step": 4, "reward_mean": 0.5})
+    return folder

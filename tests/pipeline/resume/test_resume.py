@@ -1,0 +1,131 @@
+"""A run that was killed continues as if nothing had happened: real processes, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+from areal_lab.pipeline.resume.recovery import find_recovery
+from areal_lab.pipeline.train import resume_run
+from areal_lab.runlog.folder import RunFolder
+from tests.pipeline.resume.killed_run import (
+    GIVE_UP_S,
+    MOMENTS,
+    Kill,
+    check_folder,
+    comparable,
+    live,
+    trained_groups,
+    wait_for,
+)
+from tests.pipeline.tiny_run import (
+    checkpoints,
+    do_run,
+    rescored_difference,
+    tiny_config,
+    trained_samples,
+)
+
+STEPS, GROUPS = 5, 3
+ONE_BY_ONE = "rollout.max_running_requests=1"
+"""Without it, batches of the engine depend on when requests arrive, and log-probs in their last
+digits on the batch: two runs that nobody killed then differ now and then, too."""
+
+
+def test_at_eta_0_a_resumed_run_is_bit_equal(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, f"total_train_steps={STEPS}", "eta=0", "save_every_steps=1", ONE_BY_ONE
+    )
+    result = do_run(config)
+    whole = result.folder
+    killed = tmp_path / "killed"
+    shutil.copytree(whole, killed, symlinks=True)
+    for checkpoint in sorted((killed / "checkpoints").iterdir())[4:]:
+        shutil.rmtree(checkpoint)  # as if it was killed before the last one was complete
+    assert find_recovery(killed).version == 4
+    run = resume_run(killed)
+    assert [report.step for report in run] == [5]
+    check_folder(killed, STEPS, largest_lag=0)
+    assert comparable(killed) == comparable(whole)
+    for name in ("reward_before", "reward_after", "generated_tokens", "trained_tokens"):
+        assert run.summary[name] == result.summary[name]
+
+
+KILLS, MANY = 17, 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("eta", "opened", "pause", "seed"),
+    [(0, "restart", "retract", 1), (2, "restart", "retract", 2), (2, "tokens", "abort", 3)],
+)
+def test_kills_at_random_moments_leave_no_trace(
+    tmp_path: Path, eta: int, opened: str, pause: str, seed: int
+) -> None:
+    """17 of the 51 kills each: of every process, at every moment, and Ctrl-C."""
+    random = Random(seed)
+    config = tiny_config(
+        tmp_path,
+        f"total_train_steps={MANY}",
+        f"eta={eta}",
+        "save_every_steps=1",
+        "gconfig.max_new_tokens=40",
+        f"checkpoint.open_groups={opened}",
+        f"rollout.pause_mode={pause}",
+        "rollout.batch_order=bounded_lag",
+        *([ONE_BY_ONE] if eta == 0 else []),
+    )
+    folder = RunFolder.create(config).path
+    tokens = 0
+    for kills in range(KILLS):
+        kill = Kill(
+            random.choice(["run", "run", "trainer", "engine", "pipeline", "stopped"]),
+            random.choice(sorted(MOMENTS)),
+            random.randint(1, 4),
+            random.choice([0.0, 0.005, 0.02, 0.05]),
+        )
+        code = live(folder, kill)
+        assert code != 0, f"{kill} came too late, after {kills} kills"
+        saved = find_recovery(folder).saved
+        tokens += 0 if saved is None else saved.running_tokens
+    assert live(folder, None) == 0
+    check_folder(folder, MANY, largest_lag=eta)
+    assert trained_groups(folder) == Counter(range(MANY * GROUPS))
+    if eta == 0:
+        assert comparable(folder) == comparable(do_run(config).folder)
+    assert (tokens > 0) == (opened == "tokens")
+    models = checkpoints(folder)
+    for step in trained_samples(folder)[:: MANY // 6]:
+        for sample in step:
+            assert rescored_difference(models, sample)[0] < 1e-4
+
+
+@pytest.mark.slow
+def test_a_run_with_restarts_survives_the_kill_of_its_own_process(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "total_train_steps=25", "eta=2", "save_every_steps=1")
+    file = tmp_path / "config.yaml"
+    file.write_text(OmegaConf.to_yaml(config.model_dump()))
+    command = [sys.executable, "-m", "areal_lab.cli.app", "train", str(file), "--restart", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as supervisor:
+        folder = wait_for(lambda: next((tmp_path / "runs").glob("*/process.json"), None)).parent
+        for step in (3, 7):
+            wait_for(lambda step=step: len(trained_groups(folder)) >= step * GROUPS)
+            (run,) = psutil.Process(supervisor.pid).children()
+            run.kill()
+            wait_for(lambda run=run: not run.is_running() or run.status() == "zombie")
+        out, err = supervisor.communicate(timeout=GIVE_UP_S)
+    assert supervisor.returncode == 0
+    assert Path(out.decode().splitlines()[-1]) == folder
+    assert err.decode().count("signal SIGKILL; continuing it") == 2
+    check_folder(folder, 25, largest_lag=25)
+    assert trained_groups(folder) == Counter(range(25 * GROUPS))
+    assert json.loads((folder / "summary.json").read_text())["recoveries"] == 2

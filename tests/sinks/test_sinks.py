@@ -1,0 +1,142 @@
+"""Sinks that fail, hang or miss points leave the run alone, and are counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_lab.config.load import load_config
+from areal_lab.sinks import start, worker
+from areal_lab.sinks.points import Point, Points
+from areal_lab.sinks.start import Sinks, add_to_summary, check_sinks
+from areal_lab.sinks.worker import Following, Status
+
+LINES = 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "held_out.jsonl").write_text('{"version": 0, "reward": 0.25}\n')
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(1, LINES + 1):
+            line = {"step": step, "version": step, "time_s": 2.0 * step, "loss": 0.5, "mine": 1}
+            file.write(json.dumps(line) + "\n")
+    (tmp_path / "summary.json").write_text('{"status": "complete", "steps": 5}')
+    return tmp_path
+
+
+class Recording:
+    """A sink that keeps what it gets, and fails at some steps."""
+
+    where = "here"
+
+    def __init__(self, fails_at: tuple[int, ...] = ()) -> None:
+        self.points: list[Point] = []
+        self.closed: list[tuple[Mapping[str, Any], bool]] = []
+        self._fails_at = fails_at
+
+    def log(self, point: Point) -> None:
+        if point.step in self._fails_at:
+            raise ConnectionError("no network")
+        self.points.append(point)
+
+    def picture(self, name: str, file: Path, step: int) -> None:
+        raise AssertionError(f"there is no {name} of {step} in {file}")
+
+    def close(self, summary: Mapping[str, Any], *, failed: bool) -> None:
+        self.closed.append((summary, failed))
+
+
+def test_points_are_read_once_with_their_groups(folder: Path) -> None:
+    points = Points(folder)
+    assert points.left() == 1 + LINES
+    found = list(points.new())
+    assert found[0] == Point(0, None, {"rewards/held_out_reward": 0.25})
+    assert found[1] == Point(
+        1, 2.0, {"progress/time_s": 2.0, "optimizer/loss": 0.5, "custom/mine": 1.0}
+    )
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "time_s": 9')
+    assert list(points.new()) == []  # not complete yet
+    assert points.left() == 0
+
+
+def test_failures_are_counted_and_the_rest_is_sent(folder: Path) -> None:
+    sink, reported = Recording(fails_at=(2, 4)), list[str]()
+    following = Following(Points(folder), lambda: sink, lambda s: reported.append(s.error))
+    following.end(folder)
+    assert [one.step for one in sink.points] == [0, 1, 3, 5]
+    assert (following.status.points, following.status.failures) == (4, 2)
+    assert following.status.error == "ConnectionError: no network"
+    assert following.status.closed
+    assert sink.closed == [({"status": "complete", "steps": 5}, False)]
+
+
+def test_a_sink_that_cannot_be_opened_is_told_and_left(folder: Path) -> None:
+    def broken() -> Recording:
+        raise SystemExit("log in first")
+
+    reports: list[Status] = []
+    following = Following(Points(folder), broken, reports.append)
+    following.send()
+    following.end(folder)
+    assert (following.status.points, following.status.failures) == (0, 1)
+    assert following.status.error == "SystemExit: log in first"
+
+
+def test_a_missing_package_is_refused_with_its_command() -> None:
+    (problem,) = check_sinks(load_config(None, ["sinks=[swanlab]"]))
+    assert str(problem).endswith("run: pip install 'areal_lab[swanlab]'")
+    twice = [str(one) for one in check_sinks(load_config(None, ["sinks=[wandb,wandb]"]))]
+    assert any("twice" in one for one in twice)
+
+
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, close_s: float) -> Sinks:
+    """A sink whose process runs this code."""
+    real = start.subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        assert command[-2] == "wandb"
+        return real([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(start.subprocess, "Popen", popen)
+    settings = ["sinks=[wandb]", f"stats_logger.close_timeout_s={close_s}"]
+    return Sinks(load_config(None, settings), folder, notes.append)
+
+
+notes: list[str] = []
+
+
+def test_a_sink_that_hangs_is_ended_and_its_points_are_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = started(folder, monkeypatch, "import time; time.sleep(600)", 0.2)
+    report = sinks.close()["wandb"]
+    assert (report["points"], report["missing_points"], report["closed"]) == (0, 6, False)
+    add_to_summary(folder, {"wandb": report})
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 5
+    assert summary["sinks"]["wandb"]["missing_points"] == 6
+
+
+def test_the_first_failure_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes.clear()
+    lines = [json.dumps({"failures": n, "error": "no network"}) for n in (1, 2, 3)]
+    code = "import sys; print(" + repr("\n".join(lines)) + "); sys.stdin.read()"
+    sinks = started(folder, monkeypatch, code, 20)
+    report = sinks.close()["wandb"]
+    assert report["failures"] == 3
+    (note,) = notes
+    assert note.startswith("wandb failed and the run continues: no network")
+
+
+def test_every_sink_has_a_class() -> None:
+    for sink, name in worker.CLASSES.items():
+        file = Path(worker.__file__).with_name(f"{sink}.py")
+        assert f"class {name}:" in file.read_text()

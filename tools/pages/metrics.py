@@ -1,0 +1,78 @@
+"""`docs/metrics.md`: every metric of a run, its healthy range, and the alarms."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from areal_lab.config.record import find_setting
+from areal_lab.config.reference import description
+from areal_lab.config.schema import TrainConfig
+from areal_lab.metrics.alarm import AlarmName, Bounds
+from areal_lab.metrics.glossary import GLOSSARY, OF_A_COMPONENT, OF_A_CUSTOM_LOSS, Metric
+from areal_lab.metrics.rules import RULES
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
+_HEAD: Final = """# Metrics and alarms
+
+A run appends a line to `metrics.jsonl` for each training step. These are all metrics that a line
+can have; `areal-lab watch RUN` draws the most important ones, [sinks](train.md#watch-a-run) get all
+of them. A metric without tokens is left out of its line.
+"""
+_ALARMS: Final = """## Alarms
+
+An alarm is raised by `alarms.steps` steps in a row beyond its bound ({steps} by default), and ends
+after as many within it. It is told once when it begins and once when it ends: in the output of the
+run, in `alarms.jsonl` and `summary.json` of its folder, and by `areal-lab watch`. An alarm never
+changes or ends a run. `alarms.off=[entropy]` switches one off. Whether a task is solved is told by
+`alarms.solved`, a mean reward.
+"""
+_BOUND_OF: Final[dict[AlarmName, str]] = {
+    "truncated": "truncated",
+    "stale_weights": "lag",
+}
+"""Settings that are not named as their alarm."""
+
+
+def page() -> str:
+    """The page as it should be."""
+    parts = [_HEAD]
+    for group, members in groupby(GLOSSARY, key=lambda one: one.group):
+        parts += [f"## {group}", _table(list(members))]
+    parts += [
+        "## Components of rewards",
+        f"`{OF_A_COMPONENT}`: the mean of each named component that a reward function returns, "
+        "over the batch and before `reward.weights`.",
+        "## Custom losses",
+        f"`{OF_A_CUSTOM_LOSS}`: the mean of each per-token field that a [custom loss]"
+        "(functional/per_sample_gradients.md#a-custom-loss) returns besides `loss`, by its name.",
+        _ALARMS.format(steps=Bounds().steps),
+        _alarms(),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _table(metrics: list[Metric]) -> str:
+    lines = [
+        "| metric | unit | meaning | healthy | outside of it | measured by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in metrics:
+        only = "" if one.written_by == "train and cosim" else f" (`{one.written_by}` only)"
+        cells = (one.meaning, one.healthy, one.outside, one.source + only)
+        text = " | ".join(cell.replace("|", "\\|") for cell in cells)
+        lines.append(f"| `{one.name}` | {one.unit} | {text} |")
+    return "\n".join(lines)
+
+
+def _alarms() -> str:
+    lines = ["| alarm | compares | setting | default | bound |", "|---|---|---|---|---|"]
+    for name, rule in RULES.items():
+        setting = find_setting(TrainConfig, f"alarms.{_BOUND_OF.get(name, name)}")
+        what = inspect.getdoc(rule) or ""
+        what = what.split("\n", 1)[0].replace("|", "\\|")
+        bound = description(setting).replace("|", "\\|")
+        lines.append(f"| `{name}` | {what} | `{setting.name}` | `{setting.default:g}` | {bound} |")
+    return "\n".join(lines)
