@@ -137,7 +137,7 @@ def _():
         ppo,
         unbiased_gradient,
     )
-    from areal_lab.training import typed_loss
+    from areal_lab.training.objective import typed_loss
 
     return (
         anchored_at_behavior,

@@ -23,7 +23,7 @@ from areal_lab.functional import decoupled_ppo, truncate
 from areal_lab.host.cpu import processor_name
 from areal_lab.pipeline.compare_losses import LossComparison, compare_losses
 from areal_lab.runlog.seeds import RECORDED, SeedResults, SeedRun, load_seed_results
-from areal_lab.training.typed_loss import EXAMPLES, read_loss
+from areal_lab.training.objective.typed_loss import EXAMPLES, read_loss
 
 SEEDS = (1, 2, 3, 4, 5)
 DECOUPLED = "decoupled PPO"

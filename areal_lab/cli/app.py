@@ -51,7 +51,7 @@ def _with_settings(schema: Callable[[], tuple[type, Mapping[str, str]]]) -> type
             formatter.write("\nSettings, with their defaults:\n\n")
             formatter.write(format_settings(record, aliases) + "\n")
             if record is TrainConfig:
-                from areal_lab.training.formula_list import format_formulas
+                from areal_lab.training.objective.formula_list import format_formulas
 
                 formatter.write(f"\n{format_formulas()}\n")
 

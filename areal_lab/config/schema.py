@@ -168,7 +168,7 @@ class OptimizerConfig(Record):
 
 
 Formula = Annotated[dict[str, Any], About(hint="for example {name: gspo}")]
-"""A function by its name, and its keywords; `areal_lab.training.formulas` knows them."""
+"""A function by its name, and its keywords; `areal_lab.training.objective.formulas` knows them."""
 
 
 class ActorConfig(Record):

@@ -76,7 +76,9 @@ def prepare(
     """
     checked = preflight.check(config, problems)
     if loss is not None:
-        from areal_lab.training.loss import check_loss  # torch, which the caller has by now
+        from areal_lab.training.objective.loss import (
+            check_loss,  # torch, which the caller has by now
+        )
 
         try:
             check_loss(loss, "loss")

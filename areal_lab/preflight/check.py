@@ -53,8 +53,8 @@ from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.sinks.start import check_sinks
-from areal_lab.training.formula_calls import read_call
-from areal_lab.training.formulas import Role
+from areal_lab.training.objective.formula_calls import read_call
+from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
 
 _IMPORT_TIMEOUT_S = 120.0
@@ -318,7 +318,9 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
     """Check that the reward function and any custom loss and advantages can be imported."""
     yield from _check_function("reward.fn", config.reward.fn)
     if config.actor.loss_fn:
-        yield from _check_function("actor.loss_fn", config.actor.loss_fn, "areal_lab.training.loss")
+        yield from _check_function(
+            "actor.loss_fn", config.actor.loss_fn, "areal_lab.training.objective.loss"
+        )
     if config.actor.advantage_fn:
         yield from _check_function("actor.advantage_fn", config.actor.advantage_fn)
     named = config.actor.loss or config.actor.advantage
@@ -484,7 +486,7 @@ def _try_objective(config: TrainConfig) -> Iterator[Problem]:
     if custom:
         lines = _trial_call.__wrapped__(settings.to_json())
     elif "torch" in sys.modules:  # what a process would be for
-        try_objective = load_function("areal_lab.training.trial_call:try_objective")
+        try_objective = load_function("areal_lab.training.objective.trial_call:try_objective")
         lines = tuple(problem.message for problem in try_objective(settings))
     else:
         lines = _trial_call(settings.to_json())
@@ -496,10 +498,10 @@ def _try_objective(config: TrainConfig) -> Iterator[Problem]:
 
 @lru_cache(maxsize=256)
 def _trial_call(settings: str) -> tuple[str, ...]:
-    """What `areal_lab.training.trial_call` finds wrong, one line per problem."""
+    """What `areal_lab.training.objective.trial_call` finds wrong, one line per problem."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "areal_lab.training.trial_call", settings],
+            [sys.executable, "-m", "areal_lab.training.objective.trial_call", settings],
             capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

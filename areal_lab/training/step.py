@@ -36,7 +36,9 @@ from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.forward import on_device, predict
-from areal_lab.training.loss import (
+from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
+from areal_lab.training.model import forward_cost
+from areal_lab.training.objective.loss import (
     Advantages,
     BatchFacts,
     ChosenLoss,
@@ -46,8 +48,6 @@ from areal_lab.training.loss import (
     choose_length_penalty,
     choose_loss,
 )
-from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
-from areal_lab.training.model import forward_cost
 from areal_lab.training.protocol import Span, TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings, lr_factor
 

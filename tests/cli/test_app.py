@@ -16,8 +16,8 @@ from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.shipped import recipes
 from areal_lab.host.processes import ChildDied
-from areal_lab.training.formula_index import formulas
-from areal_lab.training.formulas import Role
+from areal_lab.training.objective.formula_index import formulas
+from areal_lab.training.objective.formulas import Role
 from tools.pages import losses
 from tools.pages.settings import PAGE, page
 

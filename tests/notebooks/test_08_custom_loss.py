@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from areal_lab.config.load import load_config
-from areal_lab.training.typed_loss import EXAMPLES, read_loss
+from areal_lab.training.objective.typed_loss import EXAMPLES, read_loss
 
 NAME = "08_custom_loss"
 

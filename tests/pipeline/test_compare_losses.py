@@ -13,7 +13,7 @@ from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.functional import PlainLoss, token_mean
-from areal_lab.training.typed_loss import EXAMPLES, read_loss
+from areal_lab.training.objective.typed_loss import EXAMPLES, read_loss
 
 
 @pytest.fixture

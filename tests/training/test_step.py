@@ -31,8 +31,8 @@ from areal_lab.functional import (
     token_mean,
 )
 from areal_lab.training import step as step_module
-from areal_lab.training.loss import choose_advantages, requested_facts
 from areal_lab.training.model import load_policy
+from areal_lab.training.objective.loss import choose_advantages, requested_facts
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import (
     Learner,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.shipped import recipes
-from areal_lab.training.formula_list import markdown_lists
+from areal_lab.training.objective.formula_list import markdown_lists
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
 _HEAD: Final = """# Losses and advantages by name

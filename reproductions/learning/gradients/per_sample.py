@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from areal_lab.functional.aggregate import Count
 from areal_lab.functional.losses.policy import HasLoss, PolicyLoss, decoupled_ppo
 from areal_lab.functional.losses.reinforce import importance_sampling
-from areal_lab.training.loss import choose_loss
+from areal_lab.training.objective.loss import choose_loss
 from areal_lab.training.settings import TrainerSettings
 from cosim.schema import CosimConfig
 from reproductions.learning.gradients.old_samples import Samples, Weights

@@ -14,7 +14,7 @@ from areal_lab.functional import (
     ppo,
     token_mean,
 )
-from areal_lab.training.loss import check_loss
+from areal_lab.training.objective.loss import check_loss
 from tests.functional.losses.test_algorithms import NAMED
 
 # a3po and clip_cov are bound there to tensors of another batch

@@ -22,7 +22,7 @@ import torch
 from areal_lab import functional
 from areal_lab.functional import GradientCheck, HasLoss, gradient_check
 from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
-from areal_lab.training.loss import check_loss
+from areal_lab.training.objective.loss import check_loss
 
 _FILE: Final = "<your loss>"
 _SIGNATURE: Final = "logprobs, proximal_logprobs, behavior_logprobs, advantages, mask"

@@ -5,7 +5,7 @@
 
 Without torch. A custom function (`module:function`) is not imported unless `look_up` does: its
 keywords are then taken as they are, until a process of its own looks at them
-(`areal_lab.training.trial_call`).
+(`areal_lab.training.objective.trial_call`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from typing import Any, Final, TypeAlias
 from areal_lab.config.mappings import NAME, named
 from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.suggest import did_you_mean
-from areal_lab.training.formula_index import find_formula, formulas, known_names
-from areal_lab.training.formulas import EXAMPLES, FACTS, SEGMENTS, Formula, Keyword, Role, Value
+from areal_lab.training.objective.formula_index import find_formula, formulas, known_names
+from areal_lab.training.objective.formulas import (
+    EXAMPLES,
+    FACTS,
+    SEGMENTS,
+    Formula,
+    Keyword,
+    Role,
+    Value,
+)
 
 LookUp: TypeAlias = Callable[[str, Role], Formula]
 """From `module:function` and its role; raises ValueError."""

@@ -21,16 +21,16 @@ from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.config.shipped import recipes
 from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.preflight.check import check_objective
-from areal_lab.training.formula_index import formulas
-from areal_lab.training.formulas import FACTS, Formula, Keyword, Role, Value
-from areal_lab.training.loss import (
+from areal_lab.training.model import load_policy
+from areal_lab.training.objective.formula_index import formulas
+from areal_lab.training.objective.formulas import FACTS, Formula, Keyword, Role, Value
+from areal_lab.training.objective.loss import (
     BatchFacts,
     ChosenLoss,
     LossTokens,
     choose_advantages,
     choose_loss,
 )
-from areal_lab.training.model import load_policy
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import make_learner, train_batch
 from tests.training.tiny import random_batch, save_model

@@ -1,8 +1,9 @@
 """Build the loss and the advantages of a config and call them once, before a run starts.
 
-A program, `python -m areal_lab.training.trial_call SETTINGS` (the JSON of `TrainerSettings`), for
-torch and the modules of custom functions may be heavy. It prints one line per problem. Numbers that
-the functional core refuses (a cap of 0) are refused here, with its own words.
+A program, `python -m areal_lab.training.objective.trial_call SETTINGS` (the JSON of
+`TrainerSettings`), for torch and the modules of custom functions may be heavy. It prints one line
+per problem. Numbers that the functional core refuses (a cap of 0) are refused here, with its own
+words.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from areal_lab.config.functions import main
 from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.functional.segments import Segments
-from areal_lab.training.loss import (
+from areal_lab.training.objective.loss import (
     BatchFacts,
     LossTokens,
     asks_for_lengths,

@@ -4,8 +4,8 @@
                                                             |
     BatchFacts (counts, sequences, turns, groups, versions) '   only those in its signature
 
-As a program, `python -m areal_lab.training.loss module:function`, it checks whether a trainer can
-call the function; a separate process, because the module's imports may be heavy.
+As a program, `python -m areal_lab.training.objective.loss module:function`, it checks whether a
+trainer can call the function; a separate process, because the module's imports may be heavy.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from areal_lab.functional.losses.policy import (
     ppo,
 )
 from areal_lab.functional.segments import Segments
-from areal_lab.training.compose import compose_advantages, compose_loss, imported_formula
-from areal_lab.training.formula_calls import Call, read_call
-from areal_lab.training.formulas import Role
+from areal_lab.training.objective.compose import compose_advantages, compose_loss, imported_formula
+from areal_lab.training.objective.formula_calls import Call, read_call
+from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
 
 Advantages = Callable[..., Tensor]

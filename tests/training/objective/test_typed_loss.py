@@ -7,7 +7,7 @@ import torch
 
 from areal_lab.config.functions import pickle_function, unpickle_function
 from areal_lab.functional import anchored_at_behavior, loss_surface, ppo
-from areal_lab.training.typed_loss import EXAMPLES, read_loss
+from areal_lab.training.objective.typed_loss import EXAMPLES, read_loss
 
 HEAD = "def my_loss(logprobs, proximal_logprobs, behavior_logprobs, advantages, mask):\n"
 RATIOS = torch.linspace(0.5, 2.0, 31, dtype=torch.double)

@@ -2,7 +2,7 @@
 
     "clip_epsilon: ClipEpsilon = 0.2" --keyword_of--> Keyword(clip_epsilon, a number or two, 0.2)
 
-`areal_lab.training.formula_index` has those of the functional core. No torch here.
+`areal_lab.training.objective.formula_index` has those of the functional core. No torch here.
 """
 
 from __future__ import annotations

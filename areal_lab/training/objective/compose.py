@@ -22,8 +22,8 @@ from areal_lab.config.functions import load_function
 from areal_lab.functional.corrections.weights import chain
 from areal_lab.functional.losses.policy import HasLoss, PolicyLoss, anchored_at_behavior
 from areal_lab.functional.segments import Segments, segment_reduce
-from areal_lab.training.formula_calls import Call
-from areal_lab.training.formulas import (
+from areal_lab.training.objective.formula_calls import Call
+from areal_lab.training.objective.formulas import (
     PARTS,
     TAKEN,
     Formula,

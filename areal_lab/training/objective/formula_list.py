@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from areal_lab.training.formula_index import formulas
-from areal_lab.training.formulas import Formula, Role
+from areal_lab.training.objective.formula_index import formulas
+from areal_lab.training.objective.formulas import Formula, Role
 
 _TITLES = {
     Role.LOSS: ("Policy losses", "`actor.loss`"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from areal_lab.training.formulas import (
+from areal_lab.training.objective.formulas import (
     PARTS,
     SUFFIXES,
     TAKEN,
@@ -28,7 +28,7 @@ from areal_lab.training.formulas import (
     keyword_of,
 )
 
-_FOLDER: Final = Path(__file__).parents[1] / "functional"
+_FOLDER: Final = Path(__file__).parents[2] / "functional"
 _OF_SAMPLES: Final = ("group", "named", "multi_reward", "agent", "whitening")
 """Files whose functions of rewards give advantages; those of others give returns or penalties."""
 _NEEDS: Final[Mapping[str, str]] = MappingProxyType(
