@@ -177,6 +177,8 @@ def serve(
 
     backend = backend_of(engine)
     check_host(host)
+    # Before the model, whose first use may convert it for 20 s.
+    python, version = python_of(engine), engine_version(engine)
     model = resolve_model_path(model_path)
     options = fit_to_machine(
         backend,
@@ -199,8 +201,8 @@ def serve(
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
     start = Start(
         backend=backend,
-        python=python_of(engine),
-        version=engine_version(engine),
+        python=python,
+        version=version,
         index=0,
         log_path=log,
         ready_timeout_s=ready_timeout_s,
