@@ -174,14 +174,40 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
     from areal_lab.preflight import check as preflight
     from areal_lab.preflight.placement import explain, this_machine
 
+    machine = this_machine()
     try:
         preflight.check_settings(config)
-        return [*explain(config, this_machine()), _NOT_CHECKED], []
+        return [
+            *explain(config, machine),
+            *_memory_of(config, machine.memory_bytes),
+            _NOT_CHECKED,
+        ], []
     except ConfigError as error:
         return [], [
             Finding("configuration", Status.FAIL, problem.message, problem.command)
             for problem in error.problems
         ]
+
+
+def _memory_of(config: TrainConfig, machine_bytes: int) -> list[str]:
+    """What the trainer takes, if its model is here and of a known kind."""
+    from areal_lab.data.sources import load_problems
+    from areal_lab.models.locate import is_here, resolve_model_path
+    from areal_lab.preflight.memory import estimate
+
+    try:
+        problems = load_problems(config.dataset, seed=config.seed)
+    except ValueError:
+        problems = None  # full micro-batches, then
+    try:
+        if not is_here(config.actor.path):
+            return [f"the trainer's memory is estimated once {config.actor.path} is here"]
+        estimated = estimate(config, resolve_model_path(config.actor.path), problems)
+    except ValueError as error:
+        return [f"the trainer's memory is unknown: {error}"]
+    if estimated is None:
+        return ["the trainer's memory is unknown: the layers are neither Llama's nor Qwen's"]
+    return estimated.lines(machine_bytes)
 
 
 def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:

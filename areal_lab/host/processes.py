@@ -63,6 +63,8 @@ class Child:
         """Wait until the process exits, and return an error that describes how."""
         code = await self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        if code == -signal.SIGKILL:
+            how += " (the kernel does so when memory runs out)"
         return ChildDied(
             f"{self.name} (process {self.pid}) {how}; the last lines of {self.log_path}:\n"
             f"{last_lines(self.log_path)}"

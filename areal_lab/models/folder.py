@@ -40,6 +40,51 @@ def read_model_facts(folder: Path) -> ModelFacts:
     return ModelFacts(parameters, context)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Widths of a decoder, in numbers per token."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    query_width: int
+    """Of all query heads together."""
+    kv_width: int
+    """Of the keys of one token in one layer."""
+    vocab: int
+    head_norms: bool
+    """Whether queries and keys are normalized, as in Qwen3."""
+    dense: bool
+    """Whether each layer has one feed-forward network of width `intermediate`."""
+    context_tokens: int | None
+
+
+def read_model_shape(folder: Path) -> ModelShape | None:
+    """Read `config.json`; None if it does not give heads and widths as Llama and Qwen do.
+
+    Raises:
+        ValueError: as `read_model_facts`.
+    """
+    config = _config(folder)
+    config = config.get("text_config", config)
+    try:
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        width = config.get("head_dim") or hidden // heads
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            intermediate=config.get("intermediate_size", 0),
+            query_width=heads * width,
+            kv_width=(config.get("num_key_value_heads") or heads) * width,
+            vocab=config.get("vocab_size", 0),
+            head_norms=str(config.get("model_type")).startswith("qwen3"),
+            dense="intermediate_size" in config and not any("experts" in key for key in config),
+            context_tokens=config.get("max_position_embeddings"),
+        )
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class CacheRoom:
     """Keys and values that a server keeps on a CPU."""
@@ -66,16 +111,10 @@ def cache_room(
     Args:
         context_tokens: longest sequence; None takes the model's.
     """
-    config = _config(folder)
-    config = config.get("text_config", config)
-    try:
-        heads = config["num_attention_heads"]
-        width = config.get("head_dim") or config["hidden_size"] // heads
-        numbers = 2 * config["num_hidden_layers"] * width
-        numbers *= config.get("num_key_value_heads") or heads
-        context = context_tokens or config["max_position_embeddings"]
-    except (KeyError, TypeError, ZeroDivisionError):
+    shape = read_model_shape(folder)
+    if shape is None or not (context := context_tokens or shape.context_tokens):
         return _UNKNOWN_ROOM
+    numbers = 2 * shape.layers * shape.kv_width
     token_bytes = numbers * (2 if dtype == "bfloat16" else 4)
     tokens = max(context, min(sequences * context, CACHE_BYTES // token_bytes))
     return CacheRoom(tokens, tokens * token_bytes)

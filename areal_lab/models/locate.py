@@ -86,6 +86,18 @@ def resolve_model_path(name_or_path: str | Path) -> Path:
     return folder.resolve()
 
 
+def is_here(name_or_path: str) -> bool:
+    """Whether a model can be read at once: a folder, an included one, or one converted before.
+
+    Raises:
+        ValueError: if it begins with the `~` of an unknown user.
+    """
+    name = str(name_or_path)
+    if name in PACKAGED_MODELS and not Path(name).is_dir():
+        return any((cache_folder() / "models").glob(f"{name}-*"))
+    return name in INCLUDED_MODELS or expanded(name, "the model").is_dir()
+
+
 def known_models() -> list[str]:
     """The names that `resolve_model_path` understands."""
     return [*PACKAGED_MODELS, *INCLUDED_MODELS]

@@ -155,7 +155,7 @@ async def run(
             await asyncio.to_thread(recovery.cut_back)
             for note in (recovery.in_words(), *recovery.notes):
                 shown.note(note)
-        for note in preflight.notes(config):
+        for note in (*preflight.notes(config), *preflight.memory_notes(config, problems)):
             shown.note(f"note: {note}")
         began_s, inputs = time.time(), SummaryInputs()
         sinks = Sinks(config, folder.path, shown.note)

@@ -40,17 +40,20 @@ from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.home import expanded
+from areal_lab.host.memory import memory_bytes
 from areal_lab.host.owned_folders import nearest_existing
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import ModelFacts, read_model_facts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
     cache_folder,
+    is_here,
     known_models,
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
+from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.sinks.start import check_sinks
 from areal_lab.training.objective.formula_calls import read_call
@@ -176,6 +179,13 @@ def notes(config: TrainConfig) -> list[str]:
             "error is measured in docs/engines.md, 'What an interruption does'"
         )
     return lines
+
+
+def memory_notes(config: TrainConfig, problems: ProblemSet) -> list[str]:
+    """Warn of a trainer that may not fit into memory; call it after `check`."""
+    estimated = estimate(config, resolve_model_path(config.actor.path), problems)
+    note = None if estimated is None else estimated.note(memory_bytes())
+    return [] if note is None else [note]
 
 
 def _changed_lora_settings(config: TrainConfig) -> list[str]:
@@ -352,7 +362,7 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         cache = cache_folder()
     except ValueError as error:
         raise ConfigError(_wrong("AREAL_LAB_CACHE", str(error))) from error
-    if name in PACKAGED_MODELS and not any((cache / "models").glob(f"{name}-*")):
+    if name in PACKAGED_MODELS and not is_here(name):
         fix = "free some space, or set AREAL_LAB_CACHE to another folder"
         needed, what = _CONVERSION_BYTES, "the converted model"
         _refuse([*_room("AREAL_LAB_CACHE", cache, needed, what, fix=fix, disk_usage=disk_usage)])

@@ -186,3 +186,17 @@ def test_the_command_of_a_problem_is_a_separate_field(monkeypatch: pytest.Monkey
     assert [(one.detail, one.fix) for one in found] == [
         *(("a message; run: something", "fix it"), ("another message", "")),
     ]
+
+
+def test_the_plan_of_a_config_estimates_the_memory_of_the_trainer(tmp_path: Path) -> None:
+    def memory(**changed: str) -> str:
+        plan, found = doctor.explain_config(TrainConfig().with_settings(changed))
+        assert found == []
+        return " ".join(line for line in plan if "memory" in line)
+
+    assert "MiB of tensors" in memory(**{"actor.path": "Adder-75K"})
+    assert "estimated once /nowhere is here" in memory(**{"actor.path": "/nowhere"})
+    assert "no home folder is known for ~nosuchuser" in memory(**{"actor.path": "~nosuchuser/model"})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    assert "neither Llama's nor Qwen's" in memory(**{"actor.path": str(tmp_path)})

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from areal_lab.host.processes import ChildDied
 from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.process.serve import train
+from areal_lab.training.process.worker import remedy
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
@@ -123,6 +124,14 @@ def broken_loss(*args: Any, **kwargs: Any) -> Any:
     """An own loss with a mistake in it."""
     del args, kwargs
     raise RuntimeError("nobody can learn from this")
+
+
+def test_a_trainer_that_runs_out_of_memory_says_what_to_change() -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert "actor.max_tokens_per_mb" in remedy(caught.value)
+    assert "actor.max_tokens_per_mb" in remedy(torch.OutOfMemoryError("CUDA out of memory"))
+    assert remedy(ValueError("version 3 was expected")) == ""
 
 
 def test_a_stop_during_a_step_does_not_wait_for_it(folder: Path, tmp_path: Path) -> None:

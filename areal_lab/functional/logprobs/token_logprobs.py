@@ -19,16 +19,7 @@ from torch import Tensor
 from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.logprobs.chunked import ChunkedLogprobs
 from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, smallest_kept
-
-_TILE_ENTRIES = (1 << 22, 1 << 24)
-"""Fewest and most logits of one tile by default on a CPU: 16 to 64 MiB in float32."""
-_TILE_ENTRIES_GPU = 1 << 26
-"""The same on a GPU, where each tile costs a dozen launches."""
-_CACHE_BYTES = 96 << 20
-"""Logits kept for the backward pass by default, at least."""
-_TILE_AND_CACHE_BYTES = 160 << 20
-"""What a small tile leaves of this is kept, too."""
-
+from areal_lab.logit_tiles import largest_tile, logit_tiles
 
 _PADDING = "give padding any token of the vocabulary, such as 0, and mask it in the loss"
 
@@ -99,18 +90,16 @@ def logprobs_and_entropy(
     if cache_bytes is not None and cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes}, but must be at least 0 (keeps no logits)")
     vocab = max(1, weight.shape[0])
-    if chunk_tokens is not None:
-        entries = chunk_tokens * vocab
-    elif hidden.device.type == "cpu":
-        # Every row of tiles adds to the whole gradient of the weight: many tokens, larger tiles.
-        fewest, most = _TILE_ENTRIES
-        entries = max(fewest, min(most, 2048 * hidden.shape[0]))
-    else:
-        entries = _TILE_ENTRIES_GPU
     number = hidden.element_size()
+    tiles = logit_tiles(
+        hidden.shape[0],
+        weight.numel(),
+        number,
+        cpu=hidden.device.type == "cpu",
+        entries=None if chunk_tokens is None else chunk_tokens * vocab,
+    )
     if cache_bytes is None:
-        of_weight = weight.numel() * number
-        cache_bytes = max(of_weight // 2, _CACHE_BYTES, _TILE_AND_CACHE_BYTES - entries * number)
+        cache_bytes = tiles.cache_bytes
     differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     cached_tokens = cache_bytes // (vocab * number) if differentiated else 0
     # torch leaves `apply` untyped.
@@ -121,7 +110,7 @@ def logprobs_and_entropy(
         mask,
         rule,
         temperature,
-        entries,
+        tiles.entries,
         min(cached_tokens, hidden.shape[0]),
     )
     return LogprobsAndEntropy(logprobs, entropy)
@@ -196,7 +185,7 @@ def squared_probs(
     if isinstance(keep, Tensor):
         _check_mask(keep, (tokens, vocab))
     if chunk_tokens is None:
-        entries = _TILE_ENTRIES[1] if hidden.device.type == "cpu" else _TILE_ENTRIES_GPU
+        entries = largest_tile(cpu=hidden.device.type == "cpu")
         chunk_tokens = max(1, entries // max(1, vocab))
     parts = hidden.detach().split(chunk_tokens)
     kept = keep.split(chunk_tokens) if isinstance(keep, Tensor) else [keep] * len(parts)

@@ -41,11 +41,23 @@ def main() -> int:
     except Exception as error:
         # The only broad except here: any error is reported to the pipeline.
         traceback.print_exc()
-        failure = TrainerFailed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        told = f"{type(error).__name__}: {error}{remedy(error)}"
+        failure = TrainerFailed(told, traceback.format_exc())
         code, pipeline_lives = 1, _report(pipe, failure)
     if watcher is not None and not pipeline_lives:
         watcher.join()  # the watcher removes the weights and ends this process
     return code
+
+
+def remedy(error: Exception) -> str:
+    """What to change if memory ran out. torch has a type for this on GPUs, but none on CPUs."""
+    if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+        return ""
+    return (
+        "\nThe trainer ran out of memory. Lower actor.max_tokens_per_mb, or set "
+        "actor.gradient_checkpointing=true or actor.use_lora=true; areal-lab doctor --config FILE "
+        "estimates what each part takes"
+    )
 
 
 def _connection(fd: int) -> Connection:

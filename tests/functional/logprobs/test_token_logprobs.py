@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_lab.functional.logprobs import token_logprobs as logprobs_module
+from areal_lab import logit_tiles
 from areal_lab.functional.logprobs.cutoff import in_turn, min_p, top_k, top_p
 from areal_lab.functional.logprobs.tiles import tile_shape
 from areal_lab.functional.logprobs.token_logprobs import (
@@ -199,7 +199,7 @@ def test_logits_are_kept_only_for_a_gradient(asked):
 
 def test_by_default_half_as_much_is_kept_as_the_weight_takes(monkeypatch):
     for name in ("_CACHE_BYTES", "_TILE_AND_CACHE_BYTES"):
-        monkeypatch.setattr(logprobs_module, name, 0)
+        monkeypatch.setattr(logit_tiles, name, 0)
     hidden, weight = torch.randn(64, 64, requires_grad=True), torch.randn(512, 64)
     with LargestTensor() as seen:
         logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=1)
@@ -208,8 +208,8 @@ def test_by_default_half_as_much_is_kept_as_the_weight_takes(monkeypatch):
 
 def test_what_a_small_tile_leaves_is_kept_too(monkeypatch):
     kept, tile = 20 * 512 * 4, 8 * 512 * 4
-    monkeypatch.setattr(logprobs_module, "_CACHE_BYTES", 0)
-    monkeypatch.setattr(logprobs_module, "_TILE_AND_CACHE_BYTES", kept + tile)
+    monkeypatch.setattr(logit_tiles, "_CACHE_BYTES", 0)
+    monkeypatch.setattr(logit_tiles, "_TILE_AND_CACHE_BYTES", kept + tile)
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(512, 4)
     with LargestTensor() as seen:
         logprobs_and_entropy(hidden, weight, torch.zeros(64, dtype=torch.long), chunk_tokens=8)

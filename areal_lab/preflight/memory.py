@@ -1,0 +1,245 @@
+"""How much memory the trainer of a config takes, by part, before it starts.
+
+    ModelShape, ActorConfig --trainer_memory--> [weights, gradients, moments, activations, ...]
+                            --Estimate--------> lines that name the largest part and its knob
+
+Decoders of transformers whose layers are Llama's or Qwen's. Widths below are those of `ModelShape`;
+`b` is the number of bytes of the compute type, 4 for float32 and 2 for bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from areal_lab.config.schema import ActorConfig, TrainConfig
+from areal_lab.data.problems import ProblemSet
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.weights.verify_folder import adapter_parameters
+from areal_lab.host.cpu import native_bfloat16
+from areal_lab.logit_tiles import logit_tiles
+from areal_lab.models.dtypes import dtype_name
+from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
+from areal_lab.preflight.limits import lora_of
+
+_FLOAT32: Final = 4
+_PROCESS_BYTES: Final = 375 << 20
+"""Resident memory of the trainer process without a model: torch 2.13 (CPU build), transformers
+5.23 and what they load, measured on x86-64."""
+_HEAP_SHARES: Final = (0.2, 0.9)
+"""Least and most memory that is free but not returned, as a share of all tensors, on a CPU: glibc
+keeps blocks of up to 32 MiB, between which longer-lived tensors lie. Eleven runs of SmolLM2-135M
+(glibc 2.36); more tokens and fewer weights have the larger shares."""
+_LOOKED_AT: Final = 64
+"""Prompts whose length is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that takes memory."""
+
+    name: str
+    bytes: int
+    knob: str = ""
+    """Settings that make it smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How much of a model is trained."""
+
+    parameters: int
+    """Of the model, without adapters."""
+    adapter_parameters: int = 0
+    """Trained instead of the model, if there are any."""
+
+    @property
+    def trained(self) -> int:
+        """Numbers with a gradient."""
+        return self.adapter_parameters or self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Memory of a trainer."""
+
+    parts: Sequence[Part]
+    tokens: int
+    """Of a micro-batch."""
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of all parts, which is what a GPU needs beside its context."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def resident(self) -> tuple[int, int]:
+        """Least and most resident memory of a trainer on a CPU, in bytes."""
+        least, most = (int(self.tensors * (1 + share)) + _PROCESS_BYTES for share in _HEAP_SHARES)
+        return least, most
+
+    def lines(self, machine_bytes: int) -> list[str]:
+        """The parts, the knobs of the largest one that has any, and what the machine has."""
+        parts = sorted(self.parts, key=_size)
+        least, most = self.resident
+        lines = [
+            f"trainer memory, estimated for micro-batches of {self.tokens:,} tokens: "
+            f"{_text(self.tensors)} of tensors",
+            "    " + ", ".join(f"{part.name} {_text(part.bytes)}" for part in parts),
+            f"    {_text(least)} to {_text(most)} resident on a CPU; this machine has "
+            f"{_text(machine_bytes)}",
+        ]
+        adjustable = [part for part in parts if part.knob]
+        if adjustable:
+            lines.append(f"    {adjustable[0].name} take less with {adjustable[0].knob}")
+        return lines
+
+    def note(self, machine_bytes: int) -> str | None:
+        """A warning, if not even the least estimate fits into the machine's memory."""
+        least, most = self.resident
+        if least <= machine_bytes:
+            return None
+        knobs = "; ".join(
+            dict.fromkeys(part.knob for part in sorted(self.parts, key=_size) if part.knob)
+        )
+        return (
+            f"the trainer may need {_text(least)} to {_text(most)} of memory, but this machine has "
+            f"{_text(machine_bytes)}; take {knobs}"
+        )
+
+
+def estimate(
+    config: TrainConfig, folder: Path, problems: ProblemSet | None = None
+) -> Estimate | None:
+    """Memory of the trainer of a config; None for a model whose layers are unknown.
+
+    Args:
+        folder: of the model.
+        problems: bound the tokens of a minibatch by their prompts and `gconfig.max_new_tokens`;
+            None takes full micro-batches.
+
+    Raises:
+        ValueError: the model folder is broken.
+    """
+    shape = read_model_shape(folder)
+    if shape is None or not shape.dense:
+        return None
+    actor = config.actor
+    tokens = actor.max_tokens_per_mb
+    if problems is not None:
+        tokens = min(tokens, _minibatch_tokens(config, problems, TextCodec.load(folder)))
+    adapters = (adapter_parameters(folder, lora_of(config)) or 0) if actor.use_lora else 0
+    size = Trained(parameters=read_model_facts(folder).parameters, adapter_parameters=adapters)
+    dtype = dtype_name(actor.dtype, native=native_bfloat16())
+    number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
+    parts = trainer_memory(shape, size, actor, number_bytes=number_bytes, tokens=tokens)
+    return Estimate(parts=parts, tokens=tokens)
+
+
+def trainer_memory(
+    shape: ModelShape, size: Trained, actor: ActorConfig, *, number_bytes: int, tokens: int
+) -> list[Part]:
+    """Tensors of the trainer at the peak of a step that has several micro-batches.
+
+    The peak is in the backward pass of the second one, when gradients exist: at the output layer,
+    or in a decoder layer whose activations are computed again.
+
+    Args:
+        number_bytes: of the compute type.
+        tokens: of a micro-batch; all of them are taken to be predicted.
+    """
+    lora = bool(size.adapter_parameters)
+    budget = "actor.max_tokens_per_mb"
+    train_less = "" if lora else "actor.use_lora=true"
+    layer = tokens * layer_bytes_per_token(shape, number_bytes=number_bytes, lora=lora)
+    head = _head_bytes(shape, tokens=tokens, number_bytes=number_bytes, lora=lora)
+    mixed = number_bytes < _FLOAT32 and not lora
+    casts = number_bytes * shape.layers * _linear_numbers(shape) if mixed else 0
+    if actor.gradient_checkpointing:
+        # Beside the logits there are only the inputs of the layers; later, the logits are gone.
+        stored = shape.layers * tokens * shape.hidden * _FLOAT32
+        casts_of_layer = casts // max(1, shape.layers)
+        largest = max(head, 2 * layer + casts_of_layer, casts)
+        name = "logits" if largest == head else "recomputed activations"
+        if largest == casts:
+            name = "weights in bfloat16"
+        working = [Part(name, largest, f"a lower {budget}")]
+        knob = f"a lower {budget}"
+    else:
+        stored = shape.layers * layer
+        working = [
+            Part("weights in bfloat16", casts, "actor.gradient_checkpointing=true"),
+            Part("logits", head, f"a lower {budget}"),
+        ]
+        knob = f"actor.gradient_checkpointing=true, or a lower {budget}"
+    ends = 20 * tokens * shape.hidden  # final norm, hidden states at the predictions, gradients
+    parts = [
+        Part("weights", _FLOAT32 * (size.parameters + size.adapter_parameters), "a smaller model"),
+        Part("gradients", _FLOAT32 * size.trained, train_less),
+        Part("AdamW moments", 2 * _FLOAT32 * size.trained, train_less),
+        Part(f"activations of {tokens:,} tokens", stored + ends, knob),
+        *working,
+    ]
+    return [part for part in parts if part.bytes]
+
+
+def _minibatch_tokens(config: TrainConfig, problems: ProblemSet, codec: TextCodec) -> int:
+    """Tokens of a minibatch whose responses are as long as they may be; prompts are shared."""
+    every = max(1, len(problems.train) // _LOOKED_AT)
+    prompts = codec.encode_all([one.prompt for one in problems.train[::every]])
+    prompt_tokens = math.ceil(sum(map(len, prompts)) / max(1, len(prompts)))
+    groups = math.ceil(config.dataset.batch_size / config.actor.ppo_n_minibatches)
+    return groups * (prompt_tokens + config.gconfig.n_samples * config.gconfig.max_new_tokens)
+
+
+def _size(part: Part) -> int:
+    return -part.bytes
+
+
+def _text(size_bytes: int) -> str:
+    """In GiB, or MiB where that would be below 1."""
+    gib = size_bytes / 2**30
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:.0f} MiB"
+
+
+def layer_bytes_per_token(shape: ModelShape, *, number_bytes: int, lora: bool) -> int:
+    r"""Bytes that one decoder layer keeps for its backward pass, per token.
+
+        feed-forward: gate, up, silu(gate), their product                       4 b I
+        attention: rotated queries, the outputs of the trees and these joined   3 b Q
+                   rotated keys, values                                         2 b K
+        two norms: input, normalized, output; in float32                        24 h
+                   the outputs in bfloat16, once for each reader but the last   2 h
+                   of frozen norms only what the next product needs         less 8 h
+        norms of heads: input in float32, and normalized if trained       (4 + b) (Q + K)
+
+    Counted by watching every tensor of a step, for all four combinations of type and adapters.
+    """
+    feed_forward = 4 * shape.intermediate
+    attention = 3 * shape.query_width + 2 * shape.kv_width
+    norms = 6 * shape.hidden * _FLOAT32 - 8 * shape.hidden * lora
+    casts = 2 * shape.hidden if number_bytes < _FLOAT32 else 0
+    per_head = shape.head_norms * (_FLOAT32 + number_bytes * (not lora))
+    head_norms = per_head * (shape.query_width + shape.kv_width)
+    return number_bytes * (feed_forward + attention) + norms + casts + head_norms
+
+
+def _linear_numbers(shape: ModelShape) -> int:
+    """Weights of the matrices of one layer."""
+    attention = 2 * shape.hidden * (shape.query_width + shape.kv_width)
+    return attention + 3 * shape.hidden * shape.intermediate
+
+
+def _head_bytes(shape: ModelShape, *, tokens: int, number_bytes: int, lora: bool) -> int:
+    """Of the output layer: logits, its weight in the compute type, and the weight's gradient."""
+    weight = shape.vocab * shape.hidden
+    tiles = logit_tiles(tokens, weight, number_bytes, cpu=True)
+    total = tiles.bytes(tokens, shape.vocab, number_bytes)
+    if number_bytes < _FLOAT32:
+        total += number_bytes * weight
+    if not lora:
+        total += number_bytes * weight
+    return total
