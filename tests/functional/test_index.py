@@ -57,7 +57,8 @@ def test_nothing_but_torch_and_jaxtyping_is_loaded():
     process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
     added = set(process.stdout.decode().split())
     own = {name for name in added if name.startswith("areal_lab.")}
-    allowed = ("areal_lab.functional", "areal_lab.capacity", "areal_lab.extras")
+    shared = ("areal_lab.capacity", "areal_lab.extras", "areal_lab.logit_tiles")
+    allowed = ("areal_lab.functional", *shared)
     assert all(name.startswith(allowed) for name in own)
     packages = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names)
     assert packages == {"areal_lab"}
