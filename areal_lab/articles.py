@@ -188,9 +188,9 @@ class Learner:
 
     def __init__(self, config: TrainConfig) -> None:
         # They load torch, which the other names do without.
+        from areal_lab.training.learner import make_learner
         from areal_lab.training.model import load_policy
         from areal_lab.training.settings import TrainerSettings
-        from areal_lab.training.step import make_learner
 
         folder: Path = resolve_model_path(config.actor.path)
         model = load_policy(folder, gradient_checkpointing=config.actor.gradient_checkpointing)

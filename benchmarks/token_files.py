@@ -36,12 +36,12 @@ from areal_lab.models.locate import resolve_model_path
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.tokens.fields import fields_path, write_fields
 from areal_lab.runlog.tokens.files import read_samples
+from areal_lab.training.learner import make_learner
 from areal_lab.training.metrics import TokenRecord, token_fields
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.serve import train
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import make_learner
 from benchmarks.harness import parse, report, spread
 from benchmarks.large_run import RECORDED, tile_run
 

@@ -29,12 +29,13 @@ from areal_lab.data.problems import Problem, ProblemSet, PromptSource
 from areal_lab.data.seeds import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.rewards.worker import reward_of
+from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.serve import save_folder
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import make_learner, train_batch
+from areal_lab.training.step import train_batch
 from cosim.rows import Row
 from cosim.sampler import Sampler
 

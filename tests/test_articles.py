@@ -25,8 +25,9 @@ from areal_lab.config.load import ALIASES, load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.record import settings
 from areal_lab.config.schema import TrainConfig
+from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
-from areal_lab.training.step import make_learner, train_batch
+from areal_lab.training.step import train_batch
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import tiny_config
 from tests.training.tiny import parameters, random_batch, save_model, settings_for

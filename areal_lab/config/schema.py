@@ -219,6 +219,9 @@ class ActorConfig(Record):
     """Token budget of a micro-batch. Changes memory, not results."""
     dtype: DType = "auto"
     """Compute type of the trainer; master weights are float32. `auto` as in `rollout.dtype`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the trainer computes. `auto` is a GPU that no engine uses for each of its processes,
+    else the CPU."""
     threads: Whole = 0
     """CPU threads of the trainer; 0 as in `rollout.threads`."""
     gradient_checkpointing: bool = False

@@ -52,6 +52,7 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, sampling_of, threads_of
+from areal_lab.preflight.placement import place_trainer, this_machine
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
@@ -108,6 +109,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
+    place = place_trainer(config, this_machine())
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
     recovery = context.recovery
@@ -120,6 +122,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         loss_file=_pickled(context.loss, folder),
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
         threads=threads.trainer,
+        device=place.device,
+        gpus=",".join(place.gpus),
     )
     first: asyncio.Future[LaunchModel] = asyncio.get_running_loop().create_future()
     checkpoint = None if recovery is None else recovery.checkpoint

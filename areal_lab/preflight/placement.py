@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
-from areal_lab.engines.launch.environments import Environment, environment
+from areal_lab.engines.launch.environments import Environment, environment, torch_cuda
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.host.memory import memory_bytes
 from areal_lab.preflight.allocation import (
@@ -24,6 +26,7 @@ from areal_lab.preflight.allocation import (
     engine_plan,
     parse_allocation,
 )
+from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan
 
 _ONE: Final = Sizes()
 _LEAST_BYTES: Final = 256 << 20
@@ -41,6 +44,8 @@ class Machine:
     memory_bytes: int
     gpus: tuple[str, ...]
     engines: Mapping[str, Environment]
+    torch_has_cuda: bool = False
+    """Whether the trainer's torch can use GPUs."""
 
 
 def this_machine() -> Machine:
@@ -50,7 +55,13 @@ def this_machine() -> Machine:
         memory_bytes=memory_bytes(),
         gpus=visible_gpus(),
         engines={name: environment(name) for name in BACKENDS},
+        torch_has_cuda=_torch_has_cuda(),
     )
+
+
+def _torch_has_cuda() -> bool:
+    torch = find_spec("torch")  # finds it without importing it
+    return bool(torch and torch.origin and torch_cuda(Path(torch.origin).parents[1]))
 
 
 def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
@@ -66,6 +77,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     if config.allocation_mode:
         _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
     _check_sizes(config)
+    place_trainer(config, machine)
     if config.rollout.addresses:
         return plan
     found = machine.engines[plan.backend]
@@ -94,6 +106,27 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     return plan
 
 
+def place_trainer(config: TrainConfig, machine: Machine) -> TrainerPlan:
+    """Where the trainer of a run would compute here; the first GPUs are those of the engines.
+
+    Raises:
+        ConfigError: in one line, if GPUs were asked for that are not there.
+    """
+    used = 0
+    if not config.rollout.addresses:
+        plan = engine_plan(config)
+        if machine.engines[plan.backend].build == "gpu":
+            used = plan.servers * plan.tensor_parallel
+    return trainer_plan(
+        config,
+        FreeGpus(
+            free=machine.gpus[used:],
+            visible=len(machine.gpus),
+            torch_has_cuda=machine.torch_has_cuda,
+        ),
+    )
+
+
 def explain(config: TrainConfig, machine: Machine) -> list[str]:
     """Describe where a run would start its processes, one line each.
 
@@ -112,7 +145,7 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
             f"{place}"
         ]
         lines += _each(plan.servers, lambda i: f"engine {i}: {_where(i, plan, found, machine)}")
-    lines.append(f"trainer: 1 process on {machine.cores} core(s)")
+    lines.append(f"trainer: {_trainer_place(place_trainer(config, machine), machine)}")
     if config.allocation_mode:
         plain = parse_allocation(config.allocation_mode)
         lines.append(f"allocation_mode {config.allocation_mode} is read as {plain}")
@@ -136,6 +169,12 @@ def _where(index: int, plan: EnginePlan, found: Environment, machine: Machine) -
     if found.build == "gpu":
         return f"GPU {', '.join(share_of(index, plan.tensor_parallel, machine.gpus))}"
     return f"CPU, {machine.cores} core(s) shared"
+
+
+def _trainer_place(plan: TrainerPlan, machine: Machine) -> str:
+    plural = "" if plan.ranks == 1 else "es"
+    where = f"GPU {', '.join(plan.gpus)}" if plan.gpus else f"{machine.cores} core(s)"
+    return f"{plan.ranks} process{plural} on {where}"
 
 
 def _check_allocation(allocation: Allocation, text: str) -> None:

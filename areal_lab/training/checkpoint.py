@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from areal_lab.control.events import Version
-from areal_lab.training.step import Learner
+from areal_lab.training.learner import Learner
 
 
 class UnusableState(RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from areal_lab.data.batch import PackedBatch
@@ -24,51 +24,59 @@ class Predictions(NamedTuple):
     """In nats, of the distribution that the token was sampled from."""
 
 
-def predict(
-    model: PreTrainedModel,
-    packed: PackedBatch,
-    *,
-    temperature: float,
-    dtype: torch.dtype,
-    entropy_gradient: bool = False,
-) -> Predictions:
-    """Compute the model's log-probs of the chosen tokens.
+class PackedPolicy(nn.Module):
+    """A policy whose forward takes packed batches: body, output layer and chunked log-probs.
 
-    Args:
-        model: from `load_policy`.
-        packed: on the model's device.
-        temperature: the sampler's temperature, which divides the logits.
-        dtype: type of the matrix products; float32 needs no autocast.
-        entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
+    This is the module to shard and to call. The weights of the output layer, which may be those of
+    the embedding, are read in its forward, so they are in one piece there and get their gradient.
     """
-    body: Any = model.get_submodule(model.base_model_prefix)
-    head: Any = model.get_output_embeddings()
-    with _autocast(packed.tokens.device, dtype):
-        hidden = body(
-            input_ids=packed.tokens[None],
-            position_ids=packed.positions[None],
-            use_cache=False,
-            tree_layout=tree_layout(packed),
-        ).last_hidden_state[0]
-    # Autocast does not apply inside the chunked product, so its inputs are cast here.
-    scored = logprobs_and_entropy(
-        hidden[packed.predict_from].to(dtype),
-        head.weight.to(dtype),
-        packed.targets,
-        temperature=temperature,
-    )
-    entropy = scored.entropy if entropy_gradient else scored.entropy.detach()
-    return Predictions(scored.logprobs[packed.prediction], entropy[packed.prediction])
 
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        entropy_gradient: bool = False,
+    ) -> None:
+        """Wrap a model.
 
-def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:
-    """The batch with its tensors on `device`."""
-    moved: dict[str, Any] = {
-        name: value.to(device)
-        for name, value in packed._asdict().items()
-        if isinstance(value, Tensor)
-    }
-    return packed._replace(**moved)
+        Args:
+            model: from `load_policy`.
+            temperature: the sampler's temperature, which divides the logits.
+            dtype: type of the matrix products; float32 needs no autocast.
+            entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
+        """
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.dtype = dtype
+        self.entropy_gradient = entropy_gradient
+
+    def forward(self, packed: PackedBatch) -> Predictions:
+        """Compute the model's log-probs of the chosen tokens.
+
+        Args:
+            packed: on the model's device.
+        """
+        body: Any = self.model.get_submodule(self.model.base_model_prefix)
+        head: Any = self.model.get_output_embeddings()
+        with _autocast(packed.tokens.device, self.dtype):
+            hidden = body(
+                input_ids=packed.tokens[None],
+                position_ids=packed.positions[None],
+                use_cache=False,
+                tree_layout=tree_layout(packed),
+            ).last_hidden_state[0]
+        # Autocast does not apply inside the chunked product, so its inputs are cast here.
+        scored = logprobs_and_entropy(
+            hidden[packed.predict_from].to(self.dtype),
+            head.weight.to(self.dtype),
+            packed.targets,
+            temperature=self.temperature,
+        )
+        entropy = scored.entropy if self.entropy_gradient else scored.entropy.detach()
+        return Predictions(scored.logprobs[packed.prediction], entropy[packed.prediction])
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -29,7 +29,7 @@ from areal_lab.training.forward import Predictions
 
 
 class TokenRecord(NamedTuple):
-    """Detached per-token values of one micro-batch, on the CPU."""
+    """Detached per-token values of one micro-batch."""
 
     sequence_ids: Int[Tensor, " R"]
     """Index into the trajectories of the batch; ascending."""
@@ -45,21 +45,52 @@ class TokenRecord(NamedTuple):
 def token_record(
     packed: PackedBatch, predicted: Predictions, proximal: Tensor, result: HasLoss
 ) -> TokenRecord:
-    """Extract from one micro-batch what the metrics of the step need."""
+    """Extract from one micro-batch what the metrics of the step need; computed values stay on
+    their device.
+
+    Args:
+        packed: on the host.
+        predicted: by the policy.
+        proximal: log-probs of the proximal policy.
+        result: of the loss.
+    """
     fields: dict[str, object] = getattr(result, "_asdict", dict)()
     return TokenRecord(
-        sequence_ids=packed.sequence_ids.cpu(),
-        entropy=predicted.entropy.detach().cpu(),
-        logprobs=predicted.logprobs.detach().cpu(),
-        proximal_logprobs=proximal.cpu(),
-        behavior_logprobs=packed.behavior_logprobs.cpu(),
-        versions=packed.versions.cpu(),
+        sequence_ids=packed.sequence_ids,
+        entropy=predicted.entropy.detach(),
+        logprobs=predicted.logprobs.detach(),
+        proximal_logprobs=proximal,
+        behavior_logprobs=packed.behavior_logprobs,
+        versions=packed.versions,
         diagnostics={
-            name: _floats_or_flags(value.detach()).cpu()
+            name: _floats_or_flags(value.detach())
             for name, value in fields.items()
             if isinstance(value, Tensor) and value.shape == proximal.shape
         },
     )
+
+
+def on_host(records: Sequence[TokenRecord]) -> list[TokenRecord]:
+    """The records on the host; the host waits for the device once for all of them."""
+    computed = [
+        value
+        for r in records
+        for value in (r.entropy, r.logprobs, r.proximal_logprobs, *r.diagnostics.values())
+    ]
+    if all(value.device.type == "cpu" for value in computed):
+        return list(records)
+    copied = torch.cat([value.float() for value in computed]).cpu()
+    pieces = iter(copied.split([len(value) for value in computed]))
+    return [
+        record._replace(
+            entropy=next(pieces),
+            logprobs=next(pieces),
+            proximal_logprobs=next(pieces),
+            # `to` turns the flags, which were copied as 0 and 1, into flags again.
+            diagnostics={k: next(pieces).to(v.dtype) for k, v in record.diagnostics.items()},
+        )
+        for record in records
+    ]
 
 
 def _floats_or_flags(values: Tensor) -> Tensor:

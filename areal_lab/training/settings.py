@@ -25,6 +25,9 @@ class TrainerSettings:
     fields_folder: str = ""
     """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
     device: str = "cpu"
+    """`cpu` or `cuda`, which is the only GPU that the process sees."""
+    gpus: str = ""
+    """GPU of each process with `cuda`, as in `CUDA_VISIBLE_DEVICES`."""
     first_version: Version = 0
     """Version of the first weights; positive for a run that continues."""
     state_folder: str = ""

@@ -8,66 +8,38 @@
                         forward, loss / N, backward (each micro-batch) -> clip -> AdamW
 
 `N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
-and the omitted sequences without gradient affect memory and time only.
+and the omitted sequences without gradient affect memory and time only. The same holds for the cut
+into ranks: each one packs groups of its own, and gradients are averaged over ranks, so a loss is
+multiplied by their number.
+
+On a GPU the host waits for the device once per optimizer step, for its loss and gradient norm, and
+once per batch, for the values that metrics are made of.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from areal_lab.control.events import Version
-from areal_lab.control.microbatch import dynamic_batches
-from areal_lab.data.batch import PackedBatch, input_tokens, pack
-from areal_lab.data.prefix_tree import ForwardCost, grow_trees
-from areal_lab.data.trajectory import Trajectory
+from areal_lab.data.batch import PackedBatch
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
-from areal_lab.models.dtypes import compute_dtype
-from areal_lab.training.forward import on_device, predict
-from areal_lab.training.metrics import TokenRecord, step_metrics, token_record
-from areal_lab.training.model import forward_cost
-from areal_lab.training.objective.loss import (
-    Advantages,
-    BatchFacts,
-    ChosenLoss,
-    LossTokens,
-    asks_for_lengths,
-    choose_advantages,
-    choose_length_penalty,
-    choose_loss,
-)
+from areal_lab.training.batch_advantages import batch_advantages, overlong_metrics
+from areal_lab.training.device import on_device, to_device
+from areal_lab.training.gradient import clip_gradient
+from areal_lab.training.learner import Learner
+from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record
+from areal_lab.training.minibatch import Minibatch, make_minibatch, not_masked, split_by_group
+from areal_lab.training.objective.loss import BatchFacts, LossTokens
 from areal_lab.training.protocol import Span, TrainBatchRequest
-from areal_lab.training.settings import TrainerSettings, lr_factor
-
-
-class NonFiniteStep(ArithmeticError):
-    """The loss or gradient of a step is infinite or NaN; the message names the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Learner:
-    """A policy with its optimizer, schedule and loss."""
-
-    model: PreTrainedModel
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    loss: ChosenLoss
-    advantages: Advantages
-    settings: TrainerSettings
-    dtype: torch.dtype
-    cost: ForwardCost
+from areal_lab.training.timeline import Timeline
 
 
 class StepOutcome(NamedTuple):
@@ -78,47 +50,7 @@ class StepOutcome(NamedTuple):
     advantages: Float[Tensor, " N"]
     """Of each trajectory."""
     records: list[TokenRecord]
-    """Of each micro-batch."""
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Spans of one step, in the order in which they ended."""
-
-    spans: list[Span] = field(default_factory=list)
-
-    @contextmanager
-    def span(self, name: str, **args: float) -> Iterator[None]:
-        """Time what happens inside."""
-        start_s = time.time()
-        yield
-        self.spans.append(Span(name, start_s, time.time(), args))
-
-
-def make_learner(model: PreTrainedModel, settings: TrainerSettings) -> Learner:
-    """Create the optimizer, learning-rate schedule and loss of a model."""
-    numbers = settings.actor.optimizer
-    optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=numbers.lr,
-        betas=(numbers.beta1, numbers.beta2),
-        eps=numbers.eps,
-        weight_decay=numbers.weight_decay,
-        fused=True,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: lr_factor(step, numbers, settings.optimizer_steps)
-    )
-    return Learner(
-        model=model,
-        optimizer=optimizer,
-        schedule=schedule,
-        loss=choose_loss(settings),
-        advantages=choose_advantages(settings),
-        settings=settings,
-        dtype=compute_dtype(settings.actor.dtype, settings.device),
-        cost=forward_cost(model),
-    )
+    """Of each micro-batch of all ranks, on the host; on rank 0 only."""
 
 
 def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
@@ -133,104 +65,62 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     trajectories = request.trajectories
     with timeline.span("advantages and packing"):
         advantages = batch_advantages(trajectories, learner.advantages)
-        minibatches = [
-            _micro_batches(learner, request, with_loss(learner, trajectories, members), advantages)
-            for members in split_by_group(trajectories, learner.settings.actor.ppo_n_minibatches)
-        ]
+        minibatches = _minibatches(learner, request, advantages)
     with timeline.span("proximal log-probs"):
         # The first minibatch needs no separate pass: in its forward the parameters are pi_prox.
         proximal: list[list[Tensor | None]] = [[None] * len(minibatches[0].parts)]
-        proximal += [
-            [score(learner, part) for part in minibatch.parts] for minibatch in minibatches[1:]
-        ]
+        for minibatch in minibatches[1:]:
+            scored = [score(learner, part) for part in minibatch.passes]
+            proximal.append([*scored[: len(minibatch.parts)]])
+    on_the_device = to_device(advantages, learner.device)
     updates = [
-        _update(learner, minibatch, known, advantages, timeline)
+        _update(learner, minibatch, known, on_the_device, timeline)
         for minibatch, known in zip(minibatches, proximal, strict=True)
     ]
-    records = [record for update in updates for record in update.records]
+    # Of all ranks; the others than rank 0 get nothing here.
+    parts = [part for minibatch in minibatches for part in minibatch.parts]
+    here = on_host([record for update in updates for record in update.records])
+    of_ranks = learner.ranks.collect((here, sum(len(part.tokens) for part in parts)))
+    records = [record for rank, _ in of_ranks for record in rank]
     metrics = step_metrics(trajectories, advantages, records, request.version)
     metrics |= {
         "loss": math.fsum(update.loss for update in updates) / len(updates),
         "grad_norm": max(update.grad_norm for update in updates),
         "lr": updates[-1].lr,
-        "packed_tokens": float(sum(len(p.tokens) for m in minibatches for p in m.parts)),
-        "micro_batches": float(sum(len(m.parts) for m in minibatches)),
+        "packed_tokens": float(sum(tokens for _, tokens in of_ranks)),
+        "micro_batches": float(len(records)),
         "optimizer_steps": float(len(updates)),
     }
-    metrics |= _overlong_metrics(learner, trajectories)
+    metrics |= overlong_metrics(learner.settings, trajectories)
     return StepOutcome(metrics, tuple(timeline.spans), advantages, records)
 
 
-def batch_advantages(
-    trajectories: Sequence[Trajectory], function: Advantages
-) -> Float[Tensor, " N"]:
-    """Advantage of each trajectory: its reward relative to its group.
-
-    Raises:
-        ValueError: if the function does not return one number per trajectory.
-    """
-    rewards = torch.tensor([t.reward for t in trajectories])
-    facts = {}
-    if asks_for_lengths(function):
-        facts["length_tokens"] = torch.tensor([t.generated_tokens for t in trajectories])
-    advantages = function(rewards, torch.tensor([t.group for t in trajectories]), **facts)
-    if advantages.shape != rewards.shape:
-        raise ValueError(
-            f"the advantages have shape {tuple(advantages.shape)}, but must be one number "
-            f"per sample, shape {tuple(rewards.shape)}"
+def _minibatches(
+    learner: Learner, request: TrainBatchRequest, advantages: Tensor
+) -> list[Minibatch]:
+    actor, trajectories = learner.settings.actor, request.trajectories
+    local = learner.loss.vanishes_without_advantage and not actor.entropy_coeff
+    nonzero = (advantages != 0).tolist()
+    return [
+        make_minibatch(
+            trajectories,
+            not_masked(trajectories, members, mask_truncated=actor.mask_truncated),
+            version=request.version,
+            has_gradient=lambda index: nonzero[index] or not local,
+            cost=learner.cost,
+            max_tokens=actor.max_tokens_per_mb,
+            ranks=learner.ranks,
         )
-    return advantages.detach()
+        for members in split_by_group(trajectories, actor.ppo_n_minibatches)
+    ]
 
 
-def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[int]]:
-    """Cut a batch into minibatches of whole groups, in batch order, with equal counts of groups if
-    possible.
-
-    Raises:
-        ValueError: if there are fewer groups than parts.
-    """
-    groups = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
-    if len(groups) < parts:
-        raise ValueError(
-            f"ppo_n_minibatches is {parts}, but must be <= {len(groups)}, the groups of the batch"
-        )
-    part_of = {group: rank * parts // len(groups) for rank, group in enumerate(groups)}
-    split: list[list[int]] = [[] for _ in range(parts)]
-    for index, trajectory in enumerate(trajectories):
-        split[part_of[trajectory.group]].append(index)
-    return split
-
-
-def with_loss(
-    learner: Learner, trajectories: Sequence[Trajectory], members: list[int]
-) -> list[int]:
-    """Those members of a minibatch that are trained on: without the masked ones, which were cut
-    off. What is left counts for the means."""
-    if not learner.settings.actor.mask_truncated:
-        return members
-    return [index for index in members if not trajectories[index].truncated]
-
-
-def _overlong_metrics(learner: Learner, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    metrics = {}
-    if learner.settings.actor.mask_truncated:
-        metrics["masked_samples"] = float(sum(t.truncated for t in trajectories))
-    if (penalty := choose_length_penalty(learner.settings)) is not None:
-        lengths = torch.tensor([t.generated_tokens for t in trajectories])
-        metrics["overlong_penalty_mean"] = float(penalty(lengths).mean())
-    return metrics
-
-
-class _Minibatch(NamedTuple):
-    parts: list[PackedBatch]
-    token_count: int
-    sequence_count: int
-    groups: Tensor
-    """Ids of the groups, ascending."""
-    group_tokens: Tensor
-    """Tokens that the policy chose in each group."""
-    version: Version
-    """Version of the parameters before the batch."""
+def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
+    """Log-probs of the chosen tokens under the current parameters, without gradient."""
+    with torch.no_grad():
+        predicted = learner.policy(on_device(packed, learner.device))
+    logprobs: Tensor = predicted.logprobs
+    return logprobs
 
 
 class _Update(NamedTuple):
@@ -240,74 +130,43 @@ class _Update(NamedTuple):
     records: list[TokenRecord]
 
 
-def _micro_batches(
-    learner: Learner, request: TrainBatchRequest, members: list[int], advantages: Tensor
-) -> _Minibatch:
-    """Pack the sequences with a gradient into micro-batches of whole trees; count all of them."""
-    trajectories = request.trajectories
-    tokens_of: dict[int, int] = {}
-    for member in (trajectories[index] for index in members):
-        tokens_of[member.group] = tokens_of.get(member.group, 0) + member.generated_tokens
-    device = torch.device(learner.settings.device)
-    facts = (
-        sum(tokens_of.values()),
-        len(members),
-        torch.tensor(sorted(tokens_of), device=device),
-        torch.tensor([tokens_of[group] for group in sorted(tokens_of)], device=device),
-        request.version,
-    )
-    if learner.loss.vanishes_without_advantage and not learner.settings.actor.entropy_coeff:
-        members = [index for index in members if advantages[index] != 0]
-    if not members:
-        return _Minibatch([], *facts)
-    chosen = [trajectories[index] for index in members]
-    budget = learner.settings.actor.max_tokens_per_mb
-    trees = grow_trees([input_tokens(t) for t in chosen], learner.cost, max_tokens=budget)
-    # A sequence longer than the budget cannot be split; it gets its own micro-batch.
-    small = [tree for tree in trees if tree.tokens <= budget]
-    batches = [[tree] for tree in trees if tree.tokens > budget]
-    for chosen_trees in dynamic_batches([tree.tokens for tree in small], max_tokens=budget):
-        batches.append([small[index] for index in chosen_trees])
-    parts = []
-    for batch in batches:
-        packed = pack(chosen, batch)
-        # Use ids of the whole batch, which index into the advantages.
-        packed = packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids])
-        parts.append(on_device(packed, device))
-    return _Minibatch(parts, *facts)
-
-
-def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
-    """Log-probs of the chosen tokens under the current parameters, without gradient."""
-    with torch.no_grad():
-        return predict(
-            learner.model, packed, temperature=learner.settings.temperature, dtype=learner.dtype
-        ).logprobs
-
-
 def _update(
     learner: Learner,
-    minibatch: _Minibatch,
+    minibatch: Minibatch,
     proximal: Sequence[Tensor | None],
     advantages: Tensor,
     timeline: Timeline,
 ) -> _Update:
     """One optimizer step. `proximal` is `None` where the parameters still are pi_prox."""
+    device, ranks = learner.device, learner.ranks
     learner.optimizer.zero_grad(set_to_none=True)
     records = []
-    loss = 0.0
+    loss = torch.zeros((), device=device)
+    placed = minibatch.on(device)
     for packed, known in zip(minibatch.parts, proximal, strict=True):
         with timeline.span("forward/backward", tokens=len(packed.tokens)):
-            share, record = _forward_loss(learner, packed, known, advantages, minibatch)
-            share.backward()
-            loss += share.item()
+            share, record = _forward_loss(learner, packed, known, advantages, placed)
+            # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
+            (share * ranks.count).backward()
+            loss += share.detach()
             records.append(record)
+    for packed in minibatch.idle:
+        with timeline.span("forward/backward", tokens=0):
+            # Sharded layers need every rank in every pass: one without effect, but in the graph.
+            predicted = learner.policy(on_device(packed, device))
+            (predicted.logprobs.sum() * 0.0).backward()
     with timeline.span("optimizer"):
-        grad_norm = _clip_gradient(learner, loss)
+        clipped = clip_gradient(
+            [p for group in learner.optimizer.param_groups for p in group["params"]],
+            loss,
+            largest=learner.settings.actor.optimizer.gradient_clipping,
+            step=learner.schedule.last_epoch + 1,
+            ranks=ranks,
+        )
         lr = float(learner.optimizer.param_groups[0]["lr"])
         learner.optimizer.step()
         learner.schedule.step()
-    return _Update(loss, grad_norm, lr, records)
+    return _Update(clipped.loss, clipped.grad_norm, lr, records)
 
 
 def _forward_loss(
@@ -315,35 +174,31 @@ def _forward_loss(
     packed: PackedBatch,
     known_proximal: Tensor | None,
     advantages: Tensor,
-    minibatch: _Minibatch,
+    minibatch: Minibatch,
 ) -> tuple[Tensor, TokenRecord]:
+    """Loss and record of a micro-batch; `packed` is on the host, all else on the device."""
     entropy_coeff = learner.settings.actor.entropy_coeff
-    predicted = predict(
-        learner.model,
-        packed,
-        temperature=learner.settings.temperature,
-        dtype=learner.dtype,
-        entropy_gradient=entropy_coeff != 0,
-    )
+    placed = on_device(packed, learner.device)
+    predicted = learner.policy(placed)
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
     facts = BatchFacts(
         token_count=minibatch.token_count,
-        sequences=Segments(packed.sequence_ids, len(advantages)),
+        sequences=Segments(placed.sequence_ids, len(advantages)),
         sequence_count=minibatch.sequence_count,
-        turns=Segments(packed.turn_ids, packed.turn_count),
+        turns=Segments(placed.turn_ids, placed.turn_count),
         groups=Segments(
-            torch.searchsorted(minibatch.groups, packed.group_ids), len(minibatch.groups)
+            torch.searchsorted(minibatch.groups, placed.group_ids), len(minibatch.groups)
         ),
         group_count=len(minibatch.groups),
         group_tokens=minibatch.group_tokens,
-        versions=packed.versions,
+        versions=placed.versions,
         trainer_version=minibatch.version,
     )
     tokens = LossTokens(
         predicted.logprobs,
         proximal,
-        packed.behavior_logprobs,
-        advantages.to(proximal)[packed.sequence_ids],
+        placed.behavior_logprobs,
+        advantages.to(proximal.dtype)[placed.sequence_ids],
         torch.ones_like(proximal, dtype=torch.bool),
     )
     loss, result = learner.loss(tokens, facts)
@@ -353,26 +208,3 @@ def _forward_loss(
             predicted.entropy, tokens.mask, coefficient=entropy_coeff, aggregate=mean
         )
     return loss, token_record(packed, predicted, proximal, result)
-
-
-def _clip_gradient(learner: Learner, loss: float) -> float:
-    """Clip the gradient; returns its norm before. Parameters without a gradient get zeros.
-
-    A batch of equal rewards has no gradient; momentum still moves the parameters then, as it would
-    with computed zeros.
-    """
-    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-    if not (math.isfinite(loss) and bool(torch.isfinite(norm))):
-        raise NonFiniteStep(
-            f"optimizer step {learner.schedule.last_epoch + 1} has loss {loss} and gradient norm "
-            f"{norm.item()}, and was skipped. Try a smaller learning rate, and check the log-probs "
-            "and rewards of its batch"
-        )
-    largest = learner.settings.actor.optimizer.gradient_clipping
-    if float(norm) > largest:
-        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return float(norm)

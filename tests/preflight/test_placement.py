@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 from areal_lab.config.load import load_config
+from areal_lab.config.problem import ConfigError
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.preflight.placement import Machine, check_placement, explain
+from areal_lab.preflight.placement import Machine, check_placement, explain, place_trainer
 
 GIB = 1 << 30
 
@@ -95,6 +97,42 @@ def test_gpus_are_assigned_in_order() -> None:
     assert lines[0] == "starts 2 x sglang 1.2 (GPU build) from /engines/sglang"
     assert lines[1:3] == ["engine 0: GPU 0, 1", "engine 1: GPU 2, 3"]
     assert lines[-1] == "allocation_mode sglang.d2t2p1+d1 is read as sglang:d2t2+fsdp:d1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "has_cuda", "device", "place"),
+    [
+        (0, True, "auto", "cpu"),
+        (1, True, "auto", "cpu"),  # the engine has it
+        (2, True, "auto", "cuda 1"),
+        (2, False, "auto", "cpu"),
+        (2, True, "cpu", "cpu"),
+        (2, True, "cuda", "cuda 1"),
+        (4, True, "cuda", "cuda 3"),
+    ],
+)
+def test_a_trainer_gets_a_gpu_that_no_engine_has(
+    gpus: int, has_cuda: bool, device: str, place: str
+) -> None:
+    where = dataclasses.replace(machine(gpus=gpus, build="gpu"), torch_has_cuda=has_cuda)
+    config = load_config(None, ["rollout.backend=sglang:d1", f"actor.device={device}"])
+    plan = place_trainer(config, where)
+    assert " ".join([plan.device, *plan.gpus]) == place
+
+
+@pytest.mark.parametrize(
+    ("gpus", "has_cuda", "reason"),
+    [
+        (0, True, "no GPU is visible here"),
+        (2, False, "the installed torch was built without CUDA"),
+        (1, True, "of 1 visible GPU(s) the engines leave 0"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(gpus: int, has_cuda: bool, reason: str) -> None:
+    where = dataclasses.replace(machine(gpus=gpus, build="gpu"), torch_has_cuda=has_cuda)
+    config = load_config(None, ["rollout.backend=sglang:d1", "actor.device=cuda"])
+    with pytest.raises(ConfigError, match=f"actor.device is cuda, but .*{re.escape(reason)}"):
+        place_trainer(config, where)
 
 
 def test_more_engines_than_cores_get_a_note() -> None:

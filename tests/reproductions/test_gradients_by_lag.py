@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from areal_lab.functional.staleness.gradient_spread import gradient_spread_by_lag
+from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import make_learner, train_batch
+from areal_lab.training.step import train_batch
 from benchmarks.harness import parse
 from cosim.load import check_cosim
 from reproductions.learning import gradients_by_lag

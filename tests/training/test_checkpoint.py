@@ -10,9 +10,10 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from areal_lab.training.checkpoint import UnusableState, load_state, save_state, seed_step
+from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
-from areal_lab.training.step import Learner, make_learner, train_batch
+from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
 
 SCHEDULE: dict[str, Any] = {

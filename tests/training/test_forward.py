@@ -11,7 +11,7 @@ import torch
 
 from areal_lab.data.batch import PackedBatch, input_tokens, pack, pad
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
-from areal_lab.training.forward import predict
+from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.model import load_policy
 from tests.training.tiny import gradients, random_batch, save_model
 
@@ -50,7 +50,7 @@ def test_packed_equals_padded_in_values_and_gradients(
     model.zero_grad()
 
     packed = packed_batch(cost, max_tokens)
-    got = predict(model, packed, temperature=0.7, dtype=torch.float32).logprobs
+    got = PackedPolicy(model, temperature=0.7, dtype=torch.float32)(packed).logprobs
     (weights * got).sum().backward()
 
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
@@ -74,7 +74,7 @@ def test_the_cases_above_have_branches_chains_and_several_trees() -> None:
 
 def test_entropy_is_that_of_the_distribution_at_the_temperature(tmp_path: Path) -> None:
     model: Any = load_policy(save_model(tmp_path / "model"))
-    got = predict(model, packed_batch(SHARE), temperature=0.7, dtype=torch.float32).entropy
+    got = PackedPolicy(model, temperature=0.7, dtype=torch.float32)(packed_batch(SHARE)).entropy
     padded = pad(random_batch().trajectories)
     model.set_attn_implementation("sdpa")
     logits = model(padded.tokens, attention_mask=padded.attention_mask.long()).logits
@@ -85,8 +85,8 @@ def test_entropy_is_that_of_the_distribution_at_the_temperature(tmp_path: Path) 
 
 def test_bfloat16_compute_is_close_and_leaves_float32_weights(tmp_path: Path) -> None:
     model = load_policy(save_model(tmp_path / "model"))
-    exact = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.float32).logprobs
-    got = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.bfloat16).logprobs
+    exact = PackedPolicy(model, temperature=1.0, dtype=torch.float32)(packed_batch(SHARE)).logprobs
+    got = PackedPolicy(model, temperature=1.0, dtype=torch.bfloat16)(packed_batch(SHARE)).logprobs
     assert got.dtype == torch.float32
     assert 0 < (got - exact).abs().max() < 0.3
     got.sum().backward()
@@ -98,7 +98,7 @@ def test_gradient_checkpointing_changes_memory_only(tmp_path: Path) -> None:
     results = []
     for checkpointing in (False, True):
         model = load_policy(folder, gradient_checkpointing=checkpointing)
-        got = predict(model, packed_batch(SHARE), temperature=1.0, dtype=torch.float32)
+        got = PackedPolicy(model, temperature=1.0, dtype=torch.float32)(packed_batch(SHARE))
         got.logprobs.mean().backward()
         results.append(gradients(model))
     for name, gradient in results[0].items():
@@ -121,6 +121,6 @@ def test_a_window_shorter_than_the_sequences_is_refused(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(changed))
         return load_policy(folder)
 
-    predict(loaded_with(1000), packed_batch(SHARE), temperature=1.0, dtype=torch.float32)
+    PackedPolicy(loaded_with(1000), temperature=1.0, dtype=torch.float32)(packed_batch(SHARE))
     with pytest.raises(ValueError, match="sliding window of 4 tokens"):
-        predict(loaded_with(4), packed_batch(SHARE), temperature=1.0, dtype=torch.float32)
+        PackedPolicy(loaded_with(4), temperature=1.0, dtype=torch.float32)(packed_batch(SHARE))

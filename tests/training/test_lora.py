@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.verify_folder import adapter_parameters, check_folder, linear_layers
+from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import (
     add_lora,
     has_lora,
@@ -26,9 +27,10 @@ from areal_lab.training.lora import (
     target_modules,
 )
 from areal_lab.training.merged_linear import Adapted, merged_product
+from areal_lab.training.minibatch import pack_parts
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.serve import ADAPTER_FOLDER, export, first_weights, save_folder
-from areal_lab.training.step import Learner, _micro_batches, make_learner, score, train_batch
+from areal_lab.training.step import score, train_batch
 from tests.training.tiny import (
     gradients,
     learner_for,
@@ -221,7 +223,7 @@ def test_in_bfloat16_the_trainer_computes_what_engines_with_merged_weights_do(
             model = plain
         learner = learner_of(model, folder, dtype="bfloat16")
         everyone = list(range(len(request.trajectories)))
-        (part,) = _micro_batches(learner, request, everyone, torch.ones(len(everyone))).parts
+        (part,) = pack_parts(request.trajectories, everyone, cost=learner.cost, max_tokens=4096)
         scored[name] = score(learner, part)
     assert torch.equal(scored["merged"], scored["engine"])
     assert (scored["apart"] - scored["engine"]).abs().max() > 1e-3

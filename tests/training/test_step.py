@@ -31,17 +31,15 @@ from areal_lab.functional import (
     token_mean,
 )
 from areal_lab.training import step as step_module
+from areal_lab.training.batch_advantages import batch_advantages
+from areal_lab.training.forward import PackedPolicy
+from areal_lab.training.gradient import NonFiniteStep
+from areal_lab.training.learner import Learner
+from areal_lab.training.minibatch import split_by_group
 from areal_lab.training.model import load_policy
 from areal_lab.training.objective.loss import choose_advantages, requested_facts
 from areal_lab.training.protocol import TrainBatchRequest
-from areal_lab.training.step import (
-    Learner,
-    NonFiniteStep,
-    batch_advantages,
-    score,
-    split_by_group,
-    train_batch,
-)
+from areal_lab.training.step import score, train_batch
 from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
 from tests.training.tiny import (
     gradients,
@@ -176,7 +174,7 @@ def test_first_minibatch_gives_the_proximal_logprobs_of_a_separate_pass(
         naive.append(logprobs.detach())
         return original(logprobs, *rest, **numbers)
 
-    frozen = dataclasses.replace(with_loss(learner, naive_spy), model=untouched)
+    frozen = dataclasses.replace(with_loss(learner, naive_spy), policy=PackedPolicy(untouched))
     frozen = with_sgd(frozen, lr=0.0)
     train_batch(frozen, random_batch())
     for (_, proximal), separate in zip(seen, naive, strict=True):

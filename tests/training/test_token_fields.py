@@ -18,9 +18,10 @@ from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.tokens.fields import fields_path, read_fields, write_fields
 from areal_lab.runlog.tokens.files import read_samples
 from areal_lab.training.metrics import token_fields
+from areal_lab.training.minibatch import split_by_group
 from areal_lab.training.process.serve import train
 from areal_lab.training.protocol import TrainBatchRequest
-from areal_lab.training.step import split_by_group, train_batch
+from areal_lab.training.step import train_batch
 from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
 from tests.training.test_step import plain_model, with_loss, with_sgd
 from tests.training.tiny import learner_for, random_batch, save_model

@@ -20,10 +20,10 @@ from transformers import (
 
 from areal_lab.config.schema import ActorConfig, OptimizerConfig, TrainConfig
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
+from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import Learner, make_learner
 
 VOCABULARY = 97
 SHAPE: dict[str, Any] = {

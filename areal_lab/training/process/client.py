@@ -89,7 +89,7 @@ class TrainerProcess:
                     *("--settings", settings.to_json()),
                 ],
                 log_path=log_path,
-                environment=_environment(settings.threads),
+                environment=_environment(settings),
                 pass_fds=fds,
             )
             theirs.close()
@@ -193,9 +193,11 @@ def _socket_pair(opened: ExitStack) -> tuple[Connection, socket.socket]:
     return pipe, theirs
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(settings: TrainerSettings) -> dict[str, str]:
+    threads = settings.threads
     return {
         **MALLOC_FOR_TRAINING,
+        **({"CUDA_VISIBLE_DEVICES": settings.gpus} if settings.gpus else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -32,6 +32,7 @@ from areal_lab.host.processes import on_parent_death
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.runlog.tokens.fields import fields_path, write_fields
 from areal_lab.training.checkpoint import load_state, save_state, seed_step
+from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import (
     adapter_tensors,
     add_lora,
@@ -56,7 +57,7 @@ from areal_lab.training.protocol import (
     TrainStepResult,
 )
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import Learner, make_learner, train_batch
+from areal_lab.training.step import train_batch
 
 ADAPTER_FOLDER = "adapter"
 """Subfolder of a checkpoint with the LoRA adapter, for `peft.PeftModel.from_pretrained`."""
@@ -199,7 +200,8 @@ def _model_folder(learner: Learner, version: Version) -> WeightsFolder:
 
 
 def _export_dtype(settings: TrainerSettings) -> torch.dtype:
-    return compute_dtype(settings.config.rollout.dtype, settings.device)
+    # The engines' type: that of this machine's CPU, also for a trainer on a GPU.
+    return compute_dtype(settings.config.rollout.dtype)
 
 
 def save(learner: Learner, request: SaveRequest) -> None:

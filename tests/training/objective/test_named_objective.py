@@ -21,6 +21,7 @@ from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.config.shipped import recipes
 from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.preflight.check import check_objective
+from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.objective.formula_index import formulas
 from areal_lab.training.objective.formulas import FACTS, Formula, Keyword, Role, Value
@@ -32,7 +33,7 @@ from areal_lab.training.objective.loss import (
     choose_loss,
 )
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.step import make_learner, train_batch
+from areal_lab.training.step import train_batch
 from tests.training.tiny import random_batch, save_model
 
 LOSSES = list(formulas(Role.LOSS).values())

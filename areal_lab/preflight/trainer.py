@@ -1,0 +1,67 @@
+"""Where the trainer computes, in how many processes: decided before any process starts.
+
+allocation_mode, actor.device, free GPUs --trainer_plan--> TrainerPlan, or a one-line error
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from areal_lab.config.problem import refusal
+from areal_lab.config.schema import TrainConfig
+from areal_lab.preflight.allocation import parse_allocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPlan:
+    """The processes of a trainer."""
+
+    ranks: int = 1
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    gpus: tuple[str, ...] = ()
+    """GPU of each rank, as `CUDA_VISIBLE_DEVICES` names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeGpus:
+    """The GPUs that a trainer may take."""
+
+    free: tuple[str, ...]
+    """Those that no engine of the run uses."""
+    visible: int
+    torch_has_cuda: bool
+
+
+def trainer_ranks(config: TrainConfig) -> int:
+    """Processes of the trainer that the config asks for."""
+    if not config.allocation_mode:
+        return 1
+    trainer = parse_allocation(config.allocation_mode).trainer
+    return 1 if trainer is None else trainer.sizes.data
+
+
+def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
+    """The trainer's processes and their devices.
+
+    Raises:
+        ConfigError: in one line, if GPUs were asked for that are not there.
+    """
+    ranks, asked = trainer_ranks(config), config.actor.device
+    enough = gpus.torch_has_cuda and len(gpus.free) >= ranks
+    if asked == "cpu" or (asked == "auto" and not enough):
+        return TrainerPlan(ranks=ranks)
+    if enough:
+        return TrainerPlan(ranks=ranks, device="cuda", gpus=gpus.free[-ranks:])
+    if not gpus.visible:
+        why = "no GPU is visible here"
+    elif not gpus.torch_has_cuda:
+        why = "the installed torch was built without CUDA"
+    else:
+        why = (
+            f"{ranks} trainer process(es) need a GPU each, and of {gpus.visible} visible GPU(s) "
+            f"the engines leave {len(gpus.free)}"
+        )
+    raise refusal(
+        "actor.device", f"actor.device is cuda, but {why}; write actor.device=cpu, or auto"
+    )

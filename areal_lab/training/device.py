@@ -1,0 +1,33 @@
+"""Tensors of a step on the trainer's device, without making the host wait for it.
+
+Everything is computed on the host first (packing, counts) and copied. From pinned memory a copy to
+a GPU does not wait; what comes back is read once per optimizer step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_lab.data.batch import PackedBatch
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on `device`; the tensor itself on a CPU."""
+    if device.type == "cpu":
+        return tensor
+    # Pinned memory is a matter of CUDA; without it the copy is staged, and still does not wait.
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True)
+
+
+def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:
+    """The batch with its tensors on `device`."""
+    moved: dict[str, Any] = {
+        name: to_device(value, device)
+        for name, value in packed._asdict().items()
+        if isinstance(value, Tensor)
+    }
+    return packed._replace(**moved)

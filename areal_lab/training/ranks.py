@@ -1,0 +1,46 @@
+"""What a training step asks of the other processes of the trainer, as a record of functions.
+
+A step knows no process group: alone, every function returns what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that train together. Every function must be called by all of them."""
+
+    rank: int = 0
+    count: int = 1
+    most: Callable[[int], int] = _same
+    """Largest of the numbers that the ranks give."""
+    total: Callable[[Tensor], Tensor] = _same
+    """Sum of the tensors that the ranks give."""
+    whole: Callable[[Tensor], Tensor] = _same
+    """A sharded tensor in one piece, on every rank."""
+    collect: Callable[[Any], list[Any]] = _alone
+    """What each rank gives, in order, on rank 0; nothing on the others."""
+    announce: Callable[[Any], Any] = _same
+    """What rank 0 gives, on every rank."""
+
+    shard: Callable[[Any], object] = _same
+    """Divide the parameters of a `PackedPolicy` among the ranks, in place; before its optimizer."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes files and replies."""
+        return self.rank == 0

@@ -1,0 +1,150 @@
+"""A device that is not there, with real values: its tensors are computed on the CPU, guarded.
+
+mixed devices     an error, as on a GPU; only copies may mix, and scalars of the CPU join
+host waits        counted by the line that caused them: values read back, sizes that depend on
+                  values, and copies between host and device that do not say `non_blocking`
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+_aten: Any = torch.ops.aten
+_COPIES = {_aten._to_copy.default, _aten.copy_.default}
+_READS = {
+    _aten._local_scalar_dense.default,
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten.equal.default,
+    _aten._unique2.default,
+}
+
+
+def register() -> torch.device:
+    """Make the device known; before the first backward pass of a process."""
+    if torch._C._get_privateuse1_backend_name() != NAME:
+        _setup_privateuseone_for_python_backend(NAME)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    return torch.device(NAME, 0)
+
+
+class PretendTensor(Tensor):
+    """A CPU tensor that says it is on the device."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> PretendTensor:
+        """Wrap a CPU tensor."""
+        made: Any = Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+            requires_grad=False,
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute on the CPU."""
+        return compute(func, args, kwargs or {})
+
+
+WAITS: Counter[str] = Counter()
+"""Times that the host waited, by line."""
+
+
+class PretendMode(TorchDispatchMode):
+    """Factories that name the device make its tensors."""
+
+    def __enter__(self) -> Any:
+        """Forget what was counted."""
+        WAITS.clear()
+        self._lifted = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        """Restore."""
+        torch._C._set_only_lift_cpu_tensors(self._lifted)
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute on the CPU."""
+        return compute(func, args, kwargs or {})
+
+
+def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operation on what is inside, and wrap what it makes."""
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+    inside = [t for t in tensors if isinstance(t, PretendTensor)]
+    outside = [t for t in tensors if not isinstance(t, PretendTensor) and t.dim()]
+    asked = kwargs.get("device")
+    asks_here = asked is not None and torch.device(asked).type == NAME
+    asks_there = asked is not None and not asks_here
+    if func in _COPIES:
+        crosses = (
+            bool(inside) and (asks_there or bool(outside))
+            if func is _aten._to_copy.default
+            else bool(inside) and len(inside) < len(tensors)
+        ) or (asks_here and not inside)
+        non_blocking = kwargs.get("non_blocking", False) or (
+            func is _aten.copy_.default and len(args) > 2 and args[2]
+        )
+        if crosses and not non_blocking:
+            _wait(func)
+    elif inside and outside:
+        raise RuntimeError(f"{func} mixes {NAME} and {outside[0].device}")
+    elif (inside and func in _READS) or (
+        inside and func is _aten.index.Tensor and any(map(_is_mask, args[1]))
+    ):
+        _wait(func)
+    wrapper_of = {id(t.inner): t for t in inside}
+    unwrap = lambda t: t.inner if isinstance(t, PretendTensor) else t  # noqa: E731
+    plain, named = tree_map(unwrap, (args, kwargs))
+    if asked is not None:
+        named["device"] = torch.device("cpu")
+    result = func(*plain, **named)
+    target_here = asks_here or (bool(inside) and not asks_there)
+    if func is _aten.copy_.default:
+        target_here = isinstance(args[0], PretendTensor)
+    if not target_here:
+        return result
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        known = wrapper_of.get(id(value))
+        return PretendTensor(value) if known is None else known
+
+    return tree_map(wrap, result)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
+
+
+def _wait(func: Any) -> None:
+    here = next(
+        (
+            frame
+            for frame in reversed(traceback.extract_stack(sys._getframe(1)))
+            if "areal_lab" in frame.filename
+        ),
+        None,
+    )
+    WAITS[f"{here.filename}:{here.lineno} {func}" if here else str(func)] += 1

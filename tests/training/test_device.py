@@ -1,0 +1,55 @@
+"""A step on a device that is not the CPU: nothing mixes, and the host hardly waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODELS: list[tuple[str, dict[str, Any]]] = [("qwen2", {}), ("llama", {"entropy_coeff": 0.01})]
+"""In float32: the pretended device has no autocast."""
+
+
+def main(folder: Path) -> None:
+    """Compare the pretend device with the CPU; in a process of its own, for its registration."""
+    from tests.training import pretend
+
+    device = pretend.register()
+    from areal_lab.training.learner import make_learner
+    from areal_lab.training.model import load_policy
+    from areal_lab.training.step import train_batch
+    from tests.training.tiny import learner_for, random_batch, save_model, settings_for
+
+    for number, (kind, changes) in enumerate(MODELS):
+        path = save_model(folder / str(number), kind=kind)
+        actor: dict[str, Any] = {"ppo_n_minibatches": 2, "max_tokens_per_mb": 30, **changes}
+        expected = train_batch(learner_for(path, **actor), random_batch())
+        settings = dataclasses.replace(settings_for(path, **actor), device=str(device))
+        with pretend.PretendMode():
+            learner = make_learner(load_policy(path, device=str(device)), settings)
+            pretend.WAITS.clear()
+            outcome = train_batch(learner, random_batch())
+            waits = dict(pretend.WAITS)
+        assert all(isinstance(p.data, pretend.PretendTensor) for p in learner.model.parameters())
+        steps = outcome.metrics["optimizer_steps"]
+        assert outcome.metrics["micro_batches"] > steps == 2
+        assert sum(waits.values()) <= steps + 1, waits
+        for name, value in expected.metrics.items():
+            if name != "peak_rss_bytes":
+                assert outcome.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_a_step_on_a_device_mixes_nothing_and_waits_once(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.training.test_device", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
