@@ -19,10 +19,11 @@ from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.memory import Estimate, Part, Trained, estimate, trainer_memory
+from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
-from areal_lab.training.step import make_learner, train_batch
+from areal_lab.training.step import train_batch
 from tests.training import tiny
 
 SHAPE: dict[str, Any] = {
