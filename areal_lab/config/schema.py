@@ -213,6 +213,12 @@ class ActorConfig(Record):
     entropy_coeff: Annotated[float, AllowInfNan(False), About(hint="0 switches it off")] = 0.0
     """Entropy bonus: this times the mean entropy of the trained tokens is added to the objective. 0
     switches it off; a negative number punishes entropy."""
+    kl_loss_coef: Annotated[NonNegative, About(hint="0 switches it off")] = 0.0
+    """Penalty on the distance from the reference model (`ref`): this times the mean KL estimate of
+    the trained tokens is added to the loss (GRPO's beta). 0 switches it off and loads no model."""
+    kl_estimator: Literal["k2", "k3", "straight_through"] = "k3"
+    """Estimate of the KL divergence from the reference at each token: k3 is GRPO's, k2 has the
+    gradient of the divergence, `straight_through` the value of k3 and the gradient of k2."""
     ppo_n_minibatches: Count = 1
     """Optimizer steps per batch."""
     max_tokens_per_mb: Annotated[Count, About(unit="tokens")] = 4096
@@ -240,6 +246,14 @@ class ActorConfig(Record):
     @classmethod
     def _name_alone(cls, value: object) -> object:
         return named(value)
+
+
+class ReferenceConfig(Record):
+    """The frozen model that `actor.kl_loss_coef` holds the policy close to."""
+
+    path: str = ""
+    """Folder or name of the model; empty takes the weights of `actor.path`, with LoRA those without
+    adapters, which needs no second copy."""
 
 
 class RewardConfig(Record):
@@ -283,6 +297,7 @@ class TrainConfig(Record):
     gconfig: GenerationConfig = Field(default_factory=GenerationConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     actor: ActorConfig = Field(default_factory=ActorConfig)
+    ref: ReferenceConfig = Field(default_factory=ReferenceConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run_dir: str = "runs"

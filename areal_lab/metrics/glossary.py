@@ -249,6 +249,19 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         written_by="train",
     ),
     Metric(
+        name="reference_kl_mean",
+        group="Policy",
+        unit="nats",
+        meaning="Mean estimate (`actor.kl_estimator`) of the KL divergence from the reference "
+        "model at a token.",
+        healthy="rises from 0 and levels off",
+        outside="It grows without bound: the policy leaves the reference. Raise "
+        "`actor.kl_loss_coef` or lower `actor.optimizer.lr`. It stays at 0: the coefficient is so "
+        "large that nothing is learned.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
         name="entropy",
         group="Policy",
         unit="nats",

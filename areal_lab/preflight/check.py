@@ -101,6 +101,7 @@ def check(
         facts = read_model_facts(folder)
     except ValueError as error:
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
+    found += check_reference(config)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
@@ -161,6 +162,11 @@ def notes(config: TrainConfig) -> list[str]:
         )
     if config.actor.advantage and (unused := _changed(config, "adv_norm_std")):
         lines.append(f"{', '.join(unused)} has no effect with actor.advantage")
+    if not config.actor.kl_loss_coef:
+        unused = [f"ref.{name}" for name in _changed_fields(config.ref)]
+        unused += _changed(config, "kl_estimator")
+        if unused:
+            lines.append(f"{', '.join(unused)} has no effect without actor.kl_loss_coef")
     sampling = config.rollout.dynamic_sampling
     if not sampling.enabled and (unused := _changed_fields(sampling)):
         lines.append(
@@ -372,6 +378,18 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         reason = " ".join(str(error).split())
         hint = "" if name in PACKAGED_MODELS else nearest(name, known_models())
         raise ConfigError(_wrong("actor.path", f"actor.path: {reason}{hint}")) from error
+
+
+def check_reference(config: TrainConfig) -> Iterator[Problem]:
+    """Check that there is a reference model, if the run has one of its own."""
+    path = config.ref.path
+    if not (path and config.actor.kl_loss_coef):
+        return
+    try:
+        resolve_model_path(path)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        yield _wrong("ref.path", f"ref.path: {reason}{nearest(path, known_models())}")
 
 
 def check_tokens(

@@ -55,6 +55,8 @@ class Trained:
     """Of the model, without adapters."""
     adapter_parameters: int = 0
     """Trained instead of the model, if there are any."""
+    reference_parameters: int = 0
+    """Of a reference model that is a copy or another model."""
 
     @property
     def trained(self) -> int:
@@ -132,7 +134,13 @@ def estimate(
     if problems is not None:
         tokens = min(tokens, _minibatch_tokens(config, problems, TextCodec.load(folder)))
     adapters = (adapter_parameters(folder, lora_of(config)) or 0) if actor.use_lora else 0
-    size = Trained(parameters=read_model_facts(folder).parameters, adapter_parameters=adapters)
+    parameters = read_model_facts(folder).parameters
+    copied = actor.kl_loss_coef > 0 and bool(config.ref.path or not actor.use_lora)
+    size = Trained(
+        parameters=parameters,
+        adapter_parameters=adapters,
+        reference_parameters=parameters * copied,
+    )
     dtype = dtype_name(actor.dtype, native=native_bfloat16())
     number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
     parts = trainer_memory(shape, size, actor, number_bytes=number_bytes, tokens=tokens)
@@ -180,6 +188,11 @@ def trainer_memory(
         Part("weights", _FLOAT32 * (size.parameters + size.adapter_parameters), "a smaller model"),
         Part("gradients", _FLOAT32 * size.trained, train_less),
         Part("AdamW moments", 2 * _FLOAT32 * size.trained, train_less),
+        Part(
+            "reference model",
+            _FLOAT32 * size.reference_parameters,
+            "actor.use_lora=true without ref.path, which needs no copy",
+        ),
         Part(f"activations of {tokens:,} tokens", stored + ends, knob),
         *working,
     ]

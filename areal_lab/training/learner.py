@@ -18,6 +18,7 @@ from areal_lab.training.objective.loss import (
     choose_loss,
 )
 from areal_lab.training.ranks import Ranks
+from areal_lab.training.reference import Reference, make_reference
 from areal_lab.training.settings import TrainerSettings, lr_factor
 
 
@@ -34,6 +35,8 @@ class Learner:
     settings: TrainerSettings
     dtype: torch.dtype
     cost: ForwardCost
+    reference: Reference | None = None
+    """None without a penalty on the distance from it."""
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
@@ -88,5 +91,6 @@ def make_learner(
         settings=settings,
         dtype=dtype,
         cost=cost,
+        reference=make_reference(policy, settings, ranks),
         ranks=ranks,
     )

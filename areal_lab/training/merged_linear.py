@@ -25,6 +25,9 @@ class MergedLinear(Linear):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ARG002 - as peft's
         """`x (W + scale B A)^T + bias`."""
+        if self.disable_adapters:
+            base_output: Tensor = self.get_base_layer()(x)
+            return base_output
         (name,) = self.active_adapters
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

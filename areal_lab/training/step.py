@@ -99,7 +99,8 @@ def _minibatches(
     learner: Learner, request: TrainBatchRequest, advantages: Tensor
 ) -> list[Minibatch]:
     actor, trajectories = learner.settings.actor, request.trajectories
-    local = learner.loss.vanishes_without_advantage and not actor.entropy_coeff
+    terms = actor.entropy_coeff or learner.reference is not None
+    local = learner.loss.vanishes_without_advantage and not terms
     nonzero = (advantages != 0).tolist()
     return [
         make_minibatch(
@@ -153,7 +154,10 @@ def _update(
     for packed in minibatch.idle:
         with timeline.span("forward/backward", tokens=0):
             # Sharded layers need every rank in every pass: one without effect, but in the graph.
-            predicted = learner.policy(on_device(packed, device))
+            placed_idle = on_device(packed, device)
+            if learner.reference is not None:
+                learner.reference.logprobs(placed_idle)
+            predicted = learner.policy(placed_idle)
             (predicted.logprobs.sum() * 0.0).backward()
     with timeline.span("optimizer"):
         clipped = clip_gradient(
@@ -179,6 +183,8 @@ def _forward_loss(
     """Loss and record of a micro-batch; `packed` is on the host, all else on the device."""
     entropy_coeff = learner.settings.actor.entropy_coeff
     placed = on_device(packed, learner.device)
+    reference = learner.reference
+    reference_logprobs = None if reference is None else reference.logprobs(placed)
     predicted = learner.policy(placed)
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
     facts = BatchFacts(
@@ -207,4 +213,11 @@ def _forward_loss(
         loss = loss + entropy_bonus(
             predicted.entropy, tokens.mask, coefficient=entropy_coeff, aggregate=mean
         )
-    return loss, token_record(packed, predicted, proximal, result)
+    record = token_record(packed, predicted, proximal, result)
+    if reference is not None and reference_logprobs is not None:
+        penalty = reference.penalty(
+            predicted.logprobs, reference_logprobs, tokens.mask, token_count=minibatch.token_count
+        )
+        loss = loss + penalty.loss
+        record.diagnostics["reference_kl"] = penalty.kl
+    return loss, record

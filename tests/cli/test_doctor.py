@@ -196,7 +196,9 @@ def test_the_plan_of_a_config_estimates_the_memory_of_the_trainer(tmp_path: Path
 
     assert "MiB of tensors" in memory(**{"actor.path": "Adder-75K"})
     assert "estimated once /nowhere is here" in memory(**{"actor.path": "/nowhere"})
-    assert "no home folder is known for ~nosuchuser" in memory(**{"actor.path": "~nosuchuser/model"})
+    assert "no home folder is known for ~nosuchuser" in memory(
+        **{"actor.path": "~nosuchuser/model"}
+    )
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     assert "neither Llama's nor Qwen's" in memory(**{"actor.path": str(tmp_path)})

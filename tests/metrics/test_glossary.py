@@ -12,7 +12,7 @@ from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config
 from tools.pages import metrics as page
 
-OVERLONG = ("actor.overlong_share=0.2", "actor.mask_truncated=true")
+OPTIONAL = ("actor.overlong_share=0.2", "actor.mask_truncated=true", "actor.kl_loss_coef=0.01")
 """Some metrics are those of settings that are off by default."""
 
 
@@ -27,14 +27,14 @@ def check(lines: list[dict[str, float]], command: WrittenBy) -> None:
 
 @pytest.mark.parametrize("eta", [2])
 def test_a_co_simulated_run_writes_what_the_glossary_says(tmp_path: Path, eta: int) -> None:
-    recorded = run_cosim(tmp_path, f"eta={eta}", "eval_every_steps=2", *OVERLONG)
+    recorded = run_cosim(tmp_path, f"eta={eta}", "eval_every_steps=2", *OPTIONAL)
     check([dict(one) for one in recorded.metrics], "cosim")
     assert recorded.summary["alarms"] == []
 
 
 def test_a_tiny_run_writes_what_the_glossary_says(tmp_path: Path) -> None:
     off = "alarms.off=[equal_rewards]"
-    config = tiny_config(tmp_path, "total_train_steps=2", off, *OVERLONG)
+    config = tiny_config(tmp_path, "total_train_steps=2", off, *OPTIONAL)
     result = do_run(config, reward_fn=even_digits)
     check(metrics(result.folder), "train")
     assert result.summary["alarms"] == []

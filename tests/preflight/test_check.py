@@ -26,7 +26,7 @@ from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.check import check, check_transfer, notes
+from areal_lab.preflight.check import check, check_reference, check_transfer, notes
 from simulator.config.schema import RolloutConfig as SimulatedRollout
 from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
@@ -607,3 +607,14 @@ def test_a_function_is_imported_once_and_again_after_it_was_corrected(
     check(config)
     check(config)
     assert len(started) == 2
+
+
+def test_a_reference_model_is_found_before_a_run_starts() -> None:
+    config = TrainConfig().with_settings({"actor.kl_loss_coef": 0.1, "ref.path": "Adder-75k"})
+    (found,) = check_reference(config)
+    assert found.setting == "ref.path"
+    assert "did you mean" in found.message
+    assert not list(check_reference(config.with_settings({"ref.path": ""})))
+    without = config.with_settings({"actor.kl_loss_coef": 0.0})
+    assert not list(check_reference(without))
+    assert "ref.path has no effect without actor.kl_loss_coef" in notes(without)

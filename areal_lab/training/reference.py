@@ -1,0 +1,139 @@
+"""The reference model that a run is held close to, and the penalty on the distance from it.
+
+actor.kl_loss_coef = 0   no reference
+ref.path                 a model of its own, frozen
+adapters                 the trained model with its adapters switched off: no second copy
+otherwise                a frozen copy of the weights that the run starts from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from areal_lab.data.batch import PackedBatch
+from areal_lab.functional.aggregate import token_mean
+from areal_lab.functional.divergences.kl import (
+    KLEstimator,
+    KLLoss,
+    k2,
+    k3,
+    kl_loss,
+    straight_through,
+)
+from areal_lab.models.locate import resolve_model_path
+from areal_lab.training.forward import PackedPolicy
+from areal_lab.training.lora import has_lora
+from areal_lab.training.model import ModelNotFound, load_policy
+from areal_lab.training.ranks import Ranks
+from areal_lab.training.settings import TrainerSettings
+
+_ESTIMATORS: dict[str, KLEstimator] = {"k2": k2, "k3": k3, "straight_through": straight_through()}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A frozen policy and how much the distance from it costs."""
+
+    policy: PackedPolicy
+    switches_adapters_off: bool
+    """Whether it is the trained policy, whose adapters have to be off."""
+    coefficient: float
+    estimator: KLEstimator
+
+    def logprobs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """Log-probs of the chosen tokens, without gradient.
+
+        Args:
+            packed: on the device of the model.
+        """
+        model = self.policy.model
+        off: AbstractContextManager[None] = nullcontext()
+        if self.switches_adapters_off:
+            off = without_adapters(model)
+        with torch.no_grad(), off:
+            logprobs: Tensor = self.policy(packed).logprobs
+        return logprobs
+
+    def penalty(
+        self,
+        logprobs: Float[Tensor, " R"],
+        reference_logprobs: Float[Tensor, " R"],
+        mask: Bool[Tensor, " R"],
+        *,
+        token_count: int,
+    ) -> KLLoss:
+        """A micro-batch's share of the penalty on its minibatch: a mean over tokens.
+
+        Args:
+            token_count: tokens of the whole minibatch.
+        """
+        return kl_loss(
+            logprobs,
+            reference_logprobs,
+            mask,
+            coefficient=self.coefficient,
+            estimator=self.estimator,
+            aggregate=partial(token_mean, token_count=token_count),
+        )
+
+
+def make_reference(
+    policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
+) -> Reference | None:
+    """The reference of a run; None without `actor.kl_loss_coef`.
+
+    Args:
+        policy: to be trained, with its adapters.
+        settings: of the trainer; a copy is loaded from its model folder.
+        ranks: the processes that share a model of its own.
+
+    Raises:
+        ModelNotFound: if `ref.path` is no model, or one with another vocabulary.
+    """
+    actor, path = settings.actor, settings.config.ref.path
+    if not actor.kl_loss_coef:
+        return None
+    own = bool(path) or not has_lora(policy.model)
+    frozen = policy
+    if own:
+        folder = resolve_model_path(path) if path else Path(settings.model_path)
+        model = load_policy(folder, device=settings.device).requires_grad_(requires_grad=False)
+        theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
+        if theirs != ours:
+            raise ModelNotFound(
+                f"ref.path {path} has a vocabulary of {theirs} tokens, but the model of actor.path "
+                f"has {ours}; choose a reference with the same tokenizer"
+            )
+        frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
+        ranks.shard(frozen)
+    return Reference(
+        policy=frozen,
+        switches_adapters_off=not own,
+        coefficient=actor.kl_loss_coef,
+        estimator=_ESTIMATORS[actor.kl_estimator],
+    )
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Compute with the frozen weights alone."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # most runs do not need peft
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    # `enable_adapters` would also switch the gradients of the adapters off and on again, which a
+    # sharded module does not notice.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
