@@ -66,6 +66,11 @@ def benchmark_problems(
     return problems
 
 
+def benchmark_named(name: str) -> BenchmarkName | None:
+    """The benchmark of this name; None if there is none."""
+    return next((known for known in REWARDS if known == name), None)
+
+
 def is_test(name: BenchmarkName, problem: Problem) -> bool:
     """Whether a problem belongs to the test split; of all but MBPP, a file is one split."""
     return name != "mbpp" or int(problem.metadata["task_id"]) in _MBPP_TESTS
