@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -29,8 +31,31 @@ def test_a_program_that_does_not_end_is_killed_with_its_children() -> None:
         "time.sleep(600)\n"
     )
     assert run_python(program, timeout_s=1).timed_out
-    left = [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+    assert processes_with(mark) == []
+
+
+@pytest.mark.skipif(not isolated(), reason="this kernel lets no user make namespaces")
+def test_a_killed_worker_takes_its_program_along() -> None:
+    mark = "areal-lab-sandbox-orphan-mark"
+    program = (
+        "import subprocess, sys\n"
+        "code = 'import time; time.sleep(600)'\n"
+        f"subprocess.run([sys.executable, '-c', code, '{mark}'], start_new_session=True)\n"
+    )
+    worker = (
+        f"from areal_lab.rewards.sandbox import run_python; run_python({program!r}, timeout_s=600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", worker]) as process:
+        while not (found := processes_with(mark)):
+            assert process.poll() is None
+        process.kill()
+    _, left = psutil.wait_procs(found, timeout=30)
     assert left == []
+
+
+def processes_with(mark: str) -> list[psutil.Process]:
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if mark in (one.info["cmdline"] or [])]
 
 
 def test_memory_is_limited() -> None:
