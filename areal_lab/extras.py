@@ -8,13 +8,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final, Literal
 
-Extra = Literal["train", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"]
+Extra = Literal["train", "math", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
         *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "gguf"),
         *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx2", "cloudpickle", "xxhash"),
     ),
+    "math": ("math_verify",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

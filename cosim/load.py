@@ -89,7 +89,8 @@ def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
     except ConfigError as error:
         raise ConfigError(*found, *error.problems) from error
     if problems is not None:
-        found += check_tokens(config, problems, folder, read_model_facts(folder))
+        prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
+        found += check_tokens(config, prompts, folder, read_model_facts(folder))
     if found or problems is None:
         raise ConfigError(*found)
     return problems, folder

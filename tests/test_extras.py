@@ -78,7 +78,7 @@ def call(environment: dict[str, str], folder: Path, *arguments: str) -> str:
 def test_the_table_of_extras_matches_pyproject() -> None:
     extras = PROJECT["optional-dependencies"]
     for extra, packages in PACKAGES.items():
-        assert sorted(map(distribution, extras[extra])) == sorted(packages)
+        assert sorted(map(distribution, extras[extra])) == sorted(map(distribution, packages))
     assert not {distribution(line) for line in PROJECT["dependencies"]} & set(PACKAGES["train"])
 
 

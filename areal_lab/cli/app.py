@@ -141,6 +141,66 @@ def train(
     raise typer.Exit(code)
 
 
+@app.command("eval", cls=_with_settings(_train_settings))
+@exit_on_error
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model folder or name, RUN, or RUN/best.")
+    ],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATASET",
+            help="gsm8k, math500, humaneval or mbpp, with dataset.path=FILE; or a config, whose "
+            "held-out problems are taken: tiny, RUN/config.yaml.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="a.b=c", help="Override settings: rollout.backend=sglang"),
+    ] = None,
+    *,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 1,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="The default is 0 (greedy) for one sample, else gconfig.temperature."
+        ),
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option(help="The k of pass@k; may be repeated. The default is 1 and SAMPLES."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Evaluate the first problems only; 0 takes all.")
+    ] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling; the default is `seed`.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder; the default is below evals/.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Evaluate a model: pass@1, pass@k, rewards and lengths on a data set.
+
+    Writes results.json and samples.jsonl into a folder, which is the last line of the output.
+    """
+    require("areal-lab eval", "train")
+    from areal_lab.cli.evaluate import EvalOptions, run_eval
+
+    options = EvalOptions(
+        samples=samples,
+        temperature=temperature,
+        ks=k or (),
+        limit=limit,
+        seed=seed,
+        out=out,
+        as_json=as_json,
+    )
+    run_eval(model, dataset, overrides or [], options)
+
+
 @app.command(cls=_with_settings(_cosim_settings))
 @exit_on_error
 def cosim(

@@ -22,17 +22,22 @@ from areal_lab.control.schedule import ScheduleName
 
 Operation = Literal["add", "subtract", "multiply"]
 DType = Literal["auto", "float32", "bfloat16"]
+BenchmarkName = Literal["gsm8k", "math500", "humaneval", "mbpp"]
+SourceName = Literal[
+    "arithmetic", "reversed_addition", "sorting", "jsonl", "gsm8k", "math500", "humaneval", "mbpp"
+]
 
 
 class DatasetConfig(Record):
     """Problems: generated, or read from a JSONL file."""
 
-    type: Literal["arithmetic", "reversed_addition", "sorting", "jsonl"] = "arithmetic"
+    type: SourceName = "arithmetic"
     """`arithmetic` generates lines such as `2 + 3 =`; `reversed_addition` (`123+456=`, least digit
     of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `jsonl` reads
-    problems from `path`."""
+    problems from `path`, as do `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their
+    releases (docs/evaluate.md)."""
     path: str = ""
-    """JSONL file (`type=jsonl`)."""
+    """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""
     """JSONL file of held-out problems; empty holds out `eval_size` problems of `path`."""
     prompt_field: str = "question"
@@ -44,7 +49,8 @@ class DatasetConfig(Record):
     """Held-out problems. 0 holds out a fifth (at least 32, at most 256 or half of them), or takes
     all of `eval_path`."""
     prompt_template: str = "{prompt}"
-    """Text around each problem; `{prompt}` is replaced by the problem."""
+    """Text around each problem; `{prompt}` is replaced by the problem. A benchmark has its
+    usual text instead of `{prompt}` alone."""
     operations: list[Operation] = Field(default_factory=lambda: list[Operation](["add"]))
     """Operations of the generated problems (`type=arithmetic`)."""
     digits: list[int] = Field(default_factory=lambda: [1, 1])

@@ -46,9 +46,31 @@ def file_problems(
         raise ValueError(f"prompt_template is {prompt_template!r}, but must contain {{prompt}}")
     fields = (prompt_field, answer_field, prompt_template)
     problems = read_problems(path, *fields)
+    held_out = read_problems(eval_path, *fields) if eval_path else []
+    names = (str(path), str(eval_path))
+    return split_problems(problems, held_out, names=names, eval_size=eval_size, seed=seed)
+
+
+def split_problems(
+    problems: list[Problem],
+    held_out: list[Problem],
+    *,
+    names: tuple[str, str],
+    eval_size: int,
+    seed: int,
+) -> ProblemSet:
+    """Split problems as `file_problems` does.
+
+    Args:
+        held_out: of another file; empty holds out some of `problems`.
+        names: of the two files, for errors.
+
+    Raises:
+        ValueError: in one line; there are too few problems.
+    """
+    path, eval_path = names
     rng = random.Random(f"{seed}/split")
-    if eval_path:
-        held_out = read_problems(eval_path, *fields)
+    if held_out:
         size = eval_size or len(held_out)
         if not 0 < size <= len(held_out):
             raise ValueError(
@@ -83,7 +105,7 @@ def read_problems(
     """
     problems = [
         problem_of_row(row, where, prompt_field, answer_field, prompt_template)
-        for where, row in _rows(Path(path))
+        for where, row in read_rows(Path(path))
     ]
     if not problems:
         raise ValueError(f"{path} has no problems, but needs at least one")
@@ -101,8 +123,12 @@ def gold_answer(answer: str) -> str:
     return answer.rsplit(_GSM8K_MARK, 1)[1].strip().replace(",", "")
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each row with its place, such as `train.jsonl, line 12`."""
+def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each row with its place, such as `train.jsonl, line 12`.
+
+    Raises:
+        ValueError: in one line, with file and line.
+    """
     if not path.exists():
         raise ValueError(f"{path} does not exist (paths are relative to {Path.cwd()})")
     if path.is_dir() or path.suffix in _BY_DATASETS:
@@ -168,8 +194,8 @@ def problem_of_row(
     Raises:
         ValueError: in one line, if a field is missing or is no text.
     """
-    prompt = _text(row, where, prompt_field)
-    answer = _text(row, where, answer_field)
+    prompt = text_of(row, where, prompt_field)
+    answer = text_of(row, where, answer_field)
     if not prompt.strip():
         raise ValueError(f"{where} has an empty {prompt_field!r}")
     return Problem(
@@ -180,7 +206,12 @@ def problem_of_row(
     )
 
 
-def _text(row: Mapping[str, Any], where: str, field: str) -> str:
+def text_of(row: Mapping[str, Any], where: str, field: str) -> str:
+    """The text, or number as text, of a field.
+
+    Raises:
+        ValueError: in one line, if the field is missing or neither.
+    """
     if field not in row:
         raise ValueError(f"{where} has no field {field!r}; it has {', '.join(map(repr, row))}")
     value = row[field]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from areal_lab.config.schema import DatasetConfig
+from areal_lab.config.schema import BenchmarkName, DatasetConfig
 from areal_lab.data.arithmetic import arithmetic_problems
+from areal_lab.data.benchmarks import benchmark_problems, is_test
 from areal_lab.data.characters import reversed_sums, sorted_digits
-from areal_lab.data.jsonl import file_problems
+from areal_lab.data.jsonl import file_problems, split_problems
 from areal_lab.data.problems import ProblemSet
 
 
@@ -31,7 +32,9 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
     if dataset.type == "sorting":
         return sorted_digits(digits=dataset.digits, eval_size=dataset.eval_size, seed=seed)
     if not dataset.path:
-        raise ValueError("dataset.path is empty, but type=jsonl needs a file of problems")
+        raise ValueError(f"dataset.path is empty, but type={dataset.type} needs a file of problems")
+    if dataset.type != "jsonl":
+        return _of_benchmark(dataset, dataset.type, seed)
     return file_problems(
         dataset.path,
         prompt_field=dataset.prompt_field,
@@ -41,3 +44,16 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
         eval_size=dataset.eval_size,
         seed=seed,
     )
+
+
+def _of_benchmark(dataset: DatasetConfig, name: BenchmarkName, seed: int) -> ProblemSet:
+    problems = benchmark_problems(name, dataset.path, dataset.prompt_template)
+    if dataset.eval_path:
+        held_out = benchmark_problems(name, dataset.eval_path, dataset.prompt_template)
+    else:
+        # MBPP is one file, whose test split is a range of tasks.
+        held_out = [problem for problem in problems if is_test(name, problem)]
+        held_out = [] if len(held_out) == len(problems) else held_out
+    names = (dataset.path, dataset.eval_path or f"{dataset.path} (test split)")
+    size = dataset.eval_size
+    return split_problems(problems, held_out, names=names, eval_size=size, seed=seed)

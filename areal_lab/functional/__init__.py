@@ -335,6 +335,9 @@ from areal_lab.functional.advantages.filters import (
     keep_samples as keep_samples,
 )
 
+# --- evaluation
+from areal_lab.functional.pass_at_k import pass_at_k as pass_at_k
+
 # --- supervised, preference and distillation losses
 from areal_lab.functional.losses.supervised import (
     ErrorFunction as ErrorFunction,

@@ -43,7 +43,7 @@ async def measure(
     every = max(1, total // _PROGRESS_MESSAGES)
     display.phase(f"held-out problems {when}: 0 of {total}, {samples} samples each")
 
-    def count_problem() -> None:
+    def count_problem(*_: object) -> None:
         nonlocal done
         done += 1
         if done % every == 0 and done < total:

@@ -233,12 +233,12 @@ class Rollout:
         problems: Sequence[Problem],
         *,
         samples: int,
-        done: Callable[[], None] = lambda: None,
+        done: Callable[[int, ScoredGroup], None] = lambda *_: None,
     ) -> list[ScoredGroup]:
         """Responses to held-out problems, on all engines at once.
 
         The seeds are the same at every call, so measurements before and after a run differ in the
-        weights only. `done` is called after each problem.
+        weights only. `done` is called with the index and group of each problem when it ends.
         """
 
         # Time in an engine's queue counts towards its timeout: send no more than it can run.
@@ -262,7 +262,7 @@ class Rollout:
                 except Unfinished as unfinished:
                     partial = unfinished.samples
                 else:
-                    done()
+                    done(index, scored)
                     return scored
 
         async with asyncio.TaskGroup() as group:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -105,7 +105,8 @@ def check(
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
-        found += check_tokens(config, problems, folder, facts)
+        prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
+        found += check_tokens(config, prompts, folder, facts)
     _refuse(found)
     assert problems is not None, "refused above"
     return problems
@@ -393,7 +394,7 @@ def check_reference(config: TrainConfig) -> Iterator[Problem]:
 
 
 def check_tokens(
-    config: TrainConfig, problems: ProblemSet, folder: Path, facts: ModelFacts
+    config: TrainConfig, prompts: Sequence[str], folder: Path, facts: ModelFacts
 ) -> Iterator[Problem]:
     """Check that stop strings are tokens, and that every prompt and response fits the context."""
     try:
@@ -413,7 +414,6 @@ def check_tokens(
         )
         return
     # A token has at least one byte, so prompts that are short in bytes need no tokenization.
-    prompts = [problem.prompt for problem in (*problems.train, *problems.held_out)]
     doubtful = [p for p in prompts if len(p.encode()) + _SPECIAL_TOKENS > room]
     lengths = [len(tokens) for tokens in codec.encode_all(doubtful)]
     if lengths and max(lengths) > room:

@@ -56,7 +56,8 @@ def test_equal_prompts_stay_on_one_side(numbers: list[int], seed: int) -> None:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "areal_lab.data.jsonl._rows", lambda _: ((f"row {i}", r) for i, r in enumerate(rows))
+            "areal_lab.data.jsonl.read_rows",
+            lambda _: ((f"row {i}", r) for i, r in enumerate(rows)),
         )
         split = file_problems(path, seed=seed)
     assert len(split.train) + len(split.held_out) == len(rows)

@@ -1,0 +1,110 @@
+"""Results of an evaluation: pass@k, rewards and lengths, from the samples of each problem.
+
+A sample is correct if its reward is at least 1. Samples without a reward, because the reward
+function failed or timed out, are counted and left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Final
+
+from areal_lab.pipeline.rollout import ScoredGroup
+from areal_lab.runlog.intervals import mean_interval
+
+CORRECT: Final = 1.0
+"""Smallest reward of a correct sample."""
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One sample."""
+
+    status: str
+    """Of the reward: ok, timeout or error."""
+    reward: float
+    """NaN unless the status is ok."""
+    tokens: int
+    truncated: bool
+    """Whether it was cut off at its maximum length."""
+    detail: str = ""
+    """Traceback of the reward function."""
+
+
+def samples_of(group: ScoredGroup) -> list[SampleResult]:
+    """The samples of one problem, in order."""
+    return [
+        SampleResult(
+            status=outcome.status,
+            reward=outcome.reward,
+            tokens=sum(len(part.tokens) for part in sample.segments),
+            truncated=sample.finish_reason == "length",
+            detail=outcome.detail,
+        )
+        for sample, outcome in zip(group.generated, group.outcomes, strict=True)
+    ]
+
+
+def sample_lines(index: int, group: ScoredGroup) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl for one problem; a missing reward is null."""
+    return [
+        {
+            "problem": index,
+            "key": group.problem.key,
+            "sample": number,
+            "reward": None if math.isnan(sample.reward) else sample.reward,
+            "status": sample.status,
+            "tokens": sample.tokens,
+            "truncated": sample.truncated,
+            "response": response,
+            **({"detail": sample.detail} if sample.detail else {}),
+        }
+        for number, (sample, response) in enumerate(
+            zip(samples_of(group), group.completions, strict=True)
+        )
+    ]
+
+
+def results(problems: Sequence[Sequence[SampleResult]], ks: Sequence[int]) -> dict[str, Any]:
+    """The measured fields of results.json.
+
+    Args:
+        problems: the samples of each problem.
+        ks: the k of each pass@k; a problem with fewer scored samples is left out of it.
+    """
+    scored = [[one.reward for one in samples if one.status == "ok"] for samples in problems]
+    every = [one for samples in problems for one in samples]
+    means = [fmean(rewards) for rewards in scored if rewards]
+    return {
+        "problems": len(problems),
+        "samples": len(every),
+        "reward": asdict(mean_interval(means)) if means else None,
+        "pass_at": {str(k): _pass_at(scored, k) for k in ks},
+        "mean_tokens": fmean(one.tokens for one in every) if every else None,
+        "truncated_share": fmean(one.truncated for one in every) if every else None,
+        "rewards": dict(Counter(one.status for one in every)),
+        "first_failure": next(
+            (one.detail or one.status for one in every if one.status != "ok"), ""
+        ),
+    }
+
+
+def _pass_at(scored: Sequence[Sequence[float]], k: int) -> dict[str, Any] | None:
+    """Mean over problems with its interval; None if no problem has k scored samples."""
+    import torch
+
+    from areal_lab.functional.pass_at_k import pass_at_k
+
+    enough = [rewards for rewards in scored if len(rewards) >= k]
+    if not enough:
+        return None
+    samples = torch.tensor([len(rewards) for rewards in enough])
+    correct = torch.tensor(
+        [sum(reward >= CORRECT - _ROUNDING for reward in rewards) for rewards in enough]
+    )
+    return asdict(mean_interval(pass_at_k(samples, correct, k=k).tolist()))
