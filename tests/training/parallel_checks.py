@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from areal_lab.config.schema import OptimizerConfig
 from areal_lab.training.checkpoint import load_state
 from areal_lab.training.gradient import NonFiniteStep
 from areal_lab.training.learner import Learner, make_learner
@@ -21,13 +22,15 @@ from areal_lab.training.process.output import export, save
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.step import train_batch
+from tests.training.test_forward import SHARE
 from tests.training.tiny import random_batch, save_model, settings_for
 
 RANKS = 4
 STEPS = 5
 SAME = ("loss", "grad_norm", "entropy", "ratio_mean", "behavior_weight_max", "drift_max")
+CLIPPED = OptimizerConfig(lr=1e-3, warmup_steps=0, gradient_clipping=0.05)
 CASES: dict[str, dict[str, Any]] = {
-    "tied": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20},
+    "tied": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20, "optimizer": CLIPPED},
     "untied, two minibatches": {"kind": "qwen2", "tied": False, "ppo_n_minibatches": 2},
     "LoRA": {"kind": "llama", "tied": True, "use_lora": True, "max_tokens_per_mb": 30},
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
@@ -136,10 +139,9 @@ def check_work(ranks: Ranks) -> None:
     """Groups are dealt whole and once, and all ranks have the same number of passes."""
     request = random_batch(groups=5)
     everyone = list(range(len(request.trajectories)))
-    learner_cost: Any = __import__("tests.training.test_forward", fromlist=["SHARE"]).SHARE
     minibatch = make_minibatch(
         request.trajectories, everyone, version=0, has_gradient=lambda _: True,
-        cost=learner_cost, max_tokens=20, ranks=ranks,
+        cost=SHARE, max_tokens=20, ranks=ranks,
     )  # fmt: skip
     here = sorted({i for part in minibatch.parts for i in part.sequence_ids.tolist()})
     found = ranks.collect((here, len(minibatch.passes)))

@@ -8,10 +8,13 @@ Only a clean end leaves the group: with a peer that failed, leaving would wait f
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,9 @@ from torch.distributed.tensor import DTensor
 
 from areal_lab.training.parallel.shard import shard_policy
 from areal_lab.training.ranks import Ranks
+
+_START: Final = timedelta(minutes=5)
+"""Longest wait for the other ranks to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,29 @@ class RankPlace:
     """Longest wait of a collective."""
 
 
+class PeersMissing(RuntimeError):
+    """A rank waited for the others longer than it may; the message names the setting."""
+
+
+@contextmanager
+def waiting_at_most(timeout_s: float) -> Iterator[None]:
+    """Name the setting where a collective ran into its timeout.
+
+    Backends raise plain errors then, so it is told by the time that has passed.
+    """
+    start_s = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        if time.monotonic() - start_s < timeout_s:
+            raise
+        raise PeersMissing(
+            f"waited {timeout_s:g} s for the other trainer processes (actor.collective_timeout_s); "
+            "one of them hangs, see its log trainer*.log, or needs longer: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
 def join(place: RankPlace) -> Ranks:
     """Meet the other ranks; returns when all are there.
 
@@ -55,10 +84,10 @@ def join(place: RankPlace) -> Ranks:
         init_method=f"file://{place.rendezvous}",
         rank=place.rank,
         world_size=place.count,
-        timeout=timeout,
+        timeout=max(timeout, _START),
     )
     mesh = _mesh(place)
-    for group in mesh.get_all_groups():
+    for group in (dist.group.WORLD, *mesh.get_all_groups()):
         _set_pg_timeout(timeout, group)
     return Ranks(
         rank=place.rank,

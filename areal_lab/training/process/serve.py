@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from areal_lab.training.lora import (
 )
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
-from areal_lab.training.parallel.group import RankPlace, join, leave
+from areal_lab.training.parallel.group import RankPlace, join, leave, waiting_at_most
 from areal_lab.training.process.output import export, first_weights, save
 from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.protocol import (
@@ -98,7 +99,9 @@ def serve(
             if ranks.count > 1:
                 leave()
             return True
-        reply = _answer(learner, message, version, pusher)
+        timeout_s = settings.actor.collective_timeout_s
+        with waiting_at_most(timeout_s) if ranks.count > 1 else nullcontext():
+            reply = _answer(learner, message, version, pusher)
         pipe.send(reply if ranks.first else RankDone())
         version += isinstance(message, TrainBatchRequest)
 
