@@ -32,7 +32,7 @@ from areal_lab.rewards.worker import reward_of
 from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.model import load_policy
-from areal_lab.training.process.serve import save_folder
+from areal_lab.training.process.output import save_folder
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import train_batch

@@ -234,8 +234,13 @@ class ActorConfig(Record):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the trainer computes. `auto` is a GPU that no engine uses for each of its processes,
     else the CPU."""
+    shard_ranks: Whole = 0
+    """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
+    0 is all of them."""
+    collective_timeout_s: Positive = 300.0
+    """Longest wait of a trainer process for the others; then the run ends with an error."""
     threads: Whole = 0
-    """CPU threads of the trainer; 0 as in `rollout.threads`."""
+    """CPU threads of each trainer process; 0 as in `rollout.threads`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     use_lora: bool = False

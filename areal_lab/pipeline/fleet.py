@@ -53,7 +53,8 @@ class Fleet:
         """Start the trainer and wait until its model is loaded."""
         trainer = await TrainerProcess.start(settings, log_path=log_path)
         self.stack.push_async_callback(trainer.stop)
-        self.watch(trainer.child)
+        for child in trainer.children:
+            self.watch(child)
         return trainer
 
     def add_engine(self, engine: EngineProcess | EngineClient) -> None:

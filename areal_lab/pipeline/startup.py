@@ -122,6 +122,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         loss_file=_pickled(context.loss, folder),
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
         threads=threads.trainer,
+        ranks=place.ranks,
         device=place.device,
         gpus=",".join(place.gpus),
     )

@@ -17,6 +17,7 @@ from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.verify_folder import adapter_parameters
 from areal_lab.models.folder import transfer_bytes
 from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.trainer import trainer_ranks
 
 
 def schedule_of(config: TrainConfig) -> Schedule:
@@ -80,7 +81,7 @@ def threads_of(config: TrainConfig, cores: int) -> Threads:
     engine = (max(1, cores // 2) if overlaps else cores) // engines
     return Threads(
         engine=config.rollout.threads or max(1, engine),
-        trainer=config.actor.threads or trainer,
+        trainer=config.actor.threads or max(1, trainer // trainer_ranks(config)),
     )
 
 

@@ -28,7 +28,6 @@ from areal_lab.preflight.allocation import (
 )
 from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan
 
-_ONE: Final = Sizes()
 _LEAST_BYTES: Final = 256 << 20
 """Private memory of a server without weights: an embedded one with a tiny model took 278 MiB
 (torch 2.13); SGLang and vLLM take more."""
@@ -197,11 +196,11 @@ def _check_allocation(allocation: Allocation, text: str) -> None:
             f"allocation_mode {text} trains with {trainer.backend}, which is not supported; "
             "write fsdp:d1",
         )
-    if trainer.sizes != _ONE:
+    if trainer.sizes != Sizes(data=trainer.sizes.data):
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {text} trains in {trainer.sizes.devices} processes, but training "
-            "runs in one; write fsdp:d1",
+            f"allocation_mode {text} trains with {trainer.sizes}, but trainer processes can only "
+            f"shard the model (d); write fsdp:d{trainer.sizes.devices}",
         )
 
 

@@ -48,6 +48,7 @@ def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
         ConfigError: in one line, if GPUs were asked for that are not there.
     """
     ranks, asked = trainer_ranks(config), config.actor.device
+    _check_ranks(config, ranks)
     enough = gpus.torch_has_cuda and len(gpus.free) >= ranks
     if asked == "cpu" or (asked == "auto" and not enough):
         return TrainerPlan(ranks=ranks)
@@ -65,3 +66,23 @@ def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
     raise refusal(
         "actor.device", f"actor.device is cuda, but {why}; write actor.device=cpu, or auto"
     )
+
+
+def _check_ranks(config: TrainConfig, ranks: int) -> None:
+    """Refuse more processes than there is work for, and shards that do not divide them."""
+    batch, parts = config.dataset.batch_size, config.actor.ppo_n_minibatches
+    if ranks > 1 and ranks > batch // parts:
+        raise refusal(
+            "allocation_mode",
+            f"allocation_mode {config.allocation_mode} trains in {ranks} processes, but a "
+            f"minibatch has {batch // parts} group(s) (dataset.batch_size {batch} / "
+            f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
+            f"fsdp:d{max(1, batch // parts)}",
+        )
+    shards = config.actor.shard_ranks
+    if shards and ranks % shards:
+        raise refusal(
+            "actor.shard_ranks",
+            f"actor.shard_ranks is {shards}, but must divide the {ranks} trainer process(es) of "
+            "allocation_mode; 0 shards over all of them",
+        )

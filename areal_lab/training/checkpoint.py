@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -41,7 +40,7 @@ def save_state(learner: Learner, folder: Path) -> None:
     The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
     """
     with _single_process():
-        save(_state(learner), checkpoint_id=str(folder), no_dist=not _distributed())
+        save(_state(learner), checkpoint_id=str(folder), no_dist=learner.ranks.count == 1)
 
 
 def load_state(learner: Learner, folder: Path) -> None:
@@ -53,7 +52,7 @@ def load_state(learner: Learner, folder: Path) -> None:
     state = _state(learner)
     try:
         with _single_process():
-            load(state, checkpoint_id=str(folder), no_dist=not _distributed())
+            load(state, checkpoint_id=str(folder), no_dist=learner.ranks.count == 1)
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise UnusableState(
@@ -86,13 +85,9 @@ def _state(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
-
-
 @contextmanager
 def _single_process() -> Iterator[None]:
-    """Without a process group, which is what we want, the library warns at every call."""
+    """Without a process group, which one process does not need, the library warns each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
         yield

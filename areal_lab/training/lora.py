@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
+from areal_lab.training.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -109,36 +110,57 @@ def has_lora(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
+def merged_tensors(
+    model: nn.Module, ranks: Ranks = ALONE, *, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     """The model's state with its adapters merged into the weights, shared tensors once.
 
     Names, shapes and types are those of the model without adapters; without adapters this equals
     `deduplicated_state`.
+
+    Args:
+        model: whole, or sharded.
+        ranks: all walk over the same names, and gather tensor by tensor.
+        dtype: type of tensors that were gathered; on the CPU as they are by default.
+
+    Returns:
+        Everything on rank 0, nothing on the others.
     """
-    merged = {}
-    for name, tensor in deduplicated_state(model).items():
+    merged: dict[str, Tensor] = {}
+
+    def keep(name: str, tensor: Tensor) -> None:
+        if ranks.count == 1:
+            merged[name] = tensor
+        elif ranks.first:
+            merged[name] = tensor.cpu() if dtype is None else tensor.to(dtype)
+
+    for name, part in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:
             continue
+        tensor = ranks.whole(part)
         owner, _, rest = name.rpartition(".base_layer.")
         if not owner:
-            merged[name] = tensor
+            keep(name, tensor)
         elif rest == "weight":
             from areal_lab.training.merged_linear import merge  # loads peft
 
             layer: Any = model.get_submodule(owner)
-            a, b = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
-            merged[f"{owner}.{rest}"] = merge(tensor, a, b, layer.scaling[_ADAPTER])
+            a, b = (ranks.whole(m[_ADAPTER].weight) for m in (layer.lora_A, layer.lora_B))
+            keep(f"{owner}.{rest}", merge(tensor, a, b, layer.scaling[_ADAPTER]))
         else:
-            merged[f"{owner}.{rest}"] = tensor
+            keep(f"{owner}.{rest}", tensor)
     return merged
 
 
-def adapter_tensors(model: nn.Module, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A and B of every layer, by the names that peft uses in files."""
+@torch.no_grad()
+def adapter_tensors(
+    model: nn.Module, ranks: Ranks = ALONE, *, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """A and B of every layer, whole, by the names that peft uses in files."""
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, adapter_name=_ADAPTER)
-    return {_PREFIX + name: tensor.detach().to(dtype) for name, tensor in state.items()}
+    return {_PREFIX + name: ranks.whole(part).detach().to(dtype) for name, part in state.items()}
 
 
 def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -159,20 +181,32 @@ def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path)
 
 
 def write_adapter_folder(
-    model: nn.Module, root: Path, version: Version, *, dtype: torch.dtype
+    model: nn.Module,
+    root: Path,
+    version: Version,
+    *,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> WeightsFolder:
     """Write the adapter, cast to `dtype`, as folder `version` below `root`.
+
+    Args:
+        model: whole; of shards, it gives the configuration only.
+        root: folder of the versions.
+        version: of the weights.
+        dtype: of the file.
+        tensors: the model's own by default; those that were gathered from shards.
 
     Raises:
         OSError: in one line that names the folder, if there is no room.
     """
-    tensors = adapter_tensors(model, dtype=dtype)
+    written = adapter_tensors(model, dtype=dtype) if tensors is None else tensors
     weights = write_folder(
         root,
         version,
-        tensors,
+        written,
         dtype=dtype,
-        write=lambda folder: write_adapter(model, tensors, folder),
+        write=lambda folder: write_adapter(model, written, folder),
     )
     return replace(weights, adapter=lora_shape(model))
 

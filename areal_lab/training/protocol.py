@@ -127,6 +127,11 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class RankDone:
+    """The reply of every rank but the first, which replies for all."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerFailed:
     """The worker's last message: its error, with the traceback."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -44,3 +44,7 @@ class Ranks:
     def first(self) -> bool:
         """Whether this rank writes files and replies."""
         return self.rank == 0
+
+
+ALONE: Final = Ranks()
+"""One process."""

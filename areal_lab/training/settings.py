@@ -26,6 +26,10 @@ class TrainerSettings:
     """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
     device: str = "cpu"
     """`cpu` or `cuda`, which is the only GPU that the process sees."""
+    ranks: int = 1
+    """Processes that train together."""
+    rendezvous: str = ""
+    """File where they meet; set by who starts them."""
     gpus: str = ""
     """GPU of each process with `cuda`, as in `CUDA_VISIBLE_DEVICES`."""
     first_version: Version = 0

@@ -29,7 +29,12 @@ from areal_lab.training.lora import (
 from areal_lab.training.merged_linear import Adapted, merged_product
 from areal_lab.training.minibatch import pack_parts
 from areal_lab.training.model import load_policy
-from areal_lab.training.process.serve import ADAPTER_FOLDER, export, first_weights, save_folder
+from areal_lab.training.process.output import (
+    ADAPTER_FOLDER,
+    export,
+    first_weights,
+    save_folder,
+)
 from areal_lab.training.step import score, train_batch
 from tests.training.tiny import (
     gradients,

@@ -25,6 +25,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
@@ -176,12 +177,14 @@ def deduplicated_state(model: torch.nn.Module) -> dict[str, Tensor]:
     """The model's state, without the second and later names of shared tensors."""
     seen: set[tuple[int, torch.Size]] = set()
     once = {}
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        # Shards may be empty, and have no memory to tell them by.
+        sharded = isinstance(tensor, DTensor)
+        place = (id(tensor) if sharded else tensor.data_ptr(), tensor.shape)
         if tensor.numel() and place in seen:
             continue
         seen.add(place)
-        once[name] = tensor
+        once[name] = tensor.detach()
     return once
 
 

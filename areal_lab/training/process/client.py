@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from areal_lab.host.processes import (
     MALLOC_FOR_TRAINING,
@@ -31,6 +33,7 @@ from areal_lab.training.protocol import (
     ExportRequest,
     Pushed,
     PushRequest,
+    RankDone,
     Saved,
     SaveRequest,
     TrainBatchRequest,
@@ -40,7 +43,10 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Saved, Pushed)
+Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Saved, Pushed, RankDone)
+
+DEATH_NOTICE_S: Final = 1.0
+"""Longest delay between the first failure of a rank and its error, where others do not reply."""
 
 
 class TrainingError(RuntimeError):
@@ -56,15 +62,21 @@ class TrainingError(RuntimeError):
 class TrainerProcess:
     """A running trainer. Create it with `start`, and always `stop` it."""
 
-    child: Child
+    children: tuple[Child, ...]
+    """The processes, by rank; the first one replies for all."""
     ready: TrainerReady
     """The trainer's message that its model is loaded."""
-    _pipe: Connection
+    _pipes: tuple[Connection, ...]
     _push_pipe: Connection
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _push_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reply_pending: bool = False
     """Whether a reply is outstanding, also after the waiting task was cancelled."""
+
+    @property
+    def child(self) -> Child:
+        """The first process."""
+        return self.children[0]
 
     @staticmethod
     async def start(settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
@@ -77,30 +89,41 @@ class TrainerProcess:
             TrainingError: if it reports why it cannot start.
             ChildDied: if it ends without a message.
         """
-        with ExitStack() as opened:
-            pipe, theirs = _socket_pair(opened)
+        if settings.ranks > 1:
+            root = Path(settings.weights_root)
+            root.mkdir(parents=True, exist_ok=True)
+            # A new file each time: one that was left by another group would mislead the ranks.
+            settings = replace(settings, rendezvous=str(root / f".ranks-{uuid4().hex}"))
+        async with AsyncExitStack() as opened:
             push_pipe, push_theirs = _socket_pair(opened)
-            fds = [theirs.fileno(), push_theirs.fileno()]
-            child = await start_child(
-                "trainer",
-                "areal_lab.training.process.worker",
-                [
-                    *("--fd", str(fds[0]), "--push-fd", str(fds[1])),
-                    *("--settings", settings.to_json()),
-                ],
-                log_path=log_path,
-                environment=_environment(settings),
-                pass_fds=fds,
-            )
-            theirs.close()
+            children: list[Child] = []
+            pipes: list[Connection] = []
+            for rank in range(settings.ranks):
+                pipe, theirs = _socket_pair(opened)
+                fds = [theirs.fileno()]
+                push = []
+                if rank == 0:
+                    fds.append(push_theirs.fileno())
+                    push = ["--push-fd", str(fds[1])]
+                child = await start_child(
+                    f"trainer rank {rank}" if rank else "trainer",
+                    "areal_lab.training.process.worker",
+                    [
+                        *("--fd", str(fds[0]), *push, "--rank", str(rank)),
+                        *("--settings", settings.to_json()),
+                    ],
+                    log_path=log_path.with_stem(f"{log_path.stem}-{rank}") if rank else log_path,
+                    environment=_environment(settings, rank),
+                    pass_fds=fds,
+                )
+                opened.push_async_callback(child.stop)
+                theirs.close()
+                children.append(child)
+                pipes.append(pipe)
             push_theirs.close()
-            try:
-                ready = await _receive(child, pipe, TrainerReady)
-            except BaseException:
-                await child.stop()
-                raise
+            ready = await _receive_all(children, pipes, TrainerReady)
             opened.pop_all()
-        return TrainerProcess(child, ready, pipe, push_pipe)
+        return TrainerProcess(tuple(children), ready, tuple(pipes), push_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Train on one batch.
@@ -142,28 +165,62 @@ class TrainerProcess:
     async def stop(self) -> None:
         """End the process: by message, then by signal. Idempotent."""
         # During a step it would read the message only afterwards.
-        if not (self._reply_pending or self._pipe.closed):
+        if not (self._reply_pending or self._pipes[0].closed):
             try:
-                self._pipe.send(None)
-                await asyncio.wait_for(self.child.process.wait(), STOP_GRACE_S)
+                for pipe in self._pipes:
+                    pipe.send(None)
+                ended = asyncio.gather(*(child.process.wait() for child in self.children))
+                await asyncio.wait_for(ended, STOP_GRACE_S)
             except (OSError, TimeoutError):
                 pass  # it is already gone, or does not react
-        await self.child.stop()
-        self._pipe.close()
-        self._push_pipe.close()
+        await asyncio.gather(*(child.stop() for child in self.children))
+        for pipe in (*self._pipes, self._push_pipe):
+            pipe.close()
 
     async def _request(
         self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Reply]
     ) -> Reply:
         async with self._lock:
             self._reply_pending = True
-            try:
-                await asyncio.to_thread(self._pipe.send, request)
-            except OSError:
-                pass  # reading the reply reports how the process ended
-            reply = await _receive(self.child, self._pipe, kind)
+            for pipe in self._pipes:
+                try:
+                    await asyncio.to_thread(pipe.send, request)
+                except OSError:
+                    pass  # reading the reply reports how the process ended
+            reply = await _receive_all(self.children, self._pipes, kind)
             self._reply_pending = False
             return reply
+
+
+async def _receive_all(
+    children: Sequence[Child], pipes: Sequence[Connection], kind: type[Reply]
+) -> Reply:
+    """The first rank's reply, when all have replied.
+
+    Where one fails, the others wait for it in vain and are not waited for. A failure is told when
+    it comes; a process that died without a message comes first, if it is noticed within
+    `DEATH_NOTICE_S`: what its peers tell is that it is gone.
+    """
+    first = asyncio.create_task(_receive(children[0], pipes[0], kind))
+    others: list[asyncio.Task[Any]] = [
+        asyncio.create_task(_receive(child, pipe, RankDone))
+        for child, pipe in zip(children[1:], pipes[1:], strict=True)
+    ]
+    waiting: list[asyncio.Task[Any]] = [first, *others]
+    try:
+        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((task for task in waiting if task.done() and task.exception()), None)
+        if failed is not None:
+            if left:
+                await asyncio.wait(left, timeout=DEATH_NOTICE_S)
+            errors = [task.exception() for task in waiting if task.done()]
+            error = next((e for e in errors if isinstance(e, ChildDied)), failed.exception())
+            assert error is not None
+            raise error
+        return first.result()
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
@@ -184,7 +241,7 @@ async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
     return message
 
 
-def _socket_pair(opened: ExitStack) -> tuple[Connection, socket.socket]:
+def _socket_pair(opened: AsyncExitStack) -> tuple[Connection, socket.socket]:
     """Our end as a connection, and the socket for the child process."""
     ours, theirs = socket.socketpair()
     pipe: Connection = Connection(ours.detach())
@@ -193,11 +250,12 @@ def _socket_pair(opened: ExitStack) -> tuple[Connection, socket.socket]:
     return pipe, theirs
 
 
-def _environment(settings: TrainerSettings) -> dict[str, str]:
+def _environment(settings: TrainerSettings, rank: int) -> dict[str, str]:
     threads = settings.threads
+    gpus = settings.gpus.split(",") if settings.gpus else ()
     return {
         **MALLOC_FOR_TRAINING,
-        **({"CUDA_VISIBLE_DEVICES": settings.gpus} if settings.gpus else {}),
+        **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

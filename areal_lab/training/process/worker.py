@@ -28,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
     parser.add_argument("--push-fd", type=int, help="a second one, for weights sent from memory")
+    parser.add_argument("--rank", type=int, default=0, help="number among the trainer's processes")
     parser.add_argument("--settings", required=True, help="TrainerSettings as JSON")
     arguments = parser.parse_args()
     pipe = _connection(arguments.fd)
@@ -37,12 +38,13 @@ def main() -> int:
         with heavy_imports():
             from areal_lab.training.process.serve import serve
 
-        code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings)
+        code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings, arguments.rank)
     except Exception as error:
         # The only broad except here: any error is reported to the pipeline.
         traceback.print_exc()
-        told = f"{type(error).__name__}: {error}{remedy(error)}"
-        failure = TrainerFailed(told, traceback.format_exc())
+        where = f"trainer rank {arguments.rank}: " if arguments.rank else ""
+        message = f"{where}{type(error).__name__}: {error}{remedy(error)}"
+        failure = TrainerFailed(message, traceback.format_exc())
         code, pipeline_lives = 1, _report(pipe, failure)
     if watcher is not None and not pipeline_lives:
         watcher.join()  # the watcher removes the weights and ends this process

@@ -1,0 +1,122 @@
+"""Several ranks train, export and save as one process does, and none waits for a lost one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from areal_lab.host.processes import ChildDied
+from areal_lab.training.minibatch import deal_groups
+from areal_lab.training.process.client import TrainerProcess, TrainingError
+from areal_lab.training.protocol import SaveRequest
+from areal_lab.training.step import train_batch
+from tests.training.parallel_checks import RANKS, prepare
+from tests.training.test_step import own_loss
+from tests.training.tiny import learner_for, random_batch, save_model, settings_for
+
+
+def test_ranks_equal_one_process(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.parallel_checks", str(tmp_path), str(rank)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(t[-2000:] for t in told)
+
+
+@given(
+    tokens=st.dictionaries(st.integers(0, 99), st.integers(1, 500), max_size=20),
+    ranks=st.integers(1, 8),
+)
+def test_no_rank_has_more_than_the_mean_and_a_group(tokens: dict[int, int], ranks: int) -> None:
+    rank_of = deal_groups(tokens, ranks)
+    assert rank_of.keys() == tokens.keys()
+    loads = [sum(tokens[g] for g, rank in rank_of.items() if rank == r) for r in range(ranks)]
+    assert max(loads) <= sum(loads) / ranks + max(tokens.values(), default=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return save_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def with_two(
+    folder: Path, tmp_path: Path, work: Callable[[TrainerProcess], Awaitable[None]], **actor: Any
+) -> None:
+    """Run `work` with a trainer of two processes, and see that nothing is left of them."""
+
+    async def run() -> None:
+        settings = settings_for(folder, weights_root=tmp_path / "weights", **actor)
+        settings = dataclasses.replace(settings, ranks=2)
+        trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
+        try:
+            await work(trainer)
+        finally:
+            await trainer.stop()
+        for child in trainer.children:
+            with pytest.raises(ProcessLookupError):
+                os.killpg(child.pid, 0)
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_two_processes_train_export_and_save_and_one_that_is_killed_ends_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        result = await trainer.train(dataclasses.replace(random_batch(), version=0))
+        here = train_batch(learner_for(folder), dataclasses.replace(random_batch(), version=0))
+        for name in ("loss", "grad_norm", "entropy", "trained_tokens", "ratio_mean"):
+            assert result.metrics[name] == pytest.approx(here.metrics[name], abs=1e-5), name
+        exported = load_file((await trainer.export()).weights.path / "model.safetensors")  # type: ignore[union-attr]
+        await trainer.save(SaveRequest(tmp_path / "saved", state=True))
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert all(torch.equal(exported[name], saved[name]) for name in exported)
+        os.kill(trainer.children[1].pid, signal.SIGKILL)
+        with pytest.raises(ChildDied, match=r"trainer rank 1 .* was killed by SIGKILL"):
+            await trainer.train(dataclasses.replace(random_batch(), version=1))
+
+    with_two(folder, tmp_path, work)
+
+
+def broken_on_rank_1(*tensors: Any, token_count: int) -> Any:
+    """Fails where the parameters' group says that this is the second process."""
+    if torch.distributed.get_rank() == 1:
+        raise ZeroDivisionError("only here")
+    return own_loss(*tensors, token_count=token_count)
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_error(folder: Path, tmp_path: Path) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        with pytest.raises(TrainingError, match="trainer rank 1: ZeroDivisionError: only here"):
+            await trainer.train(dataclasses.replace(random_batch(), version=0))
+
+    with_two(folder, tmp_path, work, loss_fn=f"{__name__}:broken_on_rank_1")
+
+
+def test_a_rank_that_hangs_ends_the_others_at_the_timeout(folder: Path, tmp_path: Path) -> None:
+    async def work(trainer: TrainerProcess) -> None:
+        os.kill(trainer.children[1].pid, signal.SIGSTOP)
+        with pytest.raises(TrainingError, match=r"waited 10 s for .*collective_timeout_s"):
+            await trainer.train(dataclasses.replace(random_batch(), version=0))
+
+    with_two(folder, tmp_path, work, collective_timeout_s=10.0)
