@@ -194,6 +194,10 @@ def _memory_of(config: TrainConfig, machine_bytes: int) -> list[str]:
     from areal_lab.data.sources import load_problems
     from areal_lab.models.locate import is_here, resolve_model_path
     from areal_lab.preflight.memory import estimate
+    from areal_lab.preflight.trainer import trainer_ranks
+
+    if trainer_ranks(config) > 1:
+        return ["the trainer's memory is estimated for one process only"]
 
     try:
         problems = load_problems(config.dataset, seed=config.seed)

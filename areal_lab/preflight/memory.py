@@ -24,6 +24,7 @@ from areal_lab.logit_tiles import logit_tiles
 from areal_lab.models.dtypes import dtype_name
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.preflight.limits import lora_of
+from areal_lab.preflight.trainer import trainer_ranks
 
 _FLOAT32: Final = 4
 _PROCESS_BYTES: Final = 375 << 20
@@ -116,7 +117,8 @@ class Estimate:
 def estimate(
     config: TrainConfig, folder: Path, problems: ProblemSet | None = None
 ) -> Estimate | None:
-    """Memory of the trainer of a config; None for a model whose layers are unknown.
+    """Memory of the trainer of a config; None for a model whose layers are unknown, and for a
+    trainer of several processes.
 
     Args:
         folder: of the model.
@@ -127,7 +129,7 @@ def estimate(
         ValueError: the model folder is broken.
     """
     shape = read_model_shape(folder)
-    if shape is None or not shape.dense:
+    if shape is None or not shape.dense or trainer_ranks(config) > 1:
         return None
     actor = config.actor
     tokens = actor.max_tokens_per_mb
