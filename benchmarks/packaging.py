@@ -34,6 +34,7 @@ IMPORTS: Final = {
     "train": ("areal_lab", "simulator", "areal_lab.functional", "areal_lab.pipeline.train"),
     "notebooks": ("areal_lab", "simulator", "marimo"),
     "tensorboard": ("areal_lab", "tensorboard"),
+    "math": ("areal_lab", "math_verify"),
     "wandb": ("areal_lab", "wandb"),
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),

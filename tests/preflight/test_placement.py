@@ -72,7 +72,16 @@ def machine(
         ),
         ("allocation_mode=sglang:d1+megatron:d1", machine(), "trains with megatron, which is not"),
         ("allocation_mode=sglang:d1+archon:d1", machine(), "trains with archon, which is not"),
-        ("allocation_mode=sglang:d1+fsdp:d2", machine(), "trains in 2 processes, but training"),
+        (
+            "allocation_mode=sglang:d1+fsdp:t2",
+            machine(),
+            "can only shard the model (d); write fsdp:d2",
+        ),
+        (
+            "allocation_mode=sglang:d1+fsdp:d64",
+            machine(),
+            "trains in 64 processes, but a minibatch",
+        ),
         ("allocation_mode=sglang:d1|fsdp:d1", machine(), "write + instead of |"),
         ("allocation_mode=sglang:d1+eval", machine(), "only evaluates"),
     ],
