@@ -495,7 +495,9 @@ def config() -> None:
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="a.b=c", help="Override settings of --config."),
+        typer.Argument(
+            metavar="a.b=c", help="Recipes over --config, and changed settings: dapo eta=2"
+        ),
     ] = None,
     *,
     config: Annotated[
@@ -517,9 +519,10 @@ def doctor(
     plan = None
     if config is not None:
         require("areal-lab doctor --config", "train")
-        from areal_lab.config.load import load_config
+        from areal_lab.config.load import load_config, split_arguments
 
-        plan, problems = checks.explain_config(load_config(config, overrides or []))
+        recipes, changes = split_arguments(overrides or [])
+        plan, problems = checks.explain_config(load_config([config, *recipes], changes))
         findings += problems
     formatted = checks.as_json if as_json else checks.as_table
     typer.echo(formatted(findings, plan))

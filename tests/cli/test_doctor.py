@@ -188,6 +188,14 @@ def test_the_command_of_a_problem_is_a_separate_field(monkeypatch: pytest.Monkey
     ]
 
 
+def test_recipes_stand_over_the_config() -> None:
+    # The recipe brings the loss, whose keyword a change then sets to what it does not take.
+    changes = ["doctor", "--config", "tiny", "gspo", "actor.loss.clip_epsilon=wide"]
+    result = CliRunner().invoke(cli.app, changes)
+    assert result.exit_code == 1
+    assert "actor.loss.clip_epsilon" in result.output
+
+
 def test_the_plan_of_a_config_estimates_the_memory_of_the_trainer(tmp_path: Path) -> None:
     def memory(**changed: str) -> str:
         plan, found = doctor.explain_config(TrainConfig().with_settings(changed))
