@@ -264,4 +264,4 @@ MALLOC_FOR_TRAINING: Mapping[str, str] = {
 }
 """glibc settings that keep large freed buffers in the process. By default glibc returns them to the
 kernel and faults them in again, which takes 44 % of the CPU time of a training step on a CPU. They
-take effect only if set before the process starts."""
+take effect only if set before the process starts; a variable that the user has set is kept."""

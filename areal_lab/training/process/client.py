@@ -12,6 +12,7 @@ the process to end      `None` sent by `stop`, then SIGTERM, then SIGKILL
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -254,7 +255,7 @@ def _environment(settings: TrainerSettings, rank: int) -> dict[str, str]:
     threads = settings.threads
     gpus = settings.gpus.split(",") if settings.gpus else ()
     return {
-        **MALLOC_FOR_TRAINING,
+        **{name: value for name, value in MALLOC_FOR_TRAINING.items() if name not in os.environ},
         **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
