@@ -231,24 +231,6 @@ def test_the_proximal_anchor_alone_is_the_decoupled_loss_with_weights_of_one() -
     assert alone.loss != weighted.loss
 
 
-def test_without_a_ratio_the_gradient_is_the_advantage() -> None:
-    theta, proximal, behavior, advantages, mask = tokens()
-    theta.requires_grad_()
-    losses.no_ratio(theta, proximal, behavior, advantages, mask, token_count=12).loss.backward()
-    assert theta.grad is not None
-    torch.testing.assert_close(theta.grad, -advantages / 12)
-
-
-@pytest.mark.parametrize(
-    "loss", [losses.behavior_dual_clip, losses.behavior_cispo, losses.no_ratio]
-)
-def test_losses_of_one_old_policy_ignore_the_proximal_one(loss: object) -> None:
-    theta, proximal, behavior, advantages, mask = tokens()
-    one = loss(theta, proximal, behavior, advantages, mask, token_count=12)  # type: ignore[operator]
-    other = loss(theta, theta, behavior, advantages, mask, token_count=12)  # type: ignore[operator]
-    assert one.loss == other.loss
-
-
 @pytest.mark.slow
 def test_a_quick_table_2_runs_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
