@@ -255,16 +255,14 @@ def padded_step(learner: Learner, request: TrainBatchRequest) -> Step:
     ]
     packed_s = time.perf_counter()
     count = sum(t.generated_tokens for t in request.trajectories)
-    learner.optimizer.zero_grad(set_to_none=True)
+    learner.optimizer.zero_grad()
     loss = 0.0
     for rows, part in padded:
         share = padded_loss(learner, rows, advantages[part], count)
         share.backward()
         loss += share.item()
     backward_s = time.perf_counter()
-    parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    torch.nn.utils.clip_grad_norm_(parameters, learner.settings.actor.optimizer.gradient_clipping)
-    learner.optimizer.step()
+    learner.optimizer.step(torch.tensor(loss))
     ended_s = time.perf_counter()
     parts = {
         "packing": packed_s - start_s,

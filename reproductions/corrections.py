@@ -44,8 +44,8 @@ WHY: Final = (
     "GSPO's clip of 3e-4 is meant for the mean over thousands of tokens, which hardly moves. "
     "Responses have 5 tokens here, and nearly all of them leave it; with PPO's clip it learns.",
     "CPU seconds are those of a whole run, evaluations included, on a machine with other work: "
-    "differences below a tenth mean nothing. In the recorded runs PPO alone left out tokens without "
-    "advantage; a named loss does so too by now.",
+    "differences below a tenth mean nothing. In the recorded runs PPO alone left out tokens "
+    "without advantage; a named loss does so too by now.",
 )
 
 

@@ -61,12 +61,12 @@ def load_state(learner: Learner, folder: Path) -> None:
         ) from error
     set_state_dict(
         learner.model,
-        learner.optimizer,
+        learner.optimizer.adamw,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
         options=StateDictOptions(strict=False),  # without frozen and tied parameters
     )
-    learner.schedule.load_state_dict(state["schedule"])
+    learner.optimizer.schedule.load_state_dict(state["schedule"])
 
 
 def seed_step(seed: int, version: Version) -> None:
@@ -75,13 +75,13 @@ def seed_step(seed: int, version: Version) -> None:
 
 
 def _state(learner: Learner) -> dict[str, Any]:
-    model, optimizer = get_state_dict(learner.model, learner.optimizer)
+    model, optimizer = get_state_dict(learner.model, learner.optimizer.adamw)
     # `named_parameters` has tied parameters once.
     trained = {name for name, value in learner.model.named_parameters() if value.requires_grad}
     return {
         "model": {name: value for name, value in model.items() if name in trained},
         "optimizer": optimizer,
-        "schedule": learner.schedule.state_dict(),
+        "schedule": learner.optimizer.schedule.state_dict(),
     }
 
 

@@ -1,5 +1,9 @@
-"""Log-probs of a packed batch: one pass over the trees, with logits only where a token is
-predicted."""
+"""Log-probs, or values, of a packed batch: one pass over the trees, with an output only where a
+token is predicted.
+
+The modules here are what is sharded and called: they read the weights of their output layer, which
+may be those of the embedding, in their forward, where a sharded model has them in one piece.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from transformers import PreTrainedModel
 from areal_lab.data.batch import PackedBatch
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from areal_lab.training.attention import tree_layout
+from areal_lab.training.model import VALUE_HEAD
 
 
 class Predictions(NamedTuple):
@@ -25,11 +30,7 @@ class Predictions(NamedTuple):
 
 
 class PackedPolicy(nn.Module):
-    """A policy whose forward takes packed batches: body, output layer and chunked log-probs.
-
-    This is the module to shard and to call. The weights of the output layer, which may be those of
-    the embedding, are read in its forward, so they are in one piece there and get their gradient.
-    """
+    """A policy whose forward takes packed batches: body, output layer and chunked log-probs."""
 
     def __init__(
         self,
@@ -59,24 +60,62 @@ class PackedPolicy(nn.Module):
         Args:
             packed: on the model's device.
         """
-        body: Any = self.model.get_submodule(self.model.base_model_prefix)
         head: Any = self.model.get_output_embeddings()
-        with _autocast(packed.tokens.device, self.dtype):
-            hidden = body(
-                input_ids=packed.tokens[None],
-                position_ids=packed.positions[None],
-                use_cache=False,
-                tree_layout=tree_layout(packed),
-            ).last_hidden_state[0]
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
         scored = logprobs_and_entropy(
-            hidden[packed.predict_from].to(self.dtype),
+            _hidden_states(self.model, packed, self.dtype).to(self.dtype),
             head.weight.to(self.dtype),
             packed.targets,
             temperature=self.temperature,
         )
         entropy = scored.entropy if self.entropy_gradient else scored.entropy.detach()
         return Predictions(scored.logprobs[packed.prediction], entropy[packed.prediction])
+
+
+class PackedValues(nn.Module):
+    """A model with one output per token whose forward takes packed batches.
+
+    The value of a token is read where the token is predicted: before it is known.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype = torch.float32) -> None:
+        """Wrap a model.
+
+        Args:
+            model: from `load_value_model`.
+            dtype: type of the matrix products, except that of the output.
+        """
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+
+    def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """Compute the value before each chosen token.
+
+        Args:
+            packed: on the model's device.
+        """
+        head: Any = self.model.get_submodule(VALUE_HEAD)
+        # Values in bfloat16 would have three digits.
+        hidden = _hidden_states(self.model, packed, self.dtype).to(head.weight.dtype)
+        values: Tensor = head(hidden)[:, 0]
+        return values[packed.prediction]
+
+
+def _hidden_states(
+    model: PreTrainedModel, packed: PackedBatch, dtype: torch.dtype
+) -> Float[Tensor, "U hidden"]:
+    """Outputs of the model's body where something is predicted."""
+    body: Any = model.get_submodule(model.base_model_prefix)
+    with _autocast(packed.tokens.device, dtype):
+        hidden = body(
+            input_ids=packed.tokens[None],
+            position_ids=packed.positions[None],
+            use_cache=False,
+            tree_layout=tree_layout(packed),
+        ).last_hidden_state[0]
+    predicting: Tensor = hidden[packed.predict_from]
+    return predicting
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""A policy with its optimizer, learning-rate schedule and loss: all that a step changes or asks."""
+"""A policy with its optimizer and loss: all that a step changes or asks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from areal_lab.training.objective.loss import (
     choose_advantages,
     choose_loss,
 )
+from areal_lab.training.optimizer import Optimizer, make_optimizer
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.reference import Reference, make_reference
-from areal_lab.training.settings import TrainerSettings, lr_factor
+from areal_lab.training.settings import TrainerSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A policy with its optimizer, schedule and loss."""
+    """A policy with its optimizer and loss."""
 
     policy: PackedPolicy
     """The module that is called; it contains the model."""
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    optimizer: Optimizer
     loss: ChosenLoss
     advantages: Advantages
     settings: TrainerSettings
@@ -53,7 +53,7 @@ class Learner:
 def make_learner(
     model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks | None = None
 ) -> Learner:
-    """Create the optimizer, learning-rate schedule and loss of a model.
+    """Create the optimizer and loss of a model.
 
     Args:
         model: from `load_policy`, whole; `ranks` shard it.
@@ -61,7 +61,6 @@ def make_learner(
         ranks: the processes that train together; this one alone by default.
     """
     ranks = ranks or Ranks()
-    numbers = settings.actor.optimizer
     dtype = compute_dtype(settings.actor.dtype, settings.device)
     cost = forward_cost(model)
     policy = PackedPolicy(
@@ -71,21 +70,11 @@ def make_learner(
         entropy_gradient=settings.actor.entropy_coeff != 0,
     )
     ranks.shard(policy)
-    optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=numbers.lr,
-        betas=(numbers.beta1, numbers.beta2),
-        eps=numbers.eps,
-        weight_decay=numbers.weight_decay,
-        fused=True,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: lr_factor(step, numbers, settings.optimizer_steps)
-    )
     return Learner(
         policy=policy,
-        optimizer=optimizer,
-        schedule=schedule,
+        optimizer=make_optimizer(
+            model, settings.actor.optimizer, steps=settings.optimizer_steps, ranks=ranks
+        ),
         loss=choose_loss(settings),
         advantages=choose_advantages(settings),
         settings=settings,

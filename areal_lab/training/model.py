@@ -1,14 +1,22 @@
-"""Load a policy for training: float32 master weights, attention over prefix trees."""
+"""Load a model for training: float32 master weights, attention over prefix trees.
+
+load_policy        a causal language model
+load_value_model   its body with one output per token: a critic, or a reward model
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from areal_lab.data.prefix_tree import ForwardCost
@@ -16,11 +24,16 @@ from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from areal_lab.training.attention import TREE_ATTENTION
 
 __all__ = [
+    "VALUE_HEAD",
     "ModelNotFound",
     "forward_cost",
     "load_policy",
+    "load_value_model",
     "resolve_model_path",
 ]
+
+VALUE_HEAD: Final = "score"
+"""Name of the output layer of a value model, as in transformers."""
 
 
 def load_policy(
@@ -33,13 +46,63 @@ def load_policy(
     Raises:
         ModelNotFound: if transformers cannot load a causal language model from the folder.
     """
-    transformers_logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=TREE_ATTENTION, local_files_only=True
-        )
+        model = _load(AutoModelForCausalLM, path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelNotFound(f"cannot load a causal language model from {path}: {error}") from error
+    return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
+
+
+def load_value_model(
+    path: Path, *, device: str = "cpu", gradient_checkpointing: bool = False
+) -> PreTrainedModel:
+    """Load a model with one number per token as its output, in float32: transformers'
+    `AutoModelForSequenceClassification` with one label.
+
+    A folder of a causal language model lacks that output; its weights start at zero then, so that
+    every value is 0.
+
+    Raises:
+        ModelNotFound: if transformers cannot load one from the folder, or it has more labels.
+    """
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # it warns that the output is new
+    try:
+        model, loading = _load(
+            AutoModelForSequenceClassification, path, num_labels=1, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelNotFound(
+            f"cannot load a model with one output per token from {path}: {error}"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(level)
+    head = getattr(model, VALUE_HEAD, None)
+    if not isinstance(head, nn.Linear):
+        raise ModelNotFound(
+            f"{type(model).__name__} of {path} has no linear output named {VALUE_HEAD!r}; Llama, "
+            "Qwen2, Qwen3 and Mistral have one"
+        )
+    missing = [name for name in loading["missing_keys"] if not name.startswith(f"{VALUE_HEAD}.")]
+    if missing:
+        raise ModelNotFound(f"{path} lacks {missing[0]}, and {len(missing) - 1} more weights")
+    if loading["missing_keys"]:
+        nn.init.zeros_(head.weight)
+    return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
+
+
+def _load(kind: Any, path: Path, **options: Any) -> Any:
+    transformers_logging.disable_progress_bar()
+    return kind.from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation=TREE_ATTENTION,
+        local_files_only=True,
+        **options,
+    )
+
+
+def _prepared(model: Any, *, device: str, gradient_checkpointing: bool) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -49,8 +112,8 @@ def load_policy(
         model.activation_checkpointing_enable({"use_reentrant": False})
     # transformers checkpoints activations in training mode only.
     model.train(gradient_checkpointing)
-    policy: PreTrainedModel = model.to(device)
-    return policy
+    prepared: PreTrainedModel = model.to(device)
+    return prepared
 
 
 def forward_cost(model: PreTrainedModel) -> ForwardCost:

@@ -33,11 +33,11 @@ from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
 from areal_lab.training.batch_advantages import batch_advantages, overlong_metrics
 from areal_lab.training.device import on_device, to_device
-from areal_lab.training.gradient import clip_gradient
 from areal_lab.training.learner import Learner
 from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record
 from areal_lab.training.minibatch import Minibatch, make_minibatch, not_masked, split_by_group
 from areal_lab.training.objective.loss import BatchFacts, LossTokens
+from areal_lab.training.optimizer import Stepped
 from areal_lab.training.protocol import Span, TrainBatchRequest
 from areal_lab.training.timeline import Timeline
 
@@ -84,9 +84,9 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     records = [record for rank, _ in of_ranks for record in rank]
     metrics = step_metrics(trajectories, advantages, records, request.version)
     metrics |= {
-        "loss": math.fsum(update.loss for update in updates) / len(updates),
-        "grad_norm": max(update.grad_norm for update in updates),
-        "lr": updates[-1].lr,
+        "loss": math.fsum(update.actor.loss for update in updates) / len(updates),
+        "grad_norm": max(update.actor.grad_norm for update in updates),
+        "lr": updates[-1].actor.lr,
         "packed_tokens": float(sum(tokens for _, tokens in of_ranks)),
         "micro_batches": float(len(records)),
         "optimizer_steps": float(len(updates)),
@@ -125,9 +125,7 @@ def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
 
 
 class _Update(NamedTuple):
-    loss: float
-    grad_norm: float
-    lr: float
+    actor: Stepped
     records: list[TokenRecord]
 
 
@@ -140,7 +138,7 @@ def _update(
 ) -> _Update:
     """One optimizer step. `proximal` is `None` where the parameters still are pi_prox."""
     device, ranks = learner.device, learner.ranks
-    learner.optimizer.zero_grad(set_to_none=True)
+    learner.optimizer.zero_grad()
     records = []
     loss = torch.zeros((), device=device)
     placed = minibatch.on(device)
@@ -160,17 +158,8 @@ def _update(
             predicted = learner.policy(placed_idle)
             (predicted.logprobs.sum() * 0.0).backward()
     with timeline.span("optimizer"):
-        clipped = clip_gradient(
-            [p for group in learner.optimizer.param_groups for p in group["params"]],
-            loss,
-            largest=learner.settings.actor.optimizer.gradient_clipping,
-            step=learner.schedule.last_epoch + 1,
-            ranks=ranks,
-        )
-        lr = float(learner.optimizer.param_groups[0]["lr"])
-        learner.optimizer.step()
-        learner.schedule.step()
-    return _Update(clipped.loss, clipped.grad_norm, lr, records)
+        stepped = learner.optimizer.step(loss)
+    return _Update(stepped, records)
 
 
 def _forward_loss(

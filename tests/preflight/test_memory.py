@@ -103,8 +103,8 @@ def measured_and_estimated(folder: Path, tokens: int, **actor: Any) -> tuple[int
     learner = make_learner(model, settings)
     vocab = model.config.vocab_size
     train_batch(learner, full_micro_batches(0, vocab, tokens=tokens))
-    learner.optimizer.zero_grad(set_to_none=True)
-    moments = [m for state in learner.optimizer.state.values() for m in state.values()]
+    learner.optimizer.zero_grad()
+    moments = [m for state in learner.optimizer.adamw.state.values() for m in state.values()]
     with LiveBytes([*model.parameters(), *model.buffers(), *moments]) as live:
         outcome = train_batch(learner, full_micro_batches(1, vocab, tokens=tokens))
     assert outcome.metrics["micro_batches"] == 2

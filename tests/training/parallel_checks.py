@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from areal_lab.config.schema import OptimizerConfig
 from areal_lab.training.checkpoint import load_state
-from areal_lab.training.gradient import NonFiniteStep
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.minibatch import make_minibatch
 from areal_lab.training.model import load_policy
+from areal_lab.training.optimizer import NonFiniteStep
 from areal_lab.training.parallel.group import RankPlace, join, leave
 from areal_lab.training.process.output import export, save
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest

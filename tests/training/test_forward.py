@@ -11,8 +11,8 @@ import torch
 
 from areal_lab.data.batch import PackedBatch, input_tokens, pack, pad
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
-from areal_lab.training.forward import PackedPolicy
-from areal_lab.training.model import load_policy
+from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.model import load_policy, load_value_model
 from tests.training.tiny import gradients, random_batch, save_model
 
 SHARE = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=0.0)
@@ -34,6 +34,23 @@ def padded_logprobs(model: Any, temperature: float) -> torch.Tensor:
     logprobs = torch.log_softmax(logits[:, :-1] / temperature, dim=-1)
     chosen = logprobs.gather(-1, padded.tokens[:, 1:, None])[..., 0]
     return chosen[padded.response_mask[:, 1:]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_value_is_the_output_before_its_token(tmp_path: Path, kind: str) -> None:
+    model: Any = load_value_model(save_model(tmp_path / "model", kind=kind))
+    torch.nn.init.normal_(model.score.weight)
+    padded = pad(random_batch().trajectories)
+    model.set_attn_implementation("sdpa")
+    body = model.get_submodule(model.base_model_prefix)
+    outputs = body(padded.tokens, attention_mask=padded.attention_mask.long()).last_hidden_state
+    expected = model.score(outputs)[:, :-1, 0][padded.response_mask[:, 1:]]
+    model.set_attn_implementation("areal_lab_tree")
+    got = PackedValues(model)(packed_batch(SHARE, max_tokens=25))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    low = PackedValues(model, dtype=torch.bfloat16)(packed_batch(SHARE))
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, expected, atol=0.5, rtol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])

@@ -6,10 +6,15 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from areal_lab.models import locate as model_path_module
 from areal_lab.models.locate import PACKAGED_MODELS, PackagedModel, cache_folder
@@ -17,6 +22,7 @@ from areal_lab.training.model import (
     ModelNotFound,
     forward_cost,
     load_policy,
+    load_value_model,
     resolve_model_path,
 )
 from tests.training.tiny import SHAPE, save_model
@@ -183,3 +189,30 @@ def test_weights_are_read_as_float32(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     half.save_pretrained(folder)
     assert {p.dtype for p in load_policy(folder).parameters()} == {torch.float32}
+
+
+def test_a_new_value_model_says_zero_and_a_saved_one_what_it_said(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    new: Any = load_value_model(folder)
+    tokens = torch.arange(6)[None]
+    assert new.score.weight.abs().sum() == 0
+    torch.nn.init.normal_(new.score.weight)
+    new.save_pretrained(tmp_path / "values")
+    saved: Any = load_value_model(tmp_path / "values", gradient_checkpointing=True)
+    assert saved.training
+    torch.testing.assert_close(saved.score.weight, new.score.weight)
+    body = new.model.embed_tokens.weight
+    torch.testing.assert_close(saved.model.embed_tokens.weight, body)
+    # The folder is one of transformers, which reads the score at the last token.
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "values")
+    assert theirs(tokens).logits.shape == (1, 1)
+
+
+def test_what_is_no_value_model_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    with pytest.raises(ModelNotFound, match="one output per token"):
+        load_value_model(tmp_path)
+    config = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    config.save_pretrained(tmp_path / "three")
+    with pytest.raises(ModelNotFound, match="cannot load"):
+        load_value_model(tmp_path / "three")

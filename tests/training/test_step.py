@@ -33,11 +33,11 @@ from areal_lab.functional import (
 from areal_lab.training import step as step_module
 from areal_lab.training.batch_advantages import batch_advantages
 from areal_lab.training.forward import PackedPolicy
-from areal_lab.training.gradient import NonFiniteStep
 from areal_lab.training.learner import Learner
 from areal_lab.training.minibatch import split_by_group
 from areal_lab.training.model import load_policy
 from areal_lab.training.objective.loss import choose_advantages, requested_facts
+from areal_lab.training.optimizer import NonFiniteStep, Optimizer
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import score, train_batch
 from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
@@ -134,7 +134,9 @@ def with_sgd(learner: Learner, lr: float) -> Learner:
     """Plain gradient descent: parameters then differ by gradients, not by their signs."""
     optimizer = torch.optim.SGD(learner.model.parameters(), lr=lr)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    return dataclasses.replace(learner, optimizer=optimizer, schedule=constant)
+    return dataclasses.replace(
+        learner, optimizer=Optimizer(optimizer, constant, float("inf"), learner.ranks)
+    )
 
 
 def with_loss(learner: Learner, function: Any) -> Learner:
@@ -208,7 +210,7 @@ def test_a_batch_of_equal_rewards_moves_parameters_by_momentum_only(folder: Path
     train_batch(reference, random_batch())
     for parameter in reference.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    reference.optimizer.step()
+    reference.optimizer.step(torch.zeros(()))
     assert_same(parameters(learner.model), parameters(reference.model), atol=0)
     assert outcome.metrics["grad_norm"] == 0
     assert outcome.metrics["micro_batches"] == 0
