@@ -308,6 +308,7 @@ from areal_lab.functional.advantages.returns import (
 from areal_lab.functional.advantages.gae import (
     AdvantagesAndReturns as AdvantagesAndReturns,
     gae as gae,
+    gae_advantages as gae_advantages,
     lambda_returns as lambda_returns,
     length_adaptive_lambda as length_adaptive_lambda,
 )

@@ -1,5 +1,9 @@
 r"""Generalized advantage estimation, and the lambda returns that it is made of.
 
+    gae              rewards and values of tokens
+    gae_advantages   one reward per response, whitened: the advantages of PPO with a critic
+    lambda_returns   what the values should have been
+
     V_1  r_1  V_2  r_2  V_3  r_3  bootstrap      k values and one beyond: k + 1 points
 
 Values are those *before* each token, V(s_t); what lies beyond the last token is the caller's
@@ -22,7 +26,9 @@ from areal_lab.functional.advantages.returns import (
     finite_or_none,
     per_token_or_number,
     step_discounts,
+    terminal_rewards,
 )
+from areal_lab.functional.advantages.whitening import whiten
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
@@ -86,6 +92,75 @@ def gae(
         sequences=sequences,
     )
     return AdvantagesAndReturns(returns - torch.where(mask, values, 0.0), returns)
+
+
+def gae_advantages(
+    rewards: Float[Tensor, "*sequences"],
+    values: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    token_rewards: Float[Tensor, "*shape"] | None = None,
+    bootstrap_values: Float[Tensor, "*sequences"] | None = None,
+    gamma: float = 1.0,
+    lambda_: float = 1.0,
+    value_lambda: float | None = None,
+    length_alpha: float | None = None,
+    whitened: bool = True,
+    eps: float = 1e-8,
+    sequences: Segments | None = None,
+) -> AdvantagesAndReturns:
+    r"""Advantages and value targets of PPO with a critic: one reward per response, GAE, whitened.
+
+    $$ r_t = r^{token}_t + R\,[t \text{ is the last unmasked token}] $$
+
+    Returns are not whitened; nothing is detached.
+
+    Args:
+        rewards: R of each sequence: `[N]` for `[N, T]` tokens, a scalar for one sequence `[T]`.
+        values: V before each token.
+        mask: True = the policy chose this token.
+        token_rewards: r of single tokens, such as -beta times a KL estimate; None is 0.
+        bootstrap_values: value beyond the last token of each sequence; 0 where it ended. None is 0
+            everywhere.
+        gamma: discount of a token.
+        lambda_: of the advantages.
+        value_lambda: of the returns, where it differs (decoupled GAE); None takes `lambda_`.
+        length_alpha: take `length_adaptive_lambda` with this alpha in place of `lambda_`.
+        whitened: whiten the advantages over all unmasked tokens.
+        eps: added to their variance, inside the root.
+
+    Source: GAE (arXiv:1506.02438); InstructGPT (arXiv:2203.02155); whitened as in arXiv:2403.17031;
+    `value_lambda` and `length_alpha`: VAPO (arXiv:2504.05118).
+
+    Raises:
+        ValueError: as `terminal_rewards`, `gae`, `length_adaptive_lambda` and `whiten`.
+    """
+    total = terminal_rewards(rewards, mask, sequences=sequences)
+    if token_rewards is not None:
+        total = total + chosen("token_rewards", token_rewards, mask)
+    own: Discount = lambda_
+    if length_alpha is not None:
+        own = length_adaptive_lambda(
+            mask, alpha=length_alpha, sequences=sequences, dtype=total.dtype
+        )
+
+    def estimate(weight: Discount) -> AdvantagesAndReturns:
+        return gae(
+            total,
+            values,
+            mask,
+            gamma=gamma,
+            lambda_=weight,
+            bootstrap_values=bootstrap_values,
+            sequences=sequences,
+        )
+
+    advantages, returns = estimate(own)
+    if value_lambda is not None:
+        returns = estimate(value_lambda).returns
+    if whitened:
+        advantages = whiten(advantages, mask, eps=eps)
+    return AdvantagesAndReturns(advantages, returns)
 
 
 def lambda_returns(

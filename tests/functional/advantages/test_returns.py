@@ -10,7 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
+from areal_lab.functional.advantages.gae import (
+    gae,
+    gae_advantages,
+    lambda_returns,
+    length_adaptive_lambda,
+)
 from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
@@ -228,6 +233,53 @@ def test_padding_after_the_last_token_is_no_hole(holes):
     beyond = torch.tensor([3.0, 3.0])
     ours = gae(rewards, values, mask, lambda_=0.0, bootstrap_values=beyond, holes=holes)
     assert ours.advantages.tolist() == [[0, 2, 0, 0, 0], [0, 0, 0, 0, 2]]
+
+
+@settings(max_examples=20)
+@given(masks, st.floats(0, 1), st.sampled_from([None, 0.95]), st.integers(0, 9))
+def test_advantages_of_a_critic_equal_the_reference(masks, lambda_, value_lambda, seed):
+    """One reward at the last chosen token, a penalty at each, then GAE, then whitened."""
+    batch = Batch(masks, seed)
+    penalties, values = batch.draw(), batch.draw()
+    rewards, beyond = batch.draw_per_sequence(), batch.draw_per_sequence()
+    ours = gae_advantages(
+        rewards,
+        values,
+        batch.mask,
+        token_rewards=penalties,
+        bootstrap_values=beyond,
+        gamma=0.9,
+        lambda_=lambda_,
+        value_lambda=value_lambda,
+    )
+    total = torch.where(batch.mask, penalties, 0.0) + terminal_rewards(rewards, batch.mask)
+
+    def slowly(weight):
+        columns = zip(*map(batch.lists, (total, values, batch.mask)), beyond.tolist(), strict=True)
+        return batch.padded(
+            [
+                reference.gae(r, v, m, gammas=full(r, 0.9), lambdas=full(r, weight), bootstrap=b)
+                for r, v, m, b in columns
+            ]
+        )
+
+    advantages = slowly(lambda_)
+    returns = slowly(lambda_ if value_lambda is None else value_lambda)
+    returns = returns + torch.where(batch.mask, values, 0.0)
+    torch.testing.assert_close(ours.returns, returns, **EXACT)
+    chosen = advantages[batch.mask]
+    if len(chosen) > 1:
+        scale = (chosen.var() + 1e-8).sqrt()
+        torch.testing.assert_close(ours.advantages[batch.mask], (chosen - chosen.mean()) / scale)
+    assert (ours.advantages[~batch.mask] == 0).all()
+
+
+def test_advantages_of_a_critic_with_a_lambda_by_length():
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    rewards, values = torch.tensor([1.0, 0.0]), torch.rand(2, 3)
+    ours = gae_advantages(rewards, values, mask, length_alpha=0.5, whitened=False)
+    by_hand = gae(terminal_rewards(rewards, mask), values, mask, lambda_=1 - 1 / 1.5)
+    torch.testing.assert_close(ours, by_hand)
 
 
 @settings(max_examples=20)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_lab.functional.advantages.gae import gae, lambda_returns, length_adaptive_lambda
+from areal_lab.functional.advantages.gae import (
+    gae,
+    gae_advantages,
+    lambda_returns,
+    length_adaptive_lambda,
+)
 from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
     discounted_returns,
@@ -75,6 +80,13 @@ def gae_with_tensors(rewards, values, gamma, mask, sequences=None):
     unit = torch.sigmoid(gamma)
     lambda_ = length_adaptive_lambda(mask, alpha=0.7, sequences=sequences, dtype=torch.double)
     return gae(rewards, values, mask, gamma=unit, lambda_=lambda_, sequences=sequences)
+
+
+def of_responses(token_rewards, values, reward, mask, sequences=None):
+    return gae_advantages(
+        reward, values, mask, token_rewards=token_rewards, bootstrap_values=reward / 2,
+        gamma=0.9, lambda_=0.8, value_lambda=1.0, length_alpha=0.7, sequences=sequences,
+    )  # fmt: skip
 
 
 def mixed(rewards, values, bootstrap, mask, sequences=None):
@@ -193,6 +205,7 @@ CASES = [
         ("gae", gae_of(carry_over_holes), (0, 1, 3), (0, 1, 2), 2),
         ("gae (restart_at_holes)", gae_of(restart_at_holes), (0, 1, 3), (0, 1, 2), 2),
         ("gae (gamma, lambda per token)", gae_with_tensors, (0, 1, 2), (0, 1, 2), 3),
+        ("gae_advantages", of_responses, (0, 1, 3), (0, 1, 2), 2),
         ("lambda_returns", mixed, (0, 1, 3), (0, 1, 2), 2),
         ("vtrace", off_policy, (0, 1, 2, 3), (0, 1, 3), 3),
         ("leaky_vtrace", leaky, (0, 1, 2, 3), (0, 1, 3), 3),
