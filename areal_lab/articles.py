@@ -91,7 +91,7 @@ class PPOTrainer:
     """AReaL's trainer: `with PPOTrainer(config, rows) as trainer: trainer.train(reward_fn)`.
 
     A run starts in `train` and has ended, with all of its processes, when that returns or raises.
-    The algorithm is what `config.actor` says; the name adds no critic.
+    The algorithm is what `config.actor` says: a critic comes with `actor.advantage=gae`.
 
     Args:
         config: from `load_expr_config` or `load_config`.

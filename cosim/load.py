@@ -29,7 +29,8 @@ from areal_lab.preflight.check import (
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log, Scalar
 from areal_lab.sinks.start import check_sinks
-from areal_lab.training.objective.loss import choose_advantages, choose_loss
+from areal_lab.training.objective.advantages import choose_advantages
+from areal_lab.training.objective.loss import choose_loss
 from areal_lab.training.objective.trial_call import try_objective
 from areal_lab.training.settings import TrainerSettings
 from cosim.along import train_actions

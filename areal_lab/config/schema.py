@@ -204,8 +204,8 @@ class ActorConfig(Record):
     loss_fn: str = ""
     """Custom policy loss, `module:function` without keywords; empty takes `loss`."""
     advantage_fn: str = ""
-    """Custom advantages, `module:function` of `(rewards [N], groups [N]) -> advantages [N]`; empty
-    takes `advantage`."""
+    """Custom advantages, `module:function` of `(rewards [N], groups [N]) -> advantages [N]`, or of
+    tokens, with facts by name (docs/train.md); empty takes `advantage`."""
     adv_norm_std: bool = True
     """Divide group advantages by the group's standard deviation (GRPO). False is Dr. GRPO."""
     overlong_share: Annotated[Share, About(hint="0 switches it off")] = 0.0
@@ -222,6 +222,16 @@ class ActorConfig(Record):
     kl_loss_coef: Annotated[NonNegative, About(hint="0 switches it off")] = 0.0
     """Penalty on the distance from the reference model (`ref`): this times the mean KL estimate of
     the trained tokens is added to the loss (GRPO's beta). 0 switches it off and loads no model."""
+    kl_ctl: Annotated[NonNegative, About(hint="0 switches it off")] = 0.0
+    """Penalty inside the reward: this times the KL estimate of each token is taken from the token's
+    reward, and of the response's reward for advantages of samples. 0 switches it off."""
+    kl_ctl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimate of the KL divergence from the reference in the reward; k1 is unbiased."""
+    kl_ctl_target: Annotated[NonNegative, About(unit="nats", hint="0 keeps kl_ctl")] = 0.0
+    """KL divergence of a response that `kl_ctl` is adapted to hold, batch by batch. 0 keeps it as
+    it is."""
+    kl_ctl_horizon: Annotated[Positive, About(unit="samples")] = 10_000.0
+    """How fast `kl_ctl` adapts: by samples of the batch / this, at most a fifth of that."""
     kl_estimator: Literal["k2", "k3", "straight_through"] = "k3"
     """Estimate of the KL divergence from the reference at each token: k3 is GRPO's, k2 has the
     gradient of the divergence, `straight_through` the value of k3 and the gradient of k2."""
@@ -259,8 +269,24 @@ class ActorConfig(Record):
         return named(value)
 
 
+class CriticConfig(Record):
+    """The critic of PPO, which is trained beside the policy if `actor.advantage` is made from
+    values, as `gae` is. It computes as the policy does (`actor.dtype`, `actor.max_tokens_per_mb`,
+    `actor.gradient_checkpointing`), without adapters."""
+
+    path: str = ""
+    """Folder or name of the model that it starts from, such as a reward model; empty takes
+    `actor.path`. Its output starts at zero where the folder has none."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    eps_clip: Annotated[float, Gt(0), About(hint="inf switches it off")] = 0.5
+    """How far a value may move in one batch before its loss has no gradient, in units of the
+    reward; inf switches it off."""
+    bootstrap_truncated: bool = True
+    """Add the value of what would have followed to the return of responses that were cut off."""
+
+
 class ReferenceConfig(Record):
-    """The frozen model that `actor.kl_loss_coef` holds the policy close to."""
+    """The frozen model that `actor.kl_loss_coef` and `actor.kl_ctl` hold the policy close to."""
 
     path: str = ""
     """Folder or name of the model; empty takes the weights of `actor.path`, with LoRA those without
@@ -308,6 +334,7 @@ class TrainConfig(Record):
     gconfig: GenerationConfig = Field(default_factory=GenerationConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     actor: ActorConfig = Field(default_factory=ActorConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     ref: ReferenceConfig = Field(default_factory=ReferenceConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -56,6 +56,31 @@ class PackedBatch(NamedTuple):
     turn_count: int
 
 
+class SampleTokens(NamedTuple):
+    """Where the chosen tokens of each sample are in one row of all of them, `T` in all."""
+
+    lengths: Int[Tensor, " N"]
+    first: Int[Tensor, " N"]
+    """Place of the first token of each sample."""
+
+    def ids(self) -> Int[Tensor, " T"]:
+        """Sample of each token."""
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+
+    def rows(self, packed: PackedBatch) -> Int[Tensor, " R"]:
+        """Place of each chosen token of a packed batch, on the host."""
+        ids = packed.sequence_ids
+        # Ascending, and the tokens of a sample are all there, in order.
+        within = torch.arange(len(ids)) - torch.searchsorted(ids, ids)
+        return self.first[ids] + within
+
+
+def sample_tokens(trajectories: Sequence[Trajectory]) -> SampleTokens:
+    """The places of the tokens that the policy chose, sample after sample."""
+    lengths = _ints([trajectory.generated_tokens for trajectory in trajectories])
+    return SampleTokens(lengths, lengths.cumsum(0) - lengths)
+
+
 class PaddedBatch(NamedTuple):
     """One row per sequence, padded on the right."""
 

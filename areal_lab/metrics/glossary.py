@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 Group: TypeAlias = Literal[
-    "Progress", "Rewards", "Responses", "Staleness", "Policy", "Optimizer", "Work"
+    "Progress", "Rewards", "Responses", "Staleness", "Policy", "Optimizer", "Critic", "Work"
 ]
 WrittenBy: TypeAlias = Literal["train and cosim", "train", "cosim"]
 
@@ -262,6 +262,42 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         always=False,
     ),
     Metric(
+        name="reward_kl_mean",
+        group="Policy",
+        unit="nats",
+        meaning="Mean KL estimate (`actor.kl_ctl_estimator`) of pi_behav from the reference at a "
+        "token, as it is charged in the reward.",
+        healthy="rises from 0 and levels off",
+        outside="It grows without bound: raise `actor.kl_ctl`, or set `actor.kl_ctl_target`.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="reward_kl_of_response",
+        group="Policy",
+        unit="nats",
+        meaning="The same summed over a response: what `actor.kl_ctl_target` is compared with.",
+        healthy="near `actor.kl_ctl_target`, if that is set",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="kl_coefficient",
+        group="Policy",
+        unit="",
+        meaning="`actor.kl_ctl` in this step, which a target adapts.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="advantage_mean",
+        group="Policy",
+        unit="",
+        meaning="Mean advantage, where tokens have their own (`gae`, `reinforce_plus_plus`).",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
         name="entropy",
         group="Policy",
         unit="nats",
@@ -404,6 +440,72 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         unit="steps",
         meaning="Optimizer steps in the batch (`actor.ppo_n_minibatches`).",
         source=_TRAINER,
+    ),
+    Metric(
+        name="critic_loss",
+        group="Critic",
+        unit="",
+        meaning="Mean error of the values, half squared, clipped (`critic.eps_clip`).",
+        healthy="falls, then stays",
+        outside="It grows: lower `critic.optimizer.lr`.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="critic_grad_norm",
+        group="Critic",
+        unit="",
+        meaning="Largest norm of the critic's gradient before it was clipped.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="critic_lr",
+        group="Critic",
+        unit="",
+        meaning="Learning rate of the critic.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="value_mean",
+        group="Critic",
+        unit="reward",
+        meaning="Mean value before a token, by the critic before the step.",
+        healthy="near `return_mean`",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="return_mean",
+        group="Critic",
+        unit="reward",
+        meaning="Mean return of a token: what its value should have been.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="explained_variance",
+        group="Critic",
+        unit="",
+        meaning="1 - variance of (return - value) / variance of the returns: what the critic knew "
+        "before it saw them.",
+        healthy="0 to 1, rises",
+        outside="Below 0 for long: the values mislead. Raise `critic.optimizer.lr`, or take "
+        "advantages of groups.",
+        source=_TRAINER,
+        always=False,
+    ),
+    Metric(
+        name="value_clip_fraction",
+        group="Critic",
+        unit="",
+        meaning="Share of tokens whose value had left its clip range.",
+        healthy="< 0.2",
+        outside="The critic moves far in one batch: raise `critic.eps_clip`, or lower "
+        "`critic.optimizer.lr`.",
+        source=_TRAINER,
+        always=False,
     ),
     Metric(
         name="micro_batches",

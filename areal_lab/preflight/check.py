@@ -23,7 +23,7 @@ from areal_lab.config.checkpoints import RESUMABLE
 from areal_lab.config.functions import load_function
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import Record
-from areal_lab.config.schema import TrainConfig
+from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.config.suggest import nearest
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
@@ -57,6 +57,7 @@ from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import check_placement, this_machine
 from areal_lab.sinks.start import check_sinks
 from areal_lab.training.objective.formula_calls import read_call
+from areal_lab.training.objective.formula_index import find_formula
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
 
@@ -101,7 +102,7 @@ def check(
         facts = read_model_facts(folder)
     except ValueError as error:
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
-    found += check_reference(config)
+    found += check_other_models(config)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
@@ -163,11 +164,7 @@ def notes(config: TrainConfig) -> list[str]:
         )
     if config.actor.advantage and (unused := _changed(config, "adv_norm_std")):
         lines.append(f"{', '.join(unused)} has no effect with actor.advantage")
-    if not config.actor.kl_loss_coef:
-        unused = [f"ref.{name}" for name in _changed_fields(config.ref)]
-        unused += _changed(config, "kl_estimator")
-        if unused:
-            lines.append(f"{', '.join(unused)} has no effect without actor.kl_loss_coef")
+    lines += _unused_models(config)
     sampling = config.rollout.dynamic_sampling
     if not sampling.enabled and (unused := _changed_fields(sampling)):
         lines.append(
@@ -193,6 +190,26 @@ def memory_notes(config: TrainConfig, problems: ProblemSet) -> list[str]:
     estimated = estimate(config, resolve_model_path(config.actor.path), problems)
     note = None if estimated is None else estimated.note(memory_bytes())
     return [] if note is None else [note]
+
+
+def _unused_models(config: TrainConfig) -> list[str]:
+    """Settings of a reference or a critic that the run does not have."""
+    lines = []
+    if not config.actor.kl_loss_coef and (unused := _changed(config, "kl_estimator")):
+        lines.append(f"{', '.join(unused)} has no effect without actor.kl_loss_coef")
+    if not config.actor.kl_ctl:
+        names = ("kl_ctl_estimator", "kl_ctl_target", "kl_ctl_horizon")
+        if unused := _changed(config, *names):
+            lines.append(f"{', '.join(unused)} has no effect without actor.kl_ctl")
+        if not config.actor.kl_loss_coef and (unused := _changed_fields(config.ref)):
+            named = ", ".join(f"ref.{name}" for name in unused)
+            lines.append(f"{named} has no effect without actor.kl_loss_coef or actor.kl_ctl")
+    if (unused := _changed_fields(config.critic)) and not asks_for_values(config.actor):
+        lines.append(
+            f"critic.{', critic.'.join(unused)} has no effect without advantages that are made "
+            "from values: actor.advantage=gae"
+        )
+    return lines
 
 
 def _changed_lora_settings(config: TrainConfig) -> list[str]:
@@ -381,16 +398,32 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         raise ConfigError(_wrong("actor.path", f"actor.path: {reason}{hint}")) from error
 
 
-def check_reference(config: TrainConfig) -> Iterator[Problem]:
-    """Check that there is a reference model, if the run has one of its own."""
-    path = config.ref.path
-    if not (path and config.actor.kl_loss_coef):
+def asks_for_values(actor: ActorConfig) -> bool:
+    """Whether the advantages need a critic; True of custom functions, which only the trainer
+    imports."""
+    name = actor.advantage_fn or actor.advantage.get("name", "")
+    if not name:
+        return False
+    found = find_formula(Role.ADVANTAGE, name)
+    return found is None or "values" in found.facts
+
+
+def check_other_models(config: TrainConfig) -> Iterator[Problem]:
+    """Check that there are a reference model and a critic, if the run has them from elsewhere."""
+    if config.actor.kl_loss_coef or config.actor.kl_ctl:
+        yield from _check_model("ref.path", config.ref.path)
+    if asks_for_values(config.actor):
+        yield from _check_model("critic.path", config.critic.path)
+
+
+def _check_model(setting: str, path: str) -> Iterator[Problem]:
+    if not path:
         return
     try:
         resolve_model_path(path)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        yield _wrong("ref.path", f"ref.path: {reason}{nearest(path, known_models())}")
+        yield _wrong(setting, f"{setting}: {reason}{nearest(path, known_models())}")
 
 
 def check_tokens(

@@ -1,4 +1,5 @@
-"""The trainer's state in a checkpoint: trained parameters, optimizer, learning-rate schedule.
+"""The trainer's state in a checkpoint: trained parameters, optimizer, learning-rate schedule, of
+the policy and of a critic.
 
     Learner --save_state--> STEP/trainer/ (torch.distributed.checkpoint) --load_state--> Learner
 
@@ -25,9 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.training.learner import Learner
+from areal_lab.training.optimizer import Optimizer
 
 
 class UnusableState(RuntimeError):
@@ -59,14 +62,11 @@ def load_state(learner: Learner, folder: Path) -> None:
             f"cannot continue from {folder}: {reason}; remove {folder.parent} to continue from the "
             "checkpoint before it"
         ) from error
-    set_state_dict(
-        learner.model,
-        learner.optimizer.adamw,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=False),  # without frozen and tied parameters
-    )
-    learner.optimizer.schedule.load_state_dict(state["schedule"])
+    _set(learner.model, learner.optimizer, state)
+    if learner.critic is not None:
+        _set(learner.critic.values.model, learner.critic.optimizer, state["critic"])
+    if learner.kl_reward is not None:
+        learner.kl_reward.coefficient = state["kl_coefficient"]
 
 
 def seed_step(seed: int, version: Version) -> None:
@@ -75,14 +75,34 @@ def seed_step(seed: int, version: Version) -> None:
 
 
 def _state(learner: Learner) -> dict[str, Any]:
-    model, optimizer = get_state_dict(learner.model, learner.optimizer.adamw)
+    state = _state_of(learner.model, learner.optimizer)
+    if learner.critic is not None:
+        state["critic"] = _state_of(learner.critic.values.model, learner.critic.optimizer)
+    if learner.kl_reward is not None:
+        state["kl_coefficient"] = learner.kl_reward.coefficient
+    return state
+
+
+def _state_of(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+    parameters, moments = get_state_dict(model, optimizer.adamw)
     # `named_parameters` has tied parameters once.
-    trained = {name for name, value in learner.model.named_parameters() if value.requires_grad}
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
     return {
-        "model": {name: value for name, value in model.items() if name in trained},
-        "optimizer": optimizer,
-        "schedule": learner.optimizer.schedule.state_dict(),
+        "model": {name: value for name, value in parameters.items() if name in trained},
+        "optimizer": moments,
+        "schedule": optimizer.schedule.state_dict(),
     }
+
+
+def _set(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    set_state_dict(
+        model,
+        optimizer.adamw,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=False),  # without frozen and tied parameters
+    )
+    optimizer.schedule.load_state_dict(state["schedule"])
 
 
 @contextmanager

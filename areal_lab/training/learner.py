@@ -9,14 +9,16 @@ from transformers import PreTrainedModel
 
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.dtypes import compute_dtype
+from areal_lab.training.batch_advantages import KLReward, choose_kl_reward
+from areal_lab.training.critic import Critic, make_critic
 from areal_lab.training.forward import PackedPolicy
-from areal_lab.training.model import forward_cost
-from areal_lab.training.objective.loss import (
+from areal_lab.training.model import check_same_vocabulary, forward_cost
+from areal_lab.training.objective.advantages import (
     Advantages,
-    ChosenLoss,
     choose_advantages,
-    choose_loss,
+    needs_critic,
 )
+from areal_lab.training.objective.loss import ChosenLoss, choose_loss
 from areal_lab.training.optimizer import Optimizer, make_optimizer
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.reference import Reference, make_reference
@@ -37,6 +39,10 @@ class Learner:
     cost: ForwardCost
     reference: Reference | None = None
     """None without a penalty on the distance from it."""
+    kl_reward: KLReward | None = None
+    """The penalty inside the reward; None if there is none."""
+    critic: Critic | None = None
+    """None unless the advantages are made from values."""
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
@@ -70,16 +76,25 @@ def make_learner(
         entropy_gradient=settings.actor.entropy_coeff != 0,
     )
     ranks.shard(policy)
+    advantages = choose_advantages(settings)
+    critic = make_critic(settings, ranks) if needs_critic(advantages) else None
+    if critic is not None:
+        theirs, ours = (m.config.get_text_config() for m in (critic.values.model, model))
+        check_same_vocabulary(
+            "critic.path", settings.config.critic.path, theirs.vocab_size, ours.vocab_size
+        )
     return Learner(
         policy=policy,
         optimizer=make_optimizer(
             model, settings.actor.optimizer, steps=settings.optimizer_steps, ranks=ranks
         ),
         loss=choose_loss(settings),
-        advantages=choose_advantages(settings),
+        advantages=advantages,
         settings=settings,
         dtype=dtype,
         cost=cost,
         reference=make_reference(policy, settings, ranks),
+        kl_reward=choose_kl_reward(settings),
+        critic=critic,
         ranks=ranks,
     )

@@ -26,6 +26,7 @@ from areal_lab.training.attention import TREE_ATTENTION
 __all__ = [
     "VALUE_HEAD",
     "ModelNotFound",
+    "check_same_vocabulary",
     "forward_cost",
     "load_policy",
     "load_value_model",
@@ -114,6 +115,19 @@ def _prepared(model: Any, *, device: str, gradient_checkpointing: bool) -> PreTr
     model.train(gradient_checkpointing)
     prepared: PreTrainedModel = model.to(device)
     return prepared
+
+
+def check_same_vocabulary(setting: str, path: str, vocabulary: int, of_policy: int) -> None:
+    """Refuse a model that cannot read the policy's tokens.
+
+    Raises:
+        ModelNotFound: with both sizes.
+    """
+    if vocabulary != of_policy:
+        raise ModelNotFound(
+            f"{setting} {path} has a vocabulary of {vocabulary} tokens, but the model of "
+            f"actor.path has {of_policy}; choose one with the same tokenizer"
+        )
 
 
 def forward_cost(model: PreTrainedModel) -> ForwardCost:

@@ -1,9 +1,9 @@
 """The reference model that a run is held close to, and the penalty on the distance from it.
 
-actor.kl_loss_coef = 0   no reference
-ref.path                 a model of its own, frozen
-adapters                 the trained model with its adapters switched off: no second copy
-otherwise                a frozen copy of the weights that the run starts from
+actor.kl_loss_coef, actor.kl_ctl = 0   no reference
+ref.path                               a model of its own, frozen
+adapters                               the trained model with its adapters off: no second copy
+otherwise                              a frozen copy of the weights that the run starts from
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from areal_lab.functional.divergences.kl import (
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.lora import has_lora
-from areal_lab.training.model import ModelNotFound, load_policy
+from areal_lab.training.model import check_same_vocabulary, load_policy
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.settings import TrainerSettings
 
@@ -88,7 +88,7 @@ class Reference:
 def make_reference(
     policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
 ) -> Reference | None:
-    """The reference of a run; None without `actor.kl_loss_coef`.
+    """The reference of a run; None without `actor.kl_loss_coef` and `actor.kl_ctl`.
 
     Args:
         policy: to be trained, with its adapters.
@@ -99,7 +99,7 @@ def make_reference(
         ModelNotFound: if `ref.path` is no model, or one with another vocabulary.
     """
     actor, path = settings.actor, settings.config.ref.path
-    if not actor.kl_loss_coef:
+    if not (actor.kl_loss_coef or actor.kl_ctl):
         return None
     own = bool(path) or not has_lora(policy.model)
     frozen = policy
@@ -107,11 +107,7 @@ def make_reference(
         folder = resolve_model_path(path) if path else Path(settings.model_path)
         model = load_policy(folder, device=settings.device).requires_grad_(requires_grad=False)
         theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
-        if theirs != ours:
-            raise ModelNotFound(
-                f"ref.path {path} has a vocabulary of {theirs} tokens, but the model of actor.path "
-                f"has {ours}; choose a reference with the same tokenizer"
-            )
+        check_same_vocabulary("ref.path", path, theirs, ours)
         frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
         ranks.shard(frozen)
     return Reference(

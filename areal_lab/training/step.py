@@ -1,11 +1,14 @@
 """One optimizer batch: advantages, proximal log-probs, minibatches of token-budget micro-batches.
 
-    trajectories -> advantages -> omit A = 0 (PPO) -> minibatches -> trees -> micro-batches
+    trajectories -> scores -> advantages -> omit A = 0 -> minibatches -> trees -> micro-batches
                                                      |
     pi_prox: parameters before this batch            | minibatch 1: from its own training forward
                                                      | 2 to n: a pass without gradient, before 1
                                                      v
                         forward, loss / N, backward (each micro-batch) -> clip -> AdamW
+                                                      the same for a critic, if there is one
+
+Scores are the values of a critic and the log-probs of a reference that is part of the reward.
 
 `N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
 and the omitted sequences without gradient affect memory and time only. The same holds for the cut
@@ -27,11 +30,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from areal_lab.data.batch import PackedBatch
+from areal_lab.data.batch import PackedBatch, SampleTokens
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
-from areal_lab.training.batch_advantages import batch_advantages, overlong_metrics
+from areal_lab.training.batch_advantages import (
+    BatchAdvantages,
+    batch_advantages,
+    overlong_metrics,
+)
+from areal_lab.training.critic import CriticUpdate, ValueTargets
 from areal_lab.training.device import on_device, to_device
 from areal_lab.training.learner import Learner
 from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record
@@ -39,6 +47,7 @@ from areal_lab.training.minibatch import Minibatch, make_minibatch, not_masked, 
 from areal_lab.training.objective.loss import BatchFacts, LossTokens
 from areal_lab.training.optimizer import Stepped
 from areal_lab.training.protocol import Span, TrainBatchRequest
+from areal_lab.training.scores import BatchScores, score_batch
 from areal_lab.training.timeline import Timeline
 
 
@@ -48,7 +57,7 @@ class StepOutcome(NamedTuple):
     metrics: dict[str, float]
     spans: tuple[Span, ...]
     advantages: Float[Tensor, " N"]
-    """Of each trajectory."""
+    """Of each trajectory; where tokens have their own, their mean."""
     records: list[TokenRecord]
     """Of each micro-batch of all ranks, on the host; on rank 0 only."""
 
@@ -63,8 +72,17 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     """
     timeline = Timeline()
     trajectories = request.trajectories
+    everyone = list(range(len(trajectories)))
+    kept = not_masked(trajectories, everyone, mask_truncated=learner.settings.actor.mask_truncated)
+    scores = score_batch(learner, trajectories, kept, request.version, timeline)
     with timeline.span("advantages and packing"):
-        advantages = batch_advantages(trajectories, learner.advantages)
+        advantages = batch_advantages(
+            trajectories,
+            learner.advantages,
+            kept=kept,
+            **scores._asdict(),
+            kl_reward=learner.kl_reward,
+        )
         minibatches = _minibatches(learner, request, advantages)
     with timeline.span("proximal log-probs"):
         # The first minibatch needs no separate pass: in its forward the parameters are pi_prox.
@@ -72,9 +90,9 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         for minibatch in minibatches[1:]:
             scored = [score(learner, part) for part in minibatch.passes]
             proximal.append([*scored[: len(minibatch.parts)]])
-    on_the_device = to_device(advantages, learner.device)
+    known_tokens = _known_tokens(advantages, scores, learner.device)
     updates = [
-        _update(learner, minibatch, known, on_the_device, timeline)
+        _update(learner, minibatch, known, known_tokens, timeline)
         for minibatch, known in zip(minibatches, proximal, strict=True)
     ]
     # Of all ranks; the others than rank 0 get nothing here.
@@ -82,7 +100,7 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     here = on_host([record for update in updates for record in update.records])
     of_ranks = learner.ranks.collect((here, sum(len(part.tokens) for part in parts)))
     records = [record for rank, _ in of_ranks for record in rank]
-    metrics = step_metrics(trajectories, advantages, records, request.version)
+    metrics = step_metrics(trajectories, advantages.of_samples, records, request.version)
     metrics |= {
         "loss": math.fsum(update.actor.loss for update in updates) / len(updates),
         "grad_norm": max(update.actor.grad_norm for update in updates),
@@ -92,16 +110,18 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
         "optimizer_steps": float(len(updates)),
     }
     metrics |= overlong_metrics(learner.settings, trajectories)
-    return StepOutcome(metrics, tuple(timeline.spans), advantages, records)
+    metrics |= advantages.metrics | _critic_metrics(learner, minibatches, updates)
+    return StepOutcome(metrics, tuple(timeline.spans), advantages.of_samples, records)
 
 
 def _minibatches(
-    learner: Learner, request: TrainBatchRequest, advantages: Tensor
+    learner: Learner, request: TrainBatchRequest, advantages: BatchAdvantages
 ) -> list[Minibatch]:
     actor, trajectories = learner.settings.actor, request.trajectories
-    terms = actor.entropy_coeff or learner.reference is not None
+    # A critic learns from tokens without an advantage too.
+    terms = actor.entropy_coeff or actor.kl_loss_coef or learner.critic is not None
     local = learner.loss.vanishes_without_advantage and not terms
-    nonzero = (advantages != 0).tolist()
+    nonzero = advantages.nonzero()
     return [
         make_minibatch(
             trajectories,
@@ -124,19 +144,67 @@ def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
     return logprobs
 
 
+class _KnownTokens(NamedTuple):
+    """What is known of the `T` tokens of the batch before its update, on the device."""
+
+    places: SampleTokens
+    """On the host."""
+    advantages: Float[Tensor, " T"]
+    differ: bool
+    """Whether the tokens of a sample have advantages of their own."""
+    reference_logprobs: Float[Tensor, " T"] | None
+    targets: ValueTargets | None
+
+
+def _known_tokens(
+    advantages: BatchAdvantages, scores: BatchScores, device: torch.device
+) -> _KnownTokens:
+    targets = None
+    if scores.values is not None and advantages.returns is not None:
+        returns, values = advantages.returns.float(), scores.values
+        targets = ValueTargets(
+            to_device(returns, device), to_device(values, device), advantages.tokens
+        )
+    reference = scores.reference_logprobs
+    return _KnownTokens(
+        places=advantages.tokens,
+        advantages=to_device(advantages.of_tokens, device),
+        differ=advantages.differ,
+        reference_logprobs=None if reference is None else to_device(reference, device),
+        targets=targets,
+    )
+
+
 class _Update(NamedTuple):
     actor: Stepped
     records: list[TokenRecord]
+    critic: CriticUpdate | None
+
+
+def _critic_metrics(
+    learner: Learner, minibatches: Sequence[Minibatch], updates: Sequence[_Update]
+) -> dict[str, float]:
+    steps = [update.critic for update in updates if update.critic is not None]
+    if not steps:
+        return {}
+    clipped = learner.ranks.total(torch.stack([step.clipped for step in steps]).sum())
+    tokens = sum(minibatch.token_count for minibatch in minibatches)
+    return {
+        "critic_loss": math.fsum(step.stepped.loss for step in steps) / len(steps),
+        "critic_grad_norm": max(step.stepped.grad_norm for step in steps),
+        "critic_lr": steps[-1].stepped.lr,
+        "value_clip_fraction": float(clipped) / max(1, tokens),
+    }
 
 
 def _update(
     learner: Learner,
     minibatch: Minibatch,
     proximal: Sequence[Tensor | None],
-    advantages: Tensor,
+    tokens: _KnownTokens,
     timeline: Timeline,
 ) -> _Update:
-    """One optimizer step. `proximal` is `None` where the parameters still are pi_prox."""
+    """One optimizer step of each model. `proximal` is `None` where the parameters are pi_prox."""
     device, ranks = learner.device, learner.ranks
     learner.optimizer.zero_grad()
     records = []
@@ -144,7 +212,7 @@ def _update(
     placed = minibatch.on(device)
     for packed, known in zip(minibatch.parts, proximal, strict=True):
         with timeline.span("forward/backward", tokens=len(packed.tokens)):
-            share, record = _forward_loss(learner, packed, known, advantages, placed)
+            share, record = _forward_loss(learner, packed, known, tokens, placed)
             # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
             (share * ranks.count).backward()
             loss += share.detach()
@@ -153,32 +221,40 @@ def _update(
         with timeline.span("forward/backward", tokens=0):
             # Sharded layers need every rank in every pass: one without effect, but in the graph.
             placed_idle = on_device(packed, device)
-            if learner.reference is not None:
+            if learner.reference is not None and tokens.reference_logprobs is None:
                 learner.reference.logprobs(placed_idle)
             predicted = learner.policy(placed_idle)
             (predicted.logprobs.sum() * 0.0).backward()
     with timeline.span("optimizer"):
         stepped = learner.optimizer.step(loss)
-    return _Update(stepped, records)
+    critic = None
+    if learner.critic is not None and tokens.targets is not None:
+        critic = learner.critic.update(minibatch, tokens.targets, ranks, timeline)
+    return _Update(stepped, records, critic)
 
 
 def _forward_loss(
     learner: Learner,
     packed: PackedBatch,
     known_proximal: Tensor | None,
-    advantages: Tensor,
+    known: _KnownTokens,
     minibatch: Minibatch,
 ) -> tuple[Tensor, TokenRecord]:
     """Loss and record of a micro-batch; `packed` is on the host, all else on the device."""
     entropy_coeff = learner.settings.actor.entropy_coeff
     placed = on_device(packed, learner.device)
-    reference = learner.reference
-    reference_logprobs = None if reference is None else reference.logprobs(placed)
+    rows = to_device(known.places.rows(packed), learner.device)
+    reference = learner.reference if learner.settings.actor.kl_loss_coef else None
+    reference_logprobs = None
+    if reference is not None and known.reference_logprobs is not None:
+        reference_logprobs = known.reference_logprobs[rows]
+    elif reference is not None:
+        reference_logprobs = reference.logprobs(placed)
     predicted = learner.policy(placed)
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
     facts = BatchFacts(
         token_count=minibatch.token_count,
-        sequences=Segments(placed.sequence_ids, len(advantages)),
+        sequences=Segments(placed.sequence_ids, len(known.places.lengths)),
         sequence_count=minibatch.sequence_count,
         turns=Segments(placed.turn_ids, placed.turn_count),
         groups=Segments(
@@ -193,7 +269,7 @@ def _forward_loss(
         predicted.logprobs,
         proximal,
         placed.behavior_logprobs,
-        advantages.to(proximal.dtype)[placed.sequence_ids],
+        known.advantages.to(proximal.dtype)[rows],
         torch.ones_like(proximal, dtype=torch.bool),
     )
     loss, result = learner.loss(tokens, facts)
@@ -203,6 +279,8 @@ def _forward_loss(
             predicted.entropy, tokens.mask, coefficient=entropy_coeff, aggregate=mean
         )
     record = token_record(packed, predicted, proximal, result)
+    if known.differ:
+        record.diagnostics["advantage"] = tokens.advantages
     if reference is not None and reference_logprobs is not None:
         penalty = reference.penalty(
             predicted.logprobs, reference_logprobs, tokens.mask, token_count=minibatch.token_count

@@ -220,7 +220,7 @@ def test_the_page_of_losses_is_current_and_has_all_of_them() -> None:
     assert losses.PAGE.read_text(encoding="utf-8") == text, "run: python -m tools.pages"
     for name in (*formulas(Role.LOSS), *recipes()):
         assert f"| `{name}` |" in text
-    assert "- `gae` needs the values of a critic" in text
+    assert "- `remax` needs the reward of a greedy response" in text
 
 
 def test_the_help_of_train_lists_losses_and_advantages() -> None:

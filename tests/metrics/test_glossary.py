@@ -12,7 +12,10 @@ from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config
 from tools.pages import metrics as page
 
-OPTIONAL = ("actor.overlong_share=0.2", "actor.mask_truncated=true", "actor.kl_loss_coef=0.01")
+OPTIONAL = (
+    *("actor.overlong_share=0.2", "actor.mask_truncated=true", "actor.kl_loss_coef=0.01"),
+    *("actor.kl_ctl=0.01", "actor.advantage=gae"),
+)
 """Some metrics are those of settings that are off by default."""
 
 

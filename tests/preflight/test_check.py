@@ -26,7 +26,7 @@ from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.check import check, check_reference, check_transfer, notes
+from areal_lab.preflight.check import check, check_other_models, check_transfer, notes
 from simulator.config.schema import RolloutConfig as SimulatedRollout
 from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
@@ -172,9 +172,12 @@ def test_a_wrong_setting_is_refused_in_one_line(
         ("loss={name: grpo, correct: []}", "correct is [], but must be a correction by name"),
         ("loss={name: grpo, correct: [{name: chain}]}", "correct[0].name is 'chain', which needs"),
         ("loss={name: grpo, correct: keep}", "'keep', which needs a mask for each token"),
-        ("advantage=gae", "actor.advantage.name is 'gae', which needs the values of a critic"),
+        (
+            "advantage=vtrace",
+            "actor.advantage.name is 'vtrace', which needs ratios of the policies",
+        ),
         ("advantage=gdpo", "'gdpo', which needs several rewards per sample"),
-        ("advantage={name: reinforce_plus_plus, gamma: 0.9}", "gamma is 0.9, but must be 1"),
+        ("advantage={name: gae, lambda: 0.9}", "did you mean 'lambda_'"),
         ("advantage={name: group, baseline: mean_of_other}", "did you mean 'mean_of_others'"),
         ("overlong_share=2", "actor.overlong_share is 2, but must be a number from 0 to 1"),
     ],
@@ -611,10 +614,10 @@ def test_a_function_is_imported_once_and_again_after_it_was_corrected(
 
 def test_a_reference_model_is_found_before_a_run_starts() -> None:
     config = TrainConfig().with_settings({"actor.kl_loss_coef": 0.1, "ref.path": "Adder-75k"})
-    (found,) = check_reference(config)
+    (found,) = check_other_models(config)
     assert found.setting == "ref.path"
     assert "did you mean" in found.message
-    assert not list(check_reference(config.with_settings({"ref.path": ""})))
+    assert not list(check_other_models(config.with_settings({"ref.path": ""})))
     without = config.with_settings({"actor.kl_loss_coef": 0.0})
-    assert not list(check_reference(without))
-    assert "ref.path has no effect without actor.kl_loss_coef" in notes(without)
+    assert not list(check_other_models(without))
+    assert "ref.path has no effect without actor.kl_loss_coef or actor.kl_ctl" in notes(without)

@@ -41,6 +41,16 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_loss_coef": 0.3,
         "max_tokens_per_mb": 30,
     },
+    "critic": {
+        "kind": "llama",
+        "tied": True,
+        "advantage": {"name": "gae", "lambda_": 0.9},
+        "kl_ctl": 0.1,
+        "kl_ctl_target": 0.2,
+        "kl_ctl_horizon": 100.0,
+        "ppo_n_minibatches": 2,
+        "max_tokens_per_mb": 20,
+    },
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 
@@ -73,7 +83,9 @@ def check_steps(folder: Path, case: str, ranks: Ranks) -> Learner:
     expected, alone = run(folder, case, ALONE)
     got, learner = run(folder, case, ranks)
     for step, (one, many) in enumerate(zip(expected, got, strict=True)):
-        for name in SAME if ranks.first else ("loss", "grad_norm"):
+        critic = ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient")
+        names = SAME if ranks.first else ("loss", "grad_norm")
+        for name in (*names, *(name for name in critic if name in one)):
             close = abs(one[name] - many[name]) <= 1e-5 * max(1.0, abs(one[name]))
             assert close, (case, ranks.count, step, name, one[name], many[name])
     state = merged_tensors(learner.model, ranks)

@@ -36,7 +36,8 @@ from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.learner import Learner
 from areal_lab.training.minibatch import split_by_group
 from areal_lab.training.model import load_policy
-from areal_lab.training.objective.loss import choose_advantages, requested_facts
+from areal_lab.training.objective.advantages import choose_advantages
+from areal_lab.training.objective.loss import requested_facts
 from areal_lab.training.optimizer import NonFiniteStep, Optimizer
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import score, train_batch
@@ -451,14 +452,14 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 def test_custom_advantages_by_import_path(folder: Path) -> None:
     request = random_batch()
     learner = learner_for(folder, advantage_fn=f"{__name__}:leave_one_out")
-    ours = batch_advantages(request.trajectories, learner.advantages)
+    ours = batch_advantages(request.trajectories, learner.advantages).of_samples
     rewards = [t.reward for t in request.trajectories]
     for i, own in enumerate(request.trajectories):
         others = [
             t.reward for j, t in enumerate(request.trajectories) if t.group == own.group and j != i
         ]
         assert ours[i].item() == pytest.approx(rewards[i] - sum(others) / len(others), abs=1e-6)
-    with pytest.raises(ValueError, match="one number per sample"):
+    with pytest.raises(ValueError, match="one number per sample, shape"):
         batch_advantages(request.trajectories, lambda rewards, _: rewards.mean())
 
 
@@ -547,7 +548,7 @@ def test_spans_are_in_order_and_named(folder: Path) -> None:
 def test_dr_grpo_advantages_are_not_divided_by_the_deviation(tmp_path: Path) -> None:
     request = random_batch()
     function = choose_advantages(settings_for(tmp_path, adv_norm_std=False))
-    assert batch_advantages(request.trajectories, function).tolist() == [-0.5, 0.5] * 8
+    assert batch_advantages(request.trajectories, function).of_samples.tolist() == [-0.5, 0.5] * 8
 
 
 def test_minibatches_are_whole_groups_in_equal_number() -> None:

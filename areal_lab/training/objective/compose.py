@@ -10,18 +10,17 @@ micro-batch; everything else is bound once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from areal_lab.config.functions import load_function
 from areal_lab.functional.corrections.weights import chain
 from areal_lab.functional.losses.policy import HasLoss, PolicyLoss, anchored_at_behavior
-from areal_lab.functional.segments import Segments, segment_reduce
+from areal_lab.functional.segments import Segments
 from areal_lab.training.objective.formula_calls import Call
 from areal_lab.training.objective.formulas import (
     PARTS,
@@ -88,32 +87,36 @@ def compose_loss(call: Call, *, at_behavior: bool = False) -> PolicyLoss:
     return _at_behavior(function) if at_behavior else cast(PolicyLoss, function)
 
 
-def compose_advantages(call: Call) -> Callable[..., Tensor]:
-    """Advantages of samples, `(rewards [N], groups [N], ...) -> [N]`.
-
-    Functions of tokens get the tokens of each response; as its tokens have equal advantages, one
-    stands for all.
-    """
+def compose_advantages(call: Call) -> Callable[..., Any]:
+    """Advantages as a trainer calls them, `(rewards [N], groups [N], ...)`: of samples `[N]`, or of
+    tokens `[T]`."""
     function = _bound(load_function(call.formula.path), _keywords(call, {}))
-    return _of_samples(function, call.formula.facts) if "mask" in call.formula.facts else function
+    facts = call.formula.facts
+    return _of_tokens(function, facts) if "mask" in facts else function
 
 
-def _of_samples(function: Callable[..., Tensor], facts: list[str]) -> Callable[..., Tensor]:
-    """Advantages of samples from a function of tokens that gives all of a response the same."""
+def _of_tokens(function: Callable[..., Any], facts: list[str]) -> Callable[..., Any]:
+    """Advantages of tokens, which may have no use for groups."""
 
     def advantages(
-        rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], length_tokens: Int[Tensor, " N"]
-    ) -> Float[Tensor, " N"]:
-        ids = torch.repeat_interleave(torch.arange(len(rewards)), length_tokens)
-        given = {
-            "groups": groups,
-            "mask": torch.ones_like(ids, dtype=torch.bool),
-            "sequences": Segments(ids, len(rewards)),
-        }
-        of_tokens = function(rewards, **{name: given[name] for name in facts if name in given})
-        return segment_reduce(of_tokens, ids, len(rewards), reduce="max")
+        rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], **given: Tensor | Segments
+    ) -> Any:
+        own = {"groups": groups} if "groups" in facts else {}
+        return function(rewards, **own, **given)
 
-    return advantages
+    asked = [name for name in facts if name not in ("rewards", "groups")]
+    return with_signature(advantages, ("rewards", "groups"), asked)
+
+
+def with_signature(
+    function: Callable[..., Any], positional: Sequence[str], asked: Sequence[str]
+) -> Callable[..., Any]:
+    """Give a function the parameters that a trainer fills: in order, and by name."""
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # as of any function
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in positional]
+        + [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in asked]
+    )
+    return function
 
 
 def _at_behavior(loss: Callable[..., HasLoss]) -> PolicyLoss:
@@ -145,11 +148,7 @@ def _with_parts(function: Callable[..., Any], call: Call, facts: list[str]) -> C
         return cast(HasLoss, function(*tokens, **keywords))
 
     names = ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask")
-    composed.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # as of any function
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        + [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in asked]
-    )
-    return composed
+    return with_signature(composed, names, asked)
 
 
 def _keywords(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:

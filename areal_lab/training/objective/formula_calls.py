@@ -112,13 +112,6 @@ class _Reader:
         if taken is _WRONG:
             self._refuse(full, f"{full} is {_shown(value)}, but must be {keyword.allowed}")
             return
-        if key == "gamma" and formula.role is Role.ADVANTAGE and taken != 1:
-            self._refuse(
-                full,
-                f"{full} is {_shown(value)}, but must be 1: the trainer has one advantage per "
-                "response; leave it out",
-            )
-            return
         self.values[key] = taken
 
     def find_missing(self, given: Mapping[str, Any]) -> None:

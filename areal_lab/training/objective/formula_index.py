@@ -33,10 +33,10 @@ _OF_SAMPLES: Final = ("group", "named", "multi_reward", "agent", "whitening")
 """Files whose functions of rewards give advantages; those of others give returns or penalties."""
 _NEEDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "values": "the values of a critic, which the trainer does not have yet",
         "greedy_rewards": "the reward of a greedy response to each prompt, which no run makes yet",
         "episode_rewards": "returns of the steps of an episode, but a response has one reward",
         "agents": "the agent of each sample and its running baseline",
+        "log_ratio": "ratios of the policies, which are not there when advantages are taken",
         "logprobs": "log-probs before the update, which are not there when advantages are taken",
         "advantages": "other advantages to start from",
         "noise": "random numbers for each token; take the loss clip_cov, which draws them",
@@ -87,6 +87,11 @@ def _read() -> Iterator[Formula]:
         functions = {
             one.name: one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)
         }
+        # `gae` of tokens has its name in a config from `gae_advantages` of responses.
+        public = {alias.name for alias in imported.names}
+        for name in public:
+            if f"{name}{SUFFIXES[Role.ADVANTAGE]}" in public:
+                functions.pop(name, None)
         for alias in imported.names:
             if alias.name in functions:
                 made = _formula(functions[alias.name], imported.module, text)

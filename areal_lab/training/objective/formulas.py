@@ -18,7 +18,10 @@ FACTS: Final = (
     *("group_tokens", "versions", "trainer_version"),
 )
 """What a trainer passes to a loss and its parts: the fields of `BatchFacts`."""
-SAMPLE_FACTS: Final = ("rewards", "groups", "length_tokens", "mask", "sequences")
+SAMPLE_FACTS: Final = (
+    *("rewards", "groups", "length_tokens", "mask", "sequences"),
+    *("token_rewards", "values", "bootstrap_values"),
+)
 """What a trainer passes to advantages."""
 SEGMENTS: Final = ("turns", "groups", "sequences")
 """Facts that a keyword of type `Segments` may take by name."""

@@ -1,4 +1,4 @@
-"""The policy loss and the advantages that the settings ask for.
+"""The policy loss that the settings ask for.
 
     default, named, custom, pickled --choose_loss--> ChosenLoss --call--> loss of a micro-batch
                                                             |
@@ -24,8 +24,6 @@ from torch import Tensor
 from areal_lab.config.functions import load_function, main, unpickle_function
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import Version
-from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
-from areal_lab.functional.advantages.reward_shaping import overlong_penalty
 from areal_lab.functional.corrections.weights import truncate
 from areal_lab.functional.losses.keywords import requested_keywords
 from areal_lab.functional.losses.policy import (
@@ -36,13 +34,10 @@ from areal_lab.functional.losses.policy import (
     ppo,
 )
 from areal_lab.functional.segments import Segments
-from areal_lab.training.objective.compose import compose_advantages, compose_loss, imported_formula
+from areal_lab.training.objective.compose import compose_loss, imported_formula
 from areal_lab.training.objective.formula_calls import Call, read_call
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
-
-Advantages = Callable[..., Tensor]
-"""`(rewards [N], groups [N]) -> advantages [N]`; `length_tokens [N]` if it has that parameter."""
 
 
 class LossTokens(NamedTuple):
@@ -131,9 +126,9 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
         return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
     actor = settings.actor
     if actor.loss_fn:
-        return _custom_loss(_imported("loss_fn", actor.loss_fn), f"loss_fn {actor.loss_fn!r}")
+        return _custom_loss(imported("loss_fn", actor.loss_fn), f"loss_fn {actor.loss_fn!r}")
     if actor.loss:
-        call = _call("actor.loss", actor.loss, Role.LOSS)
+        call = call_of("actor.loss", actor.loss, Role.LOSS)
         function = compose_loss(call, at_behavior=not actor.use_decoupled_loss)
         check_loss(function, f"actor.loss {call.formula.name!r}")
         return ChosenLoss(function, vanishes_without_advantage=_is_local(call))
@@ -149,57 +144,12 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
     )
 
 
-def choose_advantages(settings: TrainerSettings) -> Advantages:
-    """Group advantages by the settings, or the named or custom function.
+def call_of(setting: str, given: Mapping[str, Any], role: Role) -> Call:
+    """What a setting names.
 
     Raises:
-        ValueError: if a custom function cannot be imported, or a name or keyword of
-            `actor.advantage` is wrong.
+        ConfigError: if the name or a keyword is wrong.
     """
-    actor = settings.actor
-    if actor.advantage_fn:
-        function = cast(Advantages, _imported("advantage_fn", actor.advantage_fn))
-    elif actor.advantage:
-        function = compose_advantages(_call("actor.advantage", actor.advantage, Role.ADVANTAGE))
-    else:
-        function = partial(group_advantages, scale=std_of_group if actor.adv_norm_std else no_scale)
-    penalty = choose_length_penalty(settings)
-    return function if penalty is None else _less_overlong(function, penalty)
-
-
-def choose_length_penalty(settings: TrainerSettings) -> Callable[[Tensor], Tensor] | None:
-    """The penalty on the rewards of long responses, from their tokens [N]; None if it is off."""
-    actor, longest = settings.actor, settings.config.gconfig.max_new_tokens
-    if not actor.overlong_share:
-        return None
-    return partial(
-        overlong_penalty,
-        max_length_tokens=longest,
-        buffer_tokens=max(1, round(actor.overlong_share * longest)),
-        factor=actor.overlong_penalty_factor,
-    )
-
-
-def asks_for_lengths(function: Advantages) -> bool:
-    """Whether advantages take the generated tokens of each sample, `length_tokens`."""
-    try:
-        return bool(requested_keywords(function, ["length_tokens"]))
-    except (TypeError, ValueError):  # built-in functions have no signature
-        return False
-
-
-def _less_overlong(function: Advantages, penalty: Callable[[Tensor], Tensor]) -> Advantages:
-    """Advantages of the rewards less a penalty on long responses."""
-    takes_lengths = asks_for_lengths(function)
-
-    def advantages(rewards: Tensor, groups: Tensor, length_tokens: Tensor) -> Tensor:
-        facts = {"length_tokens": length_tokens} if takes_lengths else {}
-        return function(rewards + penalty(length_tokens), groups, **facts)
-
-    return advantages
-
-
-def _call(setting: str, given: Mapping[str, Any], role: Role) -> Call:
     call, problems = read_call(setting, given, role, imported_formula)
     if call is None:
         raise ConfigError(*problems)
@@ -237,7 +187,12 @@ def _custom_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
     return ChosenLoss(cast(PolicyLoss, function), vanishes_without_advantage=False)
 
 
-def _imported(field: str, path: str) -> Callable[..., Any]:
+def imported(field: str, path: str) -> Callable[..., Any]:
+    """The function of a setting.
+
+    Raises:
+        ValueError: in one line, if it cannot be imported.
+    """
     try:
         return load_function(path)
     except (ImportError, ValueError) as error:

@@ -15,11 +15,15 @@ import torch
 from areal_lab.config.functions import main
 from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.functional.segments import Segments
+from areal_lab.training.objective.advantages import (
+    AdvantageFacts,
+    asked_of,
+    check_advantages,
+    choose_advantages,
+)
 from areal_lab.training.objective.loss import (
     BatchFacts,
     LossTokens,
-    asks_for_lengths,
-    choose_advantages,
     choose_loss,
 )
 from areal_lab.training.settings import TrainerSettings
@@ -75,13 +79,16 @@ def _try_advantages(settings: TrainerSettings) -> None:
     """Call the advantages on two prompts with two responses each."""
     function = choose_advantages(settings)
     rewards, groups = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    facts = {"length_tokens": torch.tensor([3, 1, 2, 2])} if asks_for_lengths(function) else {}
-    shape = function(rewards, groups, **facts).shape
-    if shape != rewards.shape:
-        raise ValueError(
-            f"they have shape {tuple(shape)}, but must be one number per sample, "
-            f"shape {tuple(rewards.shape)}"
-        )
+    lengths = torch.tensor([3, 1, 2, 2])
+    facts = AdvantageFacts(
+        length_tokens=lengths,
+        mask=torch.ones(8, dtype=torch.bool),
+        sequences=Segments(torch.arange(4).repeat_interleave(lengths), 4),
+        token_rewards=torch.zeros(8) if settings.actor.kl_ctl else None,
+        values=torch.zeros(8),
+        bootstrap_values=torch.zeros(4),
+    )
+    check_advantages(function(rewards, groups, **asked_of(function, facts)), samples=4, tokens=8)
 
 
 def _check(text: str) -> None:

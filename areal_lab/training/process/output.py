@@ -1,7 +1,7 @@
 """What the trainer gives away: weights for engines, and checkpoints.
 
     learner --export--> folder, adapter folder, or memory of the first rank (for `Pusher`)
-            --save----> Hugging Face folder, trainer's state
+            --save----> Hugging Face folder, trainer's state, critic
 
 All ranks walk over the names in one order and gather tensor by tensor; the first one keeps them.
 """
@@ -39,6 +39,9 @@ from areal_lab.training.settings import TrainerSettings
 
 ADAPTER_FOLDER = "adapter"
 """Subfolder of a checkpoint with the LoRA adapter, for `peft.PeftModel.from_pretrained`."""
+CRITIC_FOLDER = "critic"
+"""Subfolder of a checkpoint with the critic, for `critic.path` and for
+`AutoModelForSequenceClassification.from_pretrained`."""
 
 
 def export(
@@ -113,13 +116,21 @@ def _export_dtype(settings: TrainerSettings) -> torch.dtype:
 def save(learner: Learner, request: SaveRequest) -> None:
     """Write a checkpoint of the learner; all ranks take part, the first one makes the folder."""
 
+    source = Path(learner.settings.model_path)
+
     def add(folder: Path) -> None:
         if request.state:
             save_state(learner, folder / STATE_FOLDER)
         for name, content in request.files.items() if learner.ranks.first else ():
             (folder / name).write_bytes(content)
+        if learner.critic is not None:
+            model = learner.critic.values.model
+            tensors = merged_tensors(model, learner.ranks)
+            if learner.ranks.first:
+                model.save_pretrained(folder / CRITIC_FOLDER, state_dict=tensors)
+                for file in _tokenizer_files(source):
+                    shutil.copy(file, folder / CRITIC_FOLDER)
 
-    source = Path(learner.settings.model_path)
     save_folder(learner.model, source, request.path, add, ranks=learner.ranks)
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from areal_lab.data.seeds import sample_seed
-from areal_lab.training.objective.loss import choose_advantages
+from areal_lab.training.objective.advantages import choose_advantages
 from areal_lab.training.settings import TrainerSettings
 from cosim.load import check_cosim, load_cosim
 from cosim.policy import Policy

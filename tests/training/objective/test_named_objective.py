@@ -23,13 +23,17 @@ from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.preflight.check import check_objective
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
+from areal_lab.training.objective.advantages import (
+    AdvantageFacts,
+    asked_of,
+    choose_advantages,
+)
 from areal_lab.training.objective.formula_index import formulas
 from areal_lab.training.objective.formulas import FACTS, Formula, Keyword, Role, Value
 from areal_lab.training.objective.loss import (
     BatchFacts,
     ChosenLoss,
     LossTokens,
-    choose_advantages,
     choose_loss,
 )
 from areal_lab.training.settings import TrainerSettings
@@ -186,11 +190,19 @@ def test_advantages_by_name_are_a_call_of_the_functional_core(formula: Formula) 
         assert torch.equal(found, direct(rewards, groups, *lengths_too, **keywords))
         return
     ids = torch.repeat_interleave(torch.arange(6), lengths)
-    inputs = [rewards, groups] if "groups" in formula.facts else [rewards]
-    of_tokens = direct(
-        *inputs, torch.ones(17, dtype=torch.bool), sequences=Segments(ids, 6), **keywords
+    facts = AdvantageFacts(
+        length_tokens=lengths,
+        mask=torch.rand(17) < 0.8,
+        sequences=Segments(ids, 6),
+        token_rewards=torch.randn(17),
+        values=torch.randn(17),
+        bootstrap_values=torch.randn(6),
     )
-    assert torch.equal(function(rewards, groups, lengths)[ids], of_tokens)
+    own = dict(asked_of(function, facts))
+    assert set(own) == set(formula.facts) - {"rewards", "groups"}
+    found = function(rewards, groups, **own)
+    own |= {"groups": groups} if "groups" in formula.facts else {}
+    torch.testing.assert_close(found, direct(rewards, **own, **keywords), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

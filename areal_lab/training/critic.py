@@ -1,0 +1,124 @@
+"""The critic of PPO: a model of values with an optimizer of its own.
+
+    advantages ask for values --make_critic--> Critic --update--> one step on a minibatch
+
+It is as large as the policy: a body and one output per token, which starts at zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from areal_lab.data.batch import SampleTokens
+from areal_lab.functional.aggregate import token_mean
+from areal_lab.functional.losses.supervised import value_loss
+from areal_lab.models.dtypes import compute_dtype
+from areal_lab.models.locate import resolve_model_path
+from areal_lab.training.device import on_device, to_device
+from areal_lab.training.forward import PackedValues
+from areal_lab.training.minibatch import Minibatch
+from areal_lab.training.model import load_value_model
+from areal_lab.training.optimizer import Optimizer, Stepped, make_optimizer
+from areal_lab.training.ranks import Ranks
+from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.timeline import Timeline
+
+
+class ValueTargets(NamedTuple):
+    """What the critic learns from, on the device."""
+
+    returns: Float[Tensor, " T"]
+    old_values: Float[Tensor, " T"]
+    """Before the batch: the values that the advantages were made with."""
+    tokens: SampleTokens
+    """Places of the tokens, on the host."""
+
+
+class CriticUpdate(NamedTuple):
+    """What one step of the critic did."""
+
+    stepped: Stepped
+    clipped: Tensor
+    """Tokens of this rank whose value left its clip range; a scalar on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """A model of values, and how it learns."""
+
+    values: PackedValues
+    """The module that is called; it contains the model."""
+    optimizer: Optimizer
+    clip_epsilon: float
+    """How far a value may move in one batch."""
+    bootstraps: bool
+    """Whether responses that were cut off are worth their last value as well."""
+
+    def update(
+        self, minibatch: Minibatch, targets: ValueTargets, ranks: Ranks, timeline: Timeline
+    ) -> CriticUpdate:
+        """One optimizer step on the tokens of a minibatch.
+
+        Raises:
+            NonFiniteStep: if loss or gradient are not finite; nothing has changed then.
+        """
+        device = targets.returns.device
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), device=device)
+        clipped = torch.zeros((), device=device)
+        for packed in minibatch.parts:
+            with timeline.span("critic forward/backward", tokens=len(packed.tokens)):
+                rows = to_device(targets.tokens.rows(packed), device)
+                values = self.values(on_device(packed, device))
+                share = value_loss(
+                    values,
+                    targets.returns[rows],
+                    torch.ones_like(values, dtype=torch.bool),
+                    old_values=targets.old_values[rows],
+                    clip_epsilon=self.clip_epsilon,
+                    aggregate=partial(token_mean, token_count=minibatch.token_count),
+                )
+                # Gradients are averaged over the ranks, and shares are to be summed.
+                (share.loss * ranks.count).backward()
+                loss += share.loss.detach()
+                clipped += share.clipped.sum()
+        for packed in minibatch.idle:
+            with timeline.span("critic forward/backward", tokens=0):
+                (self.values(on_device(packed, device)).sum() * 0.0).backward()
+        with timeline.span("critic optimizer"):
+            stepped = self.optimizer.step(loss)
+        return CriticUpdate(stepped, clipped)
+
+
+def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
+    """Load a critic and shard it.
+
+    Args:
+        settings: of the trainer; without `critic.path` its model folder.
+        ranks: the processes that train together.
+
+    Raises:
+        ModelNotFound: if the folder has no model with a linear output for values.
+    """
+    config, actor = settings.config.critic, settings.actor
+    folder = resolve_model_path(config.path) if config.path else Path(settings.model_path)
+    model = load_value_model(
+        folder, device=settings.device, gradient_checkpointing=actor.gradient_checkpointing
+    )
+    values = PackedValues(model, dtype=compute_dtype(actor.dtype, settings.device))
+    ranks.shard(values)
+    return Critic(
+        values=values,
+        optimizer=make_optimizer(
+            model, config.optimizer, steps=settings.optimizer_steps, ranks=ranks
+        ),
+        clip_epsilon=config.eps_clip,
+        bootstraps=config.bootstrap_truncated,
+    )
