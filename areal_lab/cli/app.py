@@ -141,6 +141,41 @@ def train(
     raise typer.Exit(code)
 
 
+@app.command(cls=_with_settings(_train_settings))
+@exit_on_error
+def distill(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE a.b=c",
+            help="Recipes and files that go over it, and settings that override them; one of them "
+            "is teacher.path=MODEL",
+        ),
+    ] = None,
+) -> None:
+    """Train a model on its own samples to be like a teacher: `train` with the recipe distill.
+
+    The last line of the output is the run folder. `areal-lab train --resume RUN` continues it.
+    """
+    require("areal-lab distill", "train")
+    from areal_lab.cli.train import run_distill
+    from areal_lab.config.problem import ConfigError
+
+    try:
+        code = run_distill([config, *(overrides or [])])
+    except ConfigError:
+        raise
+    except Exception as error:  # reported here, as no caller does
+        raise error_exit(error_text(error), FAILED) from error
+    raise typer.Exit(code)
+
+
 @app.command("eval", cls=_with_settings(_train_settings))
 @exit_on_error
 def evaluate(

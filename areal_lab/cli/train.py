@@ -49,5 +49,25 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
     return run_with_restarts(recovery.folder.path, changes, restarts=restarts, note=_note)
 
 
+def run_distill(arguments: Sequence[str]) -> int:
+    """Distill a teacher to the end; returns the exit code.
+
+    Args:
+        arguments: a config, recipes and changed settings, of which one is `teacher.path`.
+
+    Raises:
+        ConfigError: one line per problem, before any process starts.
+    """
+    (config, *more), changes = split_arguments(arguments)
+    run = load_config([config, "distill", *more], changes)
+    if not run.teacher.path:
+        raise refusal(
+            "teacher.path",
+            "teacher.path is empty, but distill needs a teacher: give a model folder or name, as "
+            "teacher.path=Adder-75K",
+        )
+    return console.run_to_end(run)
+
+
 def _note(text: str) -> None:
     typer.secho(text, err=True, fg="yellow")

@@ -293,6 +293,18 @@ class ReferenceConfig(Record):
     adapters, which needs no second copy."""
 
 
+class TeacherConfig(Record):
+    """A frozen model that the policy learns from on its own samples (on-policy distillation)."""
+
+    path: str = ""
+    """Folder or name of the teacher, which has the tokenizer of `actor.path`; empty is none."""
+    distill_loss_weight: NonNegative = 1.0
+    """Factor of the distance from the teacher in the loss: the mean reverse KL of the trained
+    tokens."""
+    rl_loss_weight: NonNegative = 1.0
+    """Factor of the policy loss, with a teacher; 0 learns from the teacher alone."""
+
+
 class RewardConfig(Record):
     """Scoring of completions."""
 
@@ -336,6 +348,7 @@ class TrainConfig(Record):
     actor: ActorConfig = Field(default_factory=ActorConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     ref: ReferenceConfig = Field(default_factory=ReferenceConfig)
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run_dir: str = "runs"

@@ -298,6 +298,17 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         always=False,
     ),
     Metric(
+        name="teacher_kl_mean",
+        group="Policy",
+        unit="nats",
+        meaning="Mean log pi_theta - log pi_teacher of a token, an estimate of the reverse KL.",
+        healthy="falls towards 0",
+        outside="It stays: the student cannot follow, or `teacher.distill_loss_weight` is small "
+        "beside `teacher.rl_loss_weight`.",
+        source=_TOKENS,
+        always=False,
+    ),
+    Metric(
         name="entropy",
         group="Policy",
         unit="nats",

@@ -193,8 +193,10 @@ def memory_notes(config: TrainConfig, problems: ProblemSet) -> list[str]:
 
 
 def _unused_models(config: TrainConfig) -> list[str]:
-    """Settings of a reference or a critic that the run does not have."""
+    """Settings of a reference, a critic or a teacher that the run does not have."""
     lines = []
+    if not config.teacher.path and (unused := _changed_fields(config.teacher)):
+        lines.append(f"teacher.{', teacher.'.join(unused)} has no effect without teacher.path")
     if not config.actor.kl_loss_coef and (unused := _changed(config, "kl_estimator")):
         lines.append(f"{', '.join(unused)} has no effect without actor.kl_loss_coef")
     if not config.actor.kl_ctl:
@@ -409,11 +411,12 @@ def asks_for_values(actor: ActorConfig) -> bool:
 
 
 def check_other_models(config: TrainConfig) -> Iterator[Problem]:
-    """Check that there are a reference model and a critic, if the run has them from elsewhere."""
+    """Check that the other models are there that the run has from elsewhere."""
     if config.actor.kl_loss_coef or config.actor.kl_ctl:
         yield from _check_model("ref.path", config.ref.path)
     if asks_for_values(config.actor):
         yield from _check_model("critic.path", config.critic.path)
+    yield from _check_model("teacher.path", config.teacher.path)
 
 
 def _check_model(setting: str, path: str) -> Iterator[Problem]:

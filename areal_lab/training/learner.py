@@ -21,7 +21,7 @@ from areal_lab.training.objective.advantages import (
 from areal_lab.training.objective.loss import ChosenLoss, choose_loss
 from areal_lab.training.optimizer import Optimizer, make_optimizer
 from areal_lab.training.ranks import Ranks
-from areal_lab.training.reference import Reference, make_reference
+from areal_lab.training.reference import Reference, Teacher, make_reference, make_teacher
 from areal_lab.training.settings import TrainerSettings
 
 
@@ -39,6 +39,8 @@ class Learner:
     cost: ForwardCost
     reference: Reference | None = None
     """None without a penalty on the distance from it."""
+    teacher: Teacher | None = None
+    """None unless the policy is distilled."""
     kl_reward: KLReward | None = None
     """The penalty inside the reward; None if there is none."""
     critic: Critic | None = None
@@ -94,6 +96,7 @@ def make_learner(
         dtype=dtype,
         cost=cost,
         reference=make_reference(policy, settings, ranks),
+        teacher=make_teacher(policy, settings, ranks),
         kl_reward=choose_kl_reward(settings),
         critic=critic,
         ranks=ranks,

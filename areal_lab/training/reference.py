@@ -1,9 +1,11 @@
-"""The reference model that a run is held close to, and the penalty on the distance from it.
+"""The frozen models of a run: a reference that it is held close to, a teacher that it learns from.
 
 actor.kl_loss_coef, actor.kl_ctl = 0   no reference
 ref.path                               a model of its own, frozen
 adapters                               the trained model with its adapters off: no second copy
 otherwise                              a frozen copy of the weights that the run starts from
+
+teacher.path                           a model of its own, frozen
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ from areal_lab.functional.divergences.kl import (
     k3,
     kl_loss,
     straight_through,
+)
+from areal_lab.functional.losses.distillation import (
+    OnPolicyDistillationLoss,
+    on_policy_distillation_loss,
 )
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.training.forward import PackedPolicy
@@ -58,9 +64,8 @@ class Reference:
         off: AbstractContextManager[None] = nullcontext()
         if self.switches_adapters_off:
             off = without_adapters(model)
-        with torch.no_grad(), off:
-            logprobs: Tensor = self.policy(packed).logprobs
-        return logprobs
+        with off:
+            return _logprobs(self.policy, packed)
 
     def penalty(
         self,
@@ -105,17 +110,94 @@ def make_reference(
     frozen = policy
     if own:
         folder = resolve_model_path(path) if path else Path(settings.model_path)
-        model = load_policy(folder, device=settings.device).requires_grad_(requires_grad=False)
-        theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
-        check_same_vocabulary("ref.path", path, theirs, ours)
-        frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
-        ranks.shard(frozen)
+        frozen = _frozen("ref.path", folder, policy, settings, ranks)
     return Reference(
         policy=frozen,
         switches_adapters_off=not own,
         coefficient=actor.kl_loss_coef,
         estimator=_ESTIMATORS[actor.kl_estimator],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A frozen policy, and how much of the loss is the distance from it."""
+
+    policy: PackedPolicy
+    rl_weight: float
+    distill_weight: float
+
+    def logprobs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """Log-probs of the chosen tokens, without gradient.
+
+        Args:
+            packed: on the device of the model.
+        """
+        return _logprobs(self.policy, packed)
+
+    def mixed(
+        self,
+        rl_loss: Float[Tensor, ""],
+        logprobs: Float[Tensor, " R"],
+        behavior_logprobs: Float[Tensor, " R"],
+        teacher_logprobs: Float[Tensor, " R"],
+        *,
+        token_count: int,
+    ) -> OnPolicyDistillationLoss:
+        """A micro-batch's share of both losses, as a mean over the tokens of its minibatch.
+
+        Args:
+            token_count: tokens of the whole minibatch.
+        """
+        distance = on_policy_distillation_loss(
+            logprobs,
+            behavior_logprobs,
+            teacher_logprobs,
+            torch.ones_like(logprobs, dtype=torch.bool),
+            coefficient=self.distill_weight,
+            aggregate=partial(token_mean, token_count=token_count),
+        )
+        return distance._replace(loss=self.rl_weight * rl_loss + distance.loss)
+
+
+def make_teacher(policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks) -> Teacher | None:
+    """The teacher of a run; None without `teacher.path`.
+
+    Args:
+        policy: to be trained.
+        settings: of the trainer.
+        ranks: the processes that share the teacher.
+
+    Raises:
+        ModelNotFound: if `teacher.path` is no model, or one with another vocabulary.
+    """
+    teacher = settings.config.teacher
+    if not teacher.path:
+        return None
+    folder = resolve_model_path(teacher.path)
+    return Teacher(
+        policy=_frozen("teacher.path", folder, policy, settings, ranks),
+        rl_weight=teacher.rl_loss_weight,
+        distill_weight=teacher.distill_loss_weight,
+    )
+
+
+def _frozen(
+    setting: str, folder: Path, policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
+) -> PackedPolicy:
+    """A model that computes as the policy does, sharded as it is."""
+    model = load_policy(folder, device=settings.device).requires_grad_(requires_grad=False)
+    theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
+    check_same_vocabulary(setting, str(folder), theirs, ours)
+    frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
+    ranks.shard(frozen)
+    return frozen
+
+
+def _logprobs(policy: PackedPolicy, packed: PackedBatch) -> Float[Tensor, " R"]:
+    with torch.no_grad():
+        logprobs: Tensor = policy(packed).logprobs
+    return logprobs
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from areal_lab.training.batch_advantages import (
 )
 from areal_lab.training.critic import CriticUpdate, ValueTargets
 from areal_lab.training.device import on_device, to_device
+from areal_lab.training.forward import Predictions
 from areal_lab.training.learner import Learner
 from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record
 from areal_lab.training.minibatch import Minibatch, make_minibatch, not_masked, split_by_group
@@ -118,9 +119,10 @@ def _minibatches(
     learner: Learner, request: TrainBatchRequest, advantages: BatchAdvantages
 ) -> list[Minibatch]:
     actor, trajectories = learner.settings.actor, request.trajectories
-    # A critic learns from tokens without an advantage too.
-    terms = actor.entropy_coeff or actor.kl_loss_coef or learner.critic is not None
-    local = learner.loss.vanishes_without_advantage and not terms
+    # A critic learns from tokens without an advantage too, and so does a student.
+    others = learner.critic is not None or learner.teacher is not None
+    terms = actor.entropy_coeff or actor.kl_loss_coef
+    local = learner.loss.vanishes_without_advantage and not terms and not others
     nonzero = advantages.nonzero()
     return [
         make_minibatch(
@@ -223,6 +225,8 @@ def _update(
             placed_idle = on_device(packed, device)
             if learner.reference is not None and tokens.reference_logprobs is None:
                 learner.reference.logprobs(placed_idle)
+            if learner.teacher is not None:
+                learner.teacher.logprobs(placed_idle)
             predicted = learner.policy(placed_idle)
             (predicted.logprobs.sum() * 0.0).backward()
     with timeline.span("optimizer"):
@@ -241,30 +245,11 @@ def _forward_loss(
     minibatch: Minibatch,
 ) -> tuple[Tensor, TokenRecord]:
     """Loss and record of a micro-batch; `packed` is on the host, all else on the device."""
-    entropy_coeff = learner.settings.actor.entropy_coeff
     placed = on_device(packed, learner.device)
     rows = to_device(known.places.rows(packed), learner.device)
-    reference = learner.reference if learner.settings.actor.kl_loss_coef else None
-    reference_logprobs = None
-    if reference is not None and known.reference_logprobs is not None:
-        reference_logprobs = known.reference_logprobs[rows]
-    elif reference is not None:
-        reference_logprobs = reference.logprobs(placed)
+    frozen = _frozen_logprobs(learner, placed, known, rows)
     predicted = learner.policy(placed)
     proximal = predicted.logprobs.detach() if known_proximal is None else known_proximal
-    facts = BatchFacts(
-        token_count=minibatch.token_count,
-        sequences=Segments(placed.sequence_ids, len(known.places.lengths)),
-        sequence_count=minibatch.sequence_count,
-        turns=Segments(placed.turn_ids, placed.turn_count),
-        groups=Segments(
-            torch.searchsorted(minibatch.groups, placed.group_ids), len(minibatch.groups)
-        ),
-        group_count=len(minibatch.groups),
-        group_tokens=minibatch.group_tokens,
-        versions=placed.versions,
-        trainer_version=minibatch.version,
-    )
     tokens = LossTokens(
         predicted.logprobs,
         proximal,
@@ -272,19 +257,73 @@ def _forward_loss(
         known.advantages.to(proximal.dtype)[rows],
         torch.ones_like(proximal, dtype=torch.bool),
     )
-    loss, result = learner.loss(tokens, facts)
-    if entropy_coeff:
-        mean = partial(token_mean, token_count=minibatch.token_count)
-        loss = loss + entropy_bonus(
-            predicted.entropy, tokens.mask, coefficient=entropy_coeff, aggregate=mean
-        )
+    loss, result = learner.loss(tokens, _facts(placed, minibatch, len(known.places.lengths)))
     record = token_record(packed, predicted, proximal, result)
     if known.differ:
         record.diagnostics["advantage"] = tokens.advantages
-    if reference is not None and reference_logprobs is not None:
-        penalty = reference.penalty(
-            predicted.logprobs, reference_logprobs, tokens.mask, token_count=minibatch.token_count
-        )
-        loss = loss + penalty.loss
-        record.diagnostics["reference_kl"] = penalty.kl
+    loss, fields = _with_other_terms(
+        learner, loss, tokens, predicted, frozen, token_count=minibatch.token_count
+    )
+    record.diagnostics.update(fields)
     return loss, record
+
+
+class _FrozenLogprobs(NamedTuple):
+    """What frozen models say of the chosen tokens of a micro-batch, if the loss needs it."""
+
+    reference: Tensor | None
+    teacher: Tensor | None
+
+
+def _frozen_logprobs(
+    learner: Learner, placed: PackedBatch, known: _KnownTokens, rows: Tensor
+) -> _FrozenLogprobs:
+    reference = None
+    if learner.reference is not None and learner.settings.actor.kl_loss_coef:
+        scored = known.reference_logprobs
+        reference = learner.reference.logprobs(placed) if scored is None else scored[rows]
+    teacher = None if learner.teacher is None else learner.teacher.logprobs(placed)
+    return _FrozenLogprobs(reference, teacher)
+
+
+def _facts(placed: PackedBatch, minibatch: Minibatch, samples: int) -> BatchFacts:
+    groups = torch.searchsorted(minibatch.groups, placed.group_ids)
+    return BatchFacts(
+        token_count=minibatch.token_count,
+        sequences=Segments(placed.sequence_ids, samples),
+        sequence_count=minibatch.sequence_count,
+        turns=Segments(placed.turn_ids, placed.turn_count),
+        groups=Segments(groups, len(minibatch.groups)),
+        group_count=len(minibatch.groups),
+        group_tokens=minibatch.group_tokens,
+        versions=placed.versions,
+        trainer_version=minibatch.version,
+    )
+
+
+def _with_other_terms(
+    learner: Learner,
+    loss: Tensor,
+    tokens: LossTokens,
+    predicted: Predictions,
+    frozen: _FrozenLogprobs,
+    *,
+    token_count: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss with the terms beside it, and fields of tokens to record."""
+    fields = {}
+    if learner.teacher is not None and frozen.teacher is not None:
+        loss, fields["teacher_kl"] = learner.teacher.mixed(
+            loss, tokens.logprobs, tokens.behavior_logprobs, frozen.teacher, token_count=token_count
+        )
+    if coefficient := learner.settings.actor.entropy_coeff:
+        mean = partial(token_mean, token_count=token_count)
+        loss = loss + entropy_bonus(
+            predicted.entropy, tokens.mask, coefficient=coefficient, aggregate=mean
+        )
+    if learner.reference is not None and frozen.reference is not None:
+        penalty = learner.reference.penalty(
+            tokens.logprobs, frozen.reference, tokens.mask, token_count=token_count
+        )
+        loss, fields["reference_kl"] = loss + penalty.loss, penalty.kl
+    return loss, fields

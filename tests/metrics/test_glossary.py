@@ -30,14 +30,16 @@ def check(lines: list[dict[str, float]], command: WrittenBy) -> None:
 
 @pytest.mark.parametrize("eta", [2])
 def test_a_co_simulated_run_writes_what_the_glossary_says(tmp_path: Path, eta: int) -> None:
-    recorded = run_cosim(tmp_path, f"eta={eta}", "eval_every_steps=2", *OPTIONAL)
+    teacher = "teacher.path=Adder-75K"
+    recorded = run_cosim(tmp_path, f"eta={eta}", "eval_every_steps=2", teacher, *OPTIONAL)
     check([dict(one) for one in recorded.metrics], "cosim")
     assert recorded.summary["alarms"] == []
 
 
 def test_a_tiny_run_writes_what_the_glossary_says(tmp_path: Path) -> None:
     off = "alarms.off=[equal_rewards]"
-    config = tiny_config(tmp_path, "total_train_steps=2", off, *OPTIONAL)
+    teacher = f"teacher.path={tmp_path / 'model'}"
+    config = tiny_config(tmp_path, "total_train_steps=2", off, teacher, *OPTIONAL)
     result = do_run(config, reward_fn=even_digits)
     check(metrics(result.folder), "train")
     assert result.summary["alarms"] == []

@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ppo_n_minibatches": 2,
         "max_tokens_per_mb": 20,
     },
+    "teacher": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20, "teacher": "LoRA"},
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 
@@ -58,6 +59,9 @@ CASES: dict[str, dict[str, Any]] = {
 def learner_of(folder: Path, case: str, ranks: Ranks) -> Learner:
     """The case's learner, sharded by the ranks."""
     changes = {k: v for k, v in CASES[case].items() if k not in ("kind", "tied")}
+    if teacher := changes.pop("teacher", None):
+        path = str(folder / teacher)
+        changes["more"] = {"teacher.path": path, "teacher.distill_loss_weight": 0.1}
     model = load_policy(folder / case)
     if changes.get("use_lora"):
         torch.manual_seed(3)

@@ -31,6 +31,8 @@ def main(folder: Path) -> None:
     for number, (kind, changes) in enumerate(MODELS):
         path = save_model(folder / str(number), kind=kind)
         actor: dict[str, Any] = {"ppo_n_minibatches": 2, "max_tokens_per_mb": 30, **changes}
+        if number:  # another one of the same vocabulary
+            actor["more"] = {"teacher.path": str(folder / "0")}
         expected = train_batch(learner_for(path, **actor), random_batch())
         settings = dataclasses.replace(settings_for(path, **actor), device=str(device))
         with pretend.PretendMode():

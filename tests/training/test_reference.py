@@ -1,4 +1,4 @@
-"""The penalty on the distance from a reference model: its own copy, another model, adapters off."""
+"""Frozen models: a reference (its own copy, another model, adapters off), and a teacher."""
 
 from __future__ import annotations
 
@@ -165,3 +165,54 @@ def test_a_reference_with_another_vocabulary_is_refused(
     small = save_model(tmp_path / "small")
     with pytest.raises(ModelNotFound, match=r"vocabulary of 50 tokens, but the model .* has 97"):
         learner_for(folder, kl_loss_coef=0.1, more={"ref.path": str(small)})
+
+
+# --- a teacher -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rl_weight", [0.0, 0.5])
+def test_the_distance_from_a_teacher_equals_that_of_separate_passes(
+    folder: Path, other: Path, rl_weight: float
+) -> None:
+    request = random_batch(equal_groups=1)
+    more = {
+        "teacher.path": str(other),
+        "teacher.rl_loss_weight": rl_weight,
+        "teacher.distill_loss_weight": 0.3,
+    }
+    learner = learner_for(folder, max_tokens_per_mb=40, more=more)
+    outcome = train_batch(learner, request)
+    model, teacher, trajectories = plain(folder), plain(other), list(request.trajectories)
+    terms, distances = [], []
+    for trajectory in trajectories:
+        ours, theirs = (torch.stack(sequence_logprobs(m, trajectory)) for m in (model, teacher))
+        behavior = torch.tensor([lp for s in trajectory.segments for lp in s.logprobs])
+        distance = (ours - theirs).detach()
+        terms.append((ours - behavior).exp() * distance)
+        distances.append(distance)
+    loss = 0.3 * torch.cat(terms).mean()
+    if rl_weight:
+        with torch.no_grad():
+            proximal = [[float(lp) for lp in sequence_logprobs(model, t)] for t in trajectories]
+        loss = loss + rl_weight * decoupled_loss(
+            model,
+            trajectories,
+            grpo_advantages(request.trajectories),
+            proximal,
+            clip_epsilon=0.2,
+            weight_cap=5.0,
+        )
+    loss.backward()
+    assert outcome.metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    mean = torch.cat(distances).mean().item()
+    assert outcome.metrics["teacher_kl_mean"] == pytest.approx(mean, rel=1e-4)
+    expected = gradients(model)
+    for name, gradient in gradients(learner.model).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-3)
+
+
+def test_a_teacher_of_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    smaller = tiny.LlamaConfig(**{**tiny.SHAPE, "vocab_size": 50})
+    tiny.LlamaForCausalLM(smaller).save_pretrained(tmp_path / "smaller")
+    with pytest.raises(ModelNotFound, match=r"teacher.path .* 50 tokens, but .* has 97"):
+        learner_for(folder, more={"teacher.path": str(tmp_path / "smaller")})
