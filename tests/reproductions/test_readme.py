@@ -1,4 +1,4 @@
-"""The README agrees with the code: what is cheap is computed again, the rest but for our numbers."""
+"""The README agrees with the code: cheap sections are computed again, others but for numbers."""
 
 from __future__ import annotations
 
