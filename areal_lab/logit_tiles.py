@@ -49,7 +49,7 @@ def logit_tiles(
 ) -> LogitTiles:
     """The default sizes.
 
-    Every row of tiles adds to the whole gradient of the weight, so many tokens take larger tiles.
+    Every row of tiles adds to the whole gradient of the weight: more tokens take larger tiles.
 
     Args:
         tokens: whose log-probs are computed.

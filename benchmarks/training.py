@@ -12,12 +12,14 @@ gain. The loss of the second step shows that they all learn
 the same, but for adapters and rounding.
 
 python -m benchmarks.training --json [--quick]
+python -m benchmarks.training --worker lora --tokens 4096    # one case, in this process
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -60,7 +62,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
 MODEL: Final = "SmolLM2-135M-Instruct"
 QUICK_MODEL: Final = "Adder-75K"
 GROUPS, SAMPLES, PROMPT_TOKENS, MEDIAN_TOKENS, MAX_TOKENS = 4, 8, 64, 16, 96
-"""Of a batch; about a GSM8K batch on a hundredth of the scale."""
+"""Of a batch for micro-batches of `MICRO_BATCH_TOKENS`; for larger ones it has more groups."""
 MICRO_BATCH_TOKENS: Final = 1024
 STEPS: Final = 2
 """Measured steps of a process, after one that is not."""
@@ -71,13 +73,15 @@ def main() -> None:
     arguments = parse(__doc__, repeats=3, quick_repeats=1, add_own=_worker_argument)
     model = QUICK_MODEL if arguments.quick else MODEL
     if case := arguments.own.worker:
-        print(json.dumps(measure(case, model)))
+        print(json.dumps(measure(case, model, micro_batch_tokens=arguments.own.tokens)))
         return
     measured: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
     for turn in range(arguments.repeats):
         for case in CASES:
             print(f"turn {turn + 1} of {arguments.repeats}: {case}", file=sys.stderr, flush=True)
-            measured[case].append(in_a_process(case, quick=arguments.quick))
+            measured[case].append(
+                in_a_process(case, quick=arguments.quick, tokens=arguments.own.tokens)
+            )
     rows = [row_of(case, runs, measured["packed"]) for case, runs in measured.items()]
     speeds = {case: [run["tokens_per_s"] for run in runs] for case, runs in measured.items()}
     report(
@@ -93,11 +97,19 @@ def main() -> None:
 
 def _worker_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worker", choices=list(CASES), help="measure one case in this process")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=MICRO_BATCH_TOKENS,
+        metavar="N",
+        help=f"packed tokens of a micro-batch (default {MICRO_BATCH_TOKENS:,})",
+    )
 
 
-def in_a_process(case: str, *, quick: bool) -> dict[str, Any]:
+def in_a_process(case: str, *, quick: bool, tokens: int) -> dict[str, Any]:
     """`measure` in a new process, whose peak memory is then that of the case."""
     command = [sys.executable, "-m", "benchmarks.training", "--worker", case]
+    command += ["--tokens", str(tokens)]
     command += ["--quick"] if quick else []
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -129,18 +141,22 @@ def ratio(speeds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict
     return spread([a / b for a, b in pairs])
 
 
-def measure(case: str, model: str) -> dict[str, Any]:
+def measure(
+    case: str, model: str, *, micro_batch_tokens: int = MICRO_BATCH_TOKENS
+) -> dict[str, Any]:
     """Train a few steps; speed, peak memory of this process, seconds of each part of a step."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     folder = resolve_model_path(model)
     with tempfile.TemporaryDirectory() as weights:
         config = TrainConfig().with_settings(
-            {"actor.max_tokens_per_mb": MICRO_BATCH_TOKENS, **CASES[case]}
+            {"actor.max_tokens_per_mb": micro_batch_tokens, **CASES[case]}
         )
         settings = TrainerSettings(config=config, model_path=str(folder), weights_root=weights)
         learner = new_learner(settings)
         step = STEP_OF.get(case, packed_step)
-        batches = [batch(turn, learner.model.config.vocab_size) for turn in range(STEPS + 1)]
+        groups = math.ceil(GROUPS * micro_batch_tokens / MICRO_BATCH_TOKENS)
+        vocabulary = learner.model.config.vocab_size
+        batches = [batch(turn, vocabulary, groups=groups) for turn in range(STEPS + 1)]
         step(learner, batches[0])
         seconds, steps = 0.0, []
         for request in batches[1:]:
@@ -172,7 +188,7 @@ def new_learner(settings: TrainerSettings) -> Learner:
     return make_learner(model, settings)
 
 
-def batch(seed: int, vocabulary: int) -> TrainBatchRequest:
+def batch(seed: int, vocabulary: int, *, groups: int) -> TrainBatchRequest:
     """Groups with a common prompt; lengths are log-normal and cut off."""
     draw = random.Random(seed)
 
@@ -180,7 +196,7 @@ def batch(seed: int, vocabulary: int) -> TrainBatchRequest:
         return tuple(draw.randrange(vocabulary) for _ in range(count))
 
     trajectories = []
-    for group in range(GROUPS):
+    for group in range(groups):
         prompt = tokens(PROMPT_TOKENS)
         for sample in range(SAMPLES):
             length = min(MAX_TOKENS, max(2, round(draw.lognormvariate(0.0, 1.0) * MEDIAN_TOKENS)))
@@ -247,7 +263,7 @@ def padded_step(learner: Learner, request: TrainBatchRequest) -> Step:
     micro_batches: list[list[int]] = [[]]
     for index in order:
         tokens = PROMPT_TOKENS + request.trajectories[index].generated_tokens
-        if tokens * (len(micro_batches[-1]) + 1) > MICRO_BATCH_TOKENS:
+        if tokens * (len(micro_batches[-1]) + 1) > learner.settings.actor.max_tokens_per_mb:
             micro_batches.append([])
         micro_batches[-1].append(index)
     padded = [

@@ -21,11 +21,11 @@ from areal_lab.preflight.check import (
     check_batches,
     check_limits,
     check_model,
-    check_objective,
     check_problems,
     check_run_folder,
     check_tokens,
 )
+from areal_lab.preflight.functions import check_objective
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log, Scalar
 from areal_lab.sinks.start import check_sinks

@@ -108,10 +108,10 @@ def run_cosim(
     except BaseException:
         sinks.close(at_once=True)
         raise
-    if policy.version not in saved:  # the end of a log that goes on
+    if policy.version not in saved:  # the end of a log that continues
         save(policy.version)
     log_status = run_status(log_of(steps.records))
-    # A log that goes on was followed up to the step that was asked for.
+    # A log that continues was followed up to the step that was asked for.
     status = "complete" if log_status == "incomplete" else log_status
     summary = _summary(config, steps, tokens_per_token, status=status)
     folder.write_json("summary.json", summary)

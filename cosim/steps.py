@@ -103,30 +103,15 @@ class Steps:
         self._pending, self._filtered = {}, 0
         time_s, step_s = t_s - self._began_s, t_s - self._last_s
         tokens, self._tokens, self._last_s = self._tokens, 0, t_s
-        report = StepReport(
-            step=version,
+        report = StepReport.of(
+            version,
+            metrics,
             total_steps=self.total_steps,
-            version=version,
             time_s=time_s,
             step_s=step_s,
-            tokens_per_s=tokens / step_s if step_s > 0 else 0.0,
-            reward_mean=metrics["reward_mean"],
-            loss=metrics["loss"],
-            lag_token_mean=metrics["lag_token_mean"],
-            lag_token_max=metrics["lag_token_max"],
-            metrics=metrics,
+            tokens=tokens,
         )
-        self.folder.append_metrics(
-            {
-                "step": report.step,
-                "version": report.version,
-                "time_s": report.time_s,
-                "simulated_hours": report.time_s / _HOUR_S,
-                "step_s": report.step_s,
-                "tokens_per_s": report.tokens_per_s,
-                **metrics,
-            }
-        )
+        self.folder.append_metrics({**report.line, "simulated_hours": report.time_s / _HOUR_S})
         self.on_step(report)
         for text in self.alarms.add(report.step, report.time_s, metrics, self._eta):
             self.note(text)

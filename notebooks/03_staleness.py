@@ -199,7 +199,7 @@ def _():
     ## The cluster in motion
 
     Two engines generate, a trainer trains, all at the same time. When new weights are ready, the
-    engines pause, load them and go on with the same responses: the tokens before are one version
+    engines pause, load them and continue the same responses: the tokens before are one version
     older from then on. A long response sees several such pauses.
     """)
     return

@@ -45,7 +45,7 @@ WHY: Final = (
     "Responses have 5 tokens here, and nearly all of them leave it; with PPO's clip it learns.",
     "CPU seconds are those of a whole run, evaluations included, on a machine with other work: "
     "differences below a tenth mean nothing. In the recorded runs PPO alone left out tokens "
-    "without advantage; a named loss does so too by now.",
+    "without advantage; today a named loss does so, too.",
 )
 
 

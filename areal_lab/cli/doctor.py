@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
@@ -32,12 +33,16 @@ from areal_lab.host.memory import memory_available_bytes
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 
+if TYPE_CHECKING:
+    from areal_lab.preflight.placement import Machine
+
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
 DEMO_MEMORY_BYTES = 8 * GIB
 LEAST_MEMORY_BYTES = 4 * GIB
-DEMO_DISK_BYTES = 2 * GIB
-"""The converted model and a checkpoint (0.54 GB each), plus logs."""
+DEMO_DISK_BYTES = 3 * GIB
+"""The converted model (0.54 GB) and the run folder (2.1 GB: a checkpoint of 0.54 GB and the
+trainer's state, 1.6 GB), with a margin."""
 _NOT_CHECKED = "the dataset, functions and model are checked only when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -179,7 +184,7 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
         preflight.check_settings(config)
         return [
             *explain(config, machine),
-            *_memory_of(config, machine.memory_bytes),
+            *_memory_of(config, machine),
             _NOT_CHECKED,
         ], []
     except ConfigError as error:
@@ -189,16 +194,18 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
         ]
 
 
-def _memory_of(config: TrainConfig, machine_bytes: int) -> list[str]:
+def _memory_of(config: TrainConfig, machine: Machine) -> list[str]:
     """What the trainer takes, if its model is here and of a known kind."""
     from areal_lab.data.sources import load_problems
     from areal_lab.models.locate import is_here, resolve_model_path
     from areal_lab.preflight.memory import estimate
-    from areal_lab.preflight.trainer import trainer_ranks
+    from areal_lab.preflight.placement import place_trainer
 
-    if trainer_ranks(config) > 1:
+    trainer = place_trainer(config, machine)
+    if trainer.ranks > 1:
         return ["the trainer's memory is estimated for one process only"]
-
+    if trainer.device != "cpu":
+        return ["the trainer's memory is estimated for a CPU only"]
     try:
         problems = load_problems(config.dataset, seed=config.seed)
     except ValueError:
@@ -211,7 +218,7 @@ def _memory_of(config: TrainConfig, machine_bytes: int) -> list[str]:
         return [f"the trainer's memory is unknown: {error}"]
     if estimated is None:
         return ["the trainer's memory is unknown: the layers are neither Llama's nor Qwen's"]
-    return estimated.lines(machine_bytes)
+    return estimated.lines(machine.memory_bytes)
 
 
 def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,11 +58,7 @@ def train_command() -> Command:
         load=load_config,
         check=check,
         prints="run folder",
-        placed=lambda folder: {
-            "run_dir": str(folder),
-            "experiment_name": "run",
-            "plots": False,
-        },
+        placed=_run_below,
         needs=lambda _: None,
         alone=lambda config: (
             "rollout.addresses" * bool(config.rollout.addresses)
@@ -106,12 +103,13 @@ def cosim_command() -> Command:
         load=load_cosim,
         check=check_cosim,
         prints="run folder",
-        placed=lambda folder: {
-            "run_dir": str(folder),
-            "experiment_name": "run",
-            "plots": False,
-        },
+        placed=_run_below,
     )
+
+
+def _run_below(folder: Path) -> dict[str, Any]:
+    """Settings that put the run folder of a cell into the cell's folder."""
+    return {"run_dir": str(folder), "experiment_name": "run", "plots": False}
 
 
 COMMANDS: Final[dict[str, Callable[[], Command]]] = {

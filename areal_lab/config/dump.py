@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from areal_lab.config.mappings import texts
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.record import Record, settings, value_of
 
@@ -52,7 +53,7 @@ def to_yaml(record: _R, start: _R | None = None, *, head: Sequence[str] = ()) ->
         value, unit = value_of(record, name), known[name].unit
         if value == value_of(start, name):
             continue
-        if _MISSING in _texts(value):
+        if _MISSING in texts(value):
             problem = f"{name} is {value!r}, but {_MISSING!r} marks a missing value; use another"
             wrong.append(Problem(Kind.SETTINGS, name, problem))
             continue
@@ -115,15 +116,3 @@ def _text(value: str) -> str:
     yaml: Any = importlib.import_module("yaml")  # by name: it has no types
     escaped = _REFERENCE.sub(r"\1\1\\${", value)
     return str(yaml.safe_dump(escaped, default_style='"', width=float("inf")).rstrip("\n"))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All text in a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Record):
-        for one in type(value).model_fields:
-            yield from _texts(getattr(value, one))
-    elif isinstance(value, list | Mapping):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(one)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from areal_lab.config.inherit import BASE, Layer, read_layers
-from areal_lab.config.mappings import entered, laid_over, named
+from areal_lab.config.mappings import entered, laid_over, named, texts
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.record import Record, settings, value_of
 from areal_lab.config.schema import TrainConfig
@@ -286,7 +286,7 @@ class _Names:
 
     def resolved(self, start: Record, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values, with `${a.b}` replaced by the value of that setting."""
-        if not any("${" in text or text == "???" for text in _texts(values)):
+        if not any("${" in text or text == "???" for text in texts(values)):
             return dict(values)
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -316,12 +316,3 @@ class _Names:
             return f"{target!r} in {source} is a group of settings, such as {below[0]!r}"
         hint = nearest(name, [*sorted(self._settings), *self._aliases])
         return f"unknown setting {name!r} in {source}{hint or f'; {self._list} all of them'}"
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(one)

@@ -8,8 +8,10 @@ names none changes keywords of the function that an earlier file named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from areal_lab.config.record import Record
 
 NAME: Final = "name"
 """The entry that names a function; text in place of a mapping is short for it."""
@@ -45,3 +47,15 @@ def laid_over(known: Any, given: Any) -> Any:
 def named(value: Any) -> Any:
     """`gspo` as `{name: gspo}`; anything else as it is."""
     return {NAME: value} if isinstance(value, str) else value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All text in a value: of records, mappings and lists also that of what they contain."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Record):
+        for name in type(value).model_fields:
+            yield from texts(getattr(value, name))
+    elif isinstance(value, list | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from texts(one)

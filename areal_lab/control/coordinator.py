@@ -526,7 +526,7 @@ class Coordinator:
         return tuple(actions)
 
     def _refills_exhausted(self) -> bool:
-        """Whether so many groups were filtered that no more are started for this batch."""
+        """Whether the filtered groups of this batch have used up its refills: no more start."""
         sampling = self.limits.sampling
         return (
             sampling is not None

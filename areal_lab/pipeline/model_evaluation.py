@@ -33,6 +33,7 @@ from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import PushTo, Weights
 from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
 from areal_lab.preflight import check as preflight
+from areal_lab.preflight.functions import check_functions
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import finite_json
@@ -88,7 +89,7 @@ def prepare_evaluation(
     found = [*preflight.check_engines(config)]
     if not found:
         found += [*preflight.check_sampling(config), *preflight.check_ports(config)]
-    found += preflight.check_functions(config)
+    found += check_functions(config)
     problems: tuple[Problem, ...] = ()
     try:
         problems = evaluated_problems(config)[: limit or None]

@@ -341,33 +341,19 @@ class RunPerformer:
         self._last_step_s, self._tokens_at_last_step = now_s, self.tally.generated_tokens
         filtered = self.tally.filtered_groups - self._filtered_at_last_step
         self._filtered_at_last_step = self.tally.filtered_groups
-        report = StepReport(
-            step=version,
+        counted = {
+            "generated_tokens": self.tally.generated_tokens,
+            "interruptions": self.tally.interruptions,
+            "kept_groups": len(self._kept),
+            "filtered_groups": filtered,
+        }
+        report = StepReport.of(
+            version,
+            {**metrics, **counted},
             total_steps=self.total_steps,
-            version=version,
             time_s=now_s,
             step_s=step_s,
-            tokens_per_s=tokens / step_s if step_s > 0 else 0.0,
-            reward_mean=metrics["reward_mean"],
-            loss=metrics["loss"],
-            lag_token_mean=metrics["lag_token_mean"],
-            lag_token_max=metrics["lag_token_max"],
-            metrics={
-                **metrics,
-                "generated_tokens": self.tally.generated_tokens,
-                "interruptions": self.tally.interruptions,
-                "kept_groups": len(self._kept),
-                "filtered_groups": filtered,
-            },
+            tokens=tokens,
         )
-        self.folder.append_metrics(
-            {
-                "step": report.step,
-                "version": report.version,
-                "time_s": report.time_s,
-                "step_s": report.step_s,
-                "tokens_per_s": report.tokens_per_s,
-                **report.metrics,
-            }
-        )
+        self.folder.append_metrics(report.line)
         self.on_step(report)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from areal_lab.plots.picture import Picture
 
 _RUNNING_MEAN_STEPS = 5
+_LABEL_INCHES = 0.5
+"""Least distance between two numbers of seconds."""
 
 
 @finished
@@ -139,3 +141,30 @@ def _wall_seconds_on_top(
         ),
     )
     top.set_xlabel("seconds since the start of training")
+    figure = axes.get_figure(root=True)
+    across = 0.0 if figure is None else _LABEL_INCHES / figure.get_figwidth()
+    top.set_ticks(_spaced_seconds(known_s[1:-1].tolist(), known_steps[1:-1].tolist(), across))
+
+
+def _spaced_seconds(
+    seconds: Sequence[float], steps: Sequence[float], least: float
+) -> Sequence[float]:
+    """Round numbers of seconds that are far enough apart where they stand, above their steps.
+
+    Steps take different times, the first one often the longest, so round numbers may crowd.
+
+    Args:
+        seconds: at the end of each step; increasing.
+        steps: the same ones, as the axis has them.
+        least: distance between two ticks, as a share of the axis.
+    """
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
+    kept: list[float] = []
+    wide = least * (steps[-1] - steps[0])
+    for tick in MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0.0, seconds[-1]):
+        place, before = np.interp([tick, kept[-1] if kept else 0.0], seconds, steps)
+        if tick <= seconds[-1] and (not kept or place - before >= wide):
+            kept.append(float(tick))
+    return kept

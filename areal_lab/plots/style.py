@@ -15,6 +15,7 @@ imported when a picture is drawn, not when the command line starts.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable
 from functools import wraps
@@ -90,14 +91,35 @@ def new_figure(width: float, height: float) -> Picture:
 
 def entitle(figure: Picture, title: str, *, alt: str) -> Picture:
     """Set the title, as large as the width permits, and the description in words."""
-    # A bold letter is about two thirds as wide as its size: a long title needs smaller ones.
-    fitting = 0.98 * 72 * figure.get_figwidth() / (0.67 * max(1, len(title)))
-    size = max(_LEAST_LETTERS, min(10.0, fitting))
-    letters = int(0.98 * 72 * figure.get_figwidth() / (0.67 * size))
-    shown = "\n".join(textwrap.wrap(title, letters)) if len(title) > letters else title
-    figure.suptitle(shown, x=0.01, ha="left", fontsize=size, fontweight="bold")
+    room = 0.97 * 72 * figure.get_figwidth()  # in points
+    size = max(_LEAST_LETTERS, min(10.0, room / _bold_width(title)))
+    figure.suptitle(
+        _in_lines(title, room / size), x=0.01, ha="left", fontsize=size, fontweight="bold"
+    )
     figure.alt = alt
     return figure
+
+
+def _bold_width(text: str) -> float:
+    """Width in units of the size of the letters; never 0."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    # Spaces at the ends have no outline, and a `$` would begin a formula.
+    outline = TextPath((0, 0), text.replace("$", "S"), size=1, prop=FontProperties(weight="bold"))
+    return max(1.0, float(outline.get_extents().width))
+
+
+def _in_lines(title: str, room: float) -> str:
+    """The title in the fewest lines that fit, of about the same length: no word stands alone."""
+    lines = [title]
+    for count in range(math.ceil(_bold_width(title) / room), len(title.split()) + 1):
+        letters = math.ceil(len(title) / count)
+        while len(lines := textwrap.wrap(title, letters)) > count:
+            letters += 1
+        if all(_bold_width(line) <= room for line in lines):
+            break
+    return "\n".join(lines)
 
 
 def save_picture(figure: Picture, path: Path) -> Path:

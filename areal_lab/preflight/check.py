@@ -12,15 +12,11 @@ import math
 import os
 import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from areal_lab.config.checkpoints import RESUMABLE
-from areal_lab.config.functions import load_function
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import Record
 from areal_lab.config.schema import ActorConfig, TrainConfig
@@ -38,9 +34,7 @@ from areal_lab.engines.launch.backends import (
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR
-from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.home import expanded
-from areal_lab.host.memory import memory_bytes
 from areal_lab.host.owned_folders import nearest_existing
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import ModelFacts, read_model_facts
@@ -52,16 +46,14 @@ from areal_lab.models.locate import (
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.functions import check_functions, check_objective
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
-from areal_lab.preflight.placement import check_placement, this_machine
+from areal_lab.preflight.placement import check_placement, place_trainer, this_machine
 from areal_lab.sinks.start import check_sinks
-from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formula_index import find_formula
 from areal_lab.training.objective.formulas import Role
-from areal_lab.training.settings import TrainerSettings
 
-_IMPORT_TIMEOUT_S = 120.0
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
 _CONVERSION_BYTES = 1 << 30  # the largest packaged model in the cache, with a margin
 _MASTER_BYTES = 4  # per parameter of a checkpoint's model: float32
@@ -171,11 +163,7 @@ def notes(config: TrainConfig) -> list[str]:
             f"rollout.dynamic_sampling.{', '.join(unused)} has no effect without "
             "rollout.dynamic_sampling.enabled=true"
         )
-    if visible_gpus():
-        lines.append(
-            "a GPU is visible, but the trainer and the embedded engine compute on the CPU: only "
-            "SGLang and vLLM use GPUs"
-        )
+    lines += _unused_gpus(config)
     if _is_biased_in_place(config):
         lines.append(
             "rollout.pause_mode=in_place keeps the KV cache of the old weights: interrupted "
@@ -186,9 +174,18 @@ def notes(config: TrainConfig) -> list[str]:
 
 
 def memory_notes(config: TrainConfig, problems: ProblemSet) -> list[str]:
-    """Warn of a trainer that may not fit into memory; call it after `check`."""
-    estimated = estimate(config, resolve_model_path(config.actor.path), problems)
-    note = None if estimated is None else estimated.note(memory_bytes())
+    """Warn of a trainer on a CPU that may not fit into memory; call it after `check`."""
+    machine = this_machine()
+    if place_trainer(config, machine).device != "cpu":
+        return []
+    folder = resolve_model_path(config.actor.path)
+    note = None
+    # If full micro-batches fit, no prompt needs to be measured, which takes a tokenizer.
+    for bounded_by in (None, problems):
+        estimated = estimate(config, folder, bounded_by)
+        note = None if estimated is None else estimated.note(machine.memory_bytes)
+        if note is None:
+            break
     return [] if note is None else [note]
 
 
@@ -212,6 +209,32 @@ def _unused_models(config: TrainConfig) -> list[str]:
             "from values: actor.advantage=gae"
         )
     return lines
+
+
+def _unused_gpus(config: TrainConfig) -> Iterator[str]:
+    """Say what computes on the CPU although a GPU is visible, unless it was asked for."""
+    machine = this_machine()
+    if not machine.gpus:
+        return
+    try:
+        trainer = place_trainer(config, machine)
+        engines = engine_plan(config).backend
+    except (ConfigError, KeyError):  # `check` reports it
+        return
+    if trainer.device == "cpu" and config.actor.device != "cpu":
+        why = (
+            f"the engines leave too few for {trainer.ranks} trainer process(es)"
+            if machine.torch_has_cuda
+            else "the installed torch was built without CUDA"
+        )
+        yield f"a GPU is visible, but the trainer computes on the CPU: {why}"
+    if not config.rollout.addresses and machine.engines[engines].build != "gpu":
+        why = (
+            f"its CPU build is installed (areal-lab engine install {engines} --build gpu)"
+            if backend_of(engines).own_environment
+            else "only SGLang and vLLM use GPUs"
+        )
+        yield f"a GPU is visible, but the engine {engines} computes on the CPU: {why}"
 
 
 def _changed_lora_settings(config: TrainConfig) -> list[str]:
@@ -271,6 +294,16 @@ def check_transfer(config: TrainConfig) -> Iterator[Problem]:
         )
     if refusal is not None:
         yield _wrong("rollout.transfer", refusal)
+    elif backend is not None and Transfer(rollout.transfer) is Transfer.DISTRIBUTED:
+        machine = this_machine()
+        on_gpu = place_trainer(config, machine).device == "cuda"
+        if on_gpu and machine.engines[backend.name].build != "gpu":
+            yield _wrong(
+                "rollout.transfer",
+                f"rollout.transfer is 'distributed', but the trainer computes on a GPU and "
+                f"{backend.name} on the CPU, which cannot join one process group (NCCL); set "
+                "rollout.transfer=folder, or actor.device=cpu",
+            )
 
 
 def check_sampling(config: TrainConfig) -> Iterator[Problem]:
@@ -348,37 +381,6 @@ def check_problems(config: TrainConfig, problems: ProblemSet | None = None) -> P
         )
         raise ConfigError(_wrong("dataset.batch_size", text))
     return problems
-
-
-def check_functions(config: TrainConfig) -> Iterator[Problem]:
-    """Check that the reward function and any custom loss and advantages can be imported."""
-    yield from _check_function("reward.fn", config.reward.fn)
-    if config.actor.loss_fn:
-        yield from _check_function(
-            "actor.loss_fn", config.actor.loss_fn, "areal_lab.training.objective.loss"
-        )
-    if config.actor.advantage_fn:
-        yield from _check_function("actor.advantage_fn", config.actor.advantage_fn)
-    named = config.actor.loss or config.actor.advantage
-    if named and not any(check_objective(config)):
-        yield from _try_objective(config)
-
-
-def check_objective(config: TrainConfig) -> Iterator[Problem]:
-    """Check the names and keywords of the loss and the advantages, without torch."""
-    actor = config.actor
-    for setting, given, custom, role in (
-        ("actor.loss", actor.loss, actor.loss_fn, Role.LOSS),
-        ("actor.advantage", actor.advantage, actor.advantage_fn, Role.ADVANTAGE),
-    ):
-        if given and custom:
-            yield _wrong(
-                setting,
-                f"{setting} names {given.get('name')!r}, and {setting}_fn {custom!r}; leave out "
-                "one of them",
-            )
-        elif given:
-            yield from read_call(setting, given, role)[1]
 
 
 def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
@@ -506,83 +508,6 @@ def _room(
             f"{free / 2**30:.2f} GiB are free; {fix}"
         )
         yield _wrong(setting, text, Kind.MACHINE)
-
-
-_USABLE: Final[set[tuple[str, str]]] = set()
-"""Functions that a separate process could use. A sweep checks all of its cells, and a process takes
-seconds. One that cannot be used is checked again, because its file may have been corrected."""
-
-
-def _check_function(
-    setting: str, name: str, by: str = "areal_lab.config.functions"
-) -> Iterator[Problem]:
-    if (name, by) in _USABLE:
-        return
-    if name.startswith("areal_lab.rewards."):  # our own, with light imports
-        try:
-            load_function(name)
-        except ValueError as error:
-            yield from problems_of(error, setting)
-        return
-    # Other functions in a separate process: their imports may be heavy.
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", by, name],
-            capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        yield _wrong(setting, f"{setting}: importing {name!r} took over {_IMPORT_TIMEOUT_S:g} s")
-        return
-    if ended.returncode != 0:
-        lines = (ended.stdout.strip() or ended.stderr.strip() or "no reason given").splitlines()
-        yield _wrong(setting, f"{setting}: {name!r} cannot be used: {lines[-1]}")
-        return
-    _USABLE.add((name, by))
-
-
-def _try_objective(config: TrainConfig) -> Iterator[Problem]:
-    """Call the loss and the advantages once, in a process that may import torch and modules."""
-    names = ("loss", "advantage", "use_decoupled_loss")
-    tried = TrainConfig().with_settings({f"actor.{n}": getattr(config.actor, n) for n in names})
-    settings = TrainerSettings(config=tried, model_path="", weights_root="")
-    # The cells of a sweep share objectives. Modules of the user's may have changed meanwhile.
-    custom = any(":" in text for text in _texts([config.actor.loss, config.actor.advantage]))
-    if custom:
-        lines = _trial_call.__wrapped__(settings.to_json())
-    elif "torch" in sys.modules:  # what a process would be for
-        try_objective = load_function("areal_lab.training.objective.trial_call:try_objective")
-        lines = tuple(problem.message for problem in try_objective(settings))
-    else:
-        lines = _trial_call(settings.to_json())
-    for line in lines:
-        # The program says which of the two it is about.
-        setting = "actor.advantage" if line.startswith("actor.advantage") else "actor.loss"
-        yield _wrong(setting, line)
-
-
-@lru_cache(maxsize=256)
-def _trial_call(settings: str) -> tuple[str, ...]:
-    """What `areal_lab.training.objective.trial_call` finds wrong, one line per problem."""
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "areal_lab.training.objective.trial_call", settings],
-            capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return (f"actor.loss: a trial call took over {_IMPORT_TIMEOUT_S:g} s",)
-    if ended.returncode == 0:
-        return ()
-    told = ended.stdout.strip() or (ended.stderr.strip() or "no reason given").splitlines()[-1]
-    return tuple(told.splitlines())
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All text in a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(one)
 
 
 def _is_biased_in_place(config: TrainConfig) -> bool:

@@ -30,7 +30,7 @@ _FLOAT32: Final = 4
 _PROCESS_BYTES: Final = 375 << 20
 """Resident memory of the trainer process without a model: torch 2.13 (CPU build), transformers
 5.23 and what they load, measured on x86-64."""
-_HEAP_SHARES: Final = (0.2, 0.9)
+_HEAP_SHARES: Final = (0.2, 0.8)
 """Least and most memory that is free but not returned, as a share of all tensors, on a CPU: the
 trainer keeps what it frees (`host.processes.MALLOC_FOR_TRAINING`), and longer-lived tensors lie
 between. 18 runs of SmolLM2-135M; more tokens and fewer weights have the larger shares."""

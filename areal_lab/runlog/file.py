@@ -58,7 +58,7 @@ class EventLog:
     def continued(cls, path: Path, *, clock: Callable[[], float]) -> EventLog:
         """Append to the log of a run that continues.
 
-        Its time goes on where the log ends, so that it has no gap in which nothing ran.
+        Its time continues where the log ends, so that it has no gap in which nothing ran.
 
         Raises:
             OSError, ValueError: if the log cannot be read.

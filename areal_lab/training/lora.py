@@ -121,7 +121,7 @@ def merged_tensors(
     Args:
         model: whole, or sharded.
         ranks: all walk over the same names, and gather tensor by tensor.
-        dtype: type of tensors that were gathered; on the CPU as they are by default.
+        dtype: of tensors that were gathered, which are on the CPU; their own by default.
 
     Returns:
         Everything on rank 0, nothing on the others.
@@ -132,7 +132,7 @@ def merged_tensors(
         if ranks.count == 1:
             merged[name] = tensor
         elif ranks.first:
-            merged[name] = tensor.cpu() if dtype is None else tensor.to(dtype)
+            merged[name] = tensor.to("cpu", dtype or tensor.dtype)
 
     for name, part in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:

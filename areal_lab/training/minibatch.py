@@ -4,7 +4,7 @@
                                                                           |
                                           micro-batches <- trees <--------'
 
-The counts that losses divide by are those of the whole minibatch, whoever computes it.
+The counts that losses divide by are those of the whole minibatch, on every rank.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def points(runs: BySeed) -> list[Point]:
 
 
 def reward_at(runs: BySeed, hours: float) -> Estimate:
-    """Held-out reward after so many simulated hours, linear between two measurements.
+    """Held-out reward after `hours` of simulated time, linear between two measurements.
 
     Args:
         runs: by seed.
@@ -56,7 +56,7 @@ def reward_at(runs: BySeed, hours: float) -> Estimate:
 
 
 def step_at(runs: BySeed, hours: float) -> float:
-    """Steps done after so many simulated hours, mean over seeds; arguments as of `reward_at`."""
+    """Steps done after `hours` of simulated time, mean over seeds; arguments as of `reward_at`."""
     return fmean(_at(run, hours)[0] for run in runs.values())
 
 

@@ -49,7 +49,7 @@ WHY = (
     "In the first eta + 1 steps all samples are of version 0, so a delay of eta steps is a part of "
     "every loss, however small the drift.",
     "Drift is the mean over the last half of the steps, the reward that over the last quarter: the "
-    "rule says what a run loses that goes on like that, not what the next step will do.",
+    "rule says what a run loses that continues like that, not what the next step will do.",
     "Two tasks of a few tokens and two models of 102,000 parameters: the thresholds need not be "
     "those of a language model with responses of thousands of tokens. What should carry over is to "
     "look at drift rather than at eta.",

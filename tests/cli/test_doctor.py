@@ -95,7 +95,7 @@ def test_packages_for_training_are_checked_if_torch_is_installed() -> None:
         (
             "disk",
             {"disk_free": GIB},
-            "1.0 GiB free in the current folder, but the demo needs 2 GiB",
+            "1.0 GiB free in the current folder, but the demo needs 3 GiB",
             "du ",
         ),
     ],

@@ -5,7 +5,7 @@ It keeps its own account of what runs where and compares it with what the coordi
     safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push;
                   a paused run starts nothing and resumes when asked, not before
     conservation  a group starts once and ends once: trained, filtered or dropped
-    liveness      while the run goes on something runs, and no permitted slot stays idle
+    liveness      while the run continues something runs, and no permitted slot stays idle
     order         Drop < Interrupt < Save, Train < PushWeights < Resume < StartGroup < Finish
 """
 

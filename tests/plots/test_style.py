@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,34 @@ def test_a_long_title_stays_inside() -> None:
     title = figure._suptitle  # type: ignore[attr-defined]
     assert title.get_fontsize() >= 9
     assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_no_word_of_a_title_stands_alone_in_a_line() -> None:
+    long = "arithmetic-20261124-014857  |  asynchronous, eta 2  |  30 steps of 8 groups  |  49 s"
+    for width in (4.0, 5.0, 6.0, 7.0, 8.0):
+        lines = entitle(new_figure(width, 3), long, alt="Nothing.").get_suptitle().split("\n")
+        assert " ".join(" ".join(lines).split()) == " ".join(long.split())
+        assert min(map(len, lines)) > max(map(len, lines)) / 2
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("width", [5.0, 8.0, 12.0])
+@pytest.mark.parametrize(("first_s", "step_s"), [(16.8, 1.1), (5.2, 1.4), (0.1, 0.1), (900, 40)])
+def test_seconds_above_the_steps_do_not_overlap(
+    first_s: float, step_s: float, width: float
+) -> None:
+    metrics = [
+        {"step": step, "reward_mean": 0.5, "time_s": first_s + step_s * step} for step in range(30)
+    ]
+    figure = draw_reward(metrics, {}, width=width)
+    FigureCanvasAgg(figure).draw()
+    (top,) = figure.axes[0].child_axes
+    labels = [label for label in top.get_xticklabels() if label.get_text()]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert len(boxes) >= 3
+    assert labels[0].get_text() == "0"
+    for left, right in pairwise(boxes):
+        assert left.x1 + 3 < right.x0
 
 
 @finished

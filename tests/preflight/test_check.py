@@ -25,11 +25,22 @@ from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.folder import read_model_facts
+from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.check import check, check_other_models, check_transfer, notes
+from areal_lab.preflight import functions
+from areal_lab.preflight.check import (
+    check,
+    check_other_models,
+    check_problems,
+    check_transfer,
+    memory_notes,
+    notes,
+)
+from areal_lab.preflight.memory import estimate
 from simulator.config.schema import RolloutConfig as SimulatedRollout
 from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
+from tests.preflight.test_placement import machine
 
 GIB = 1 << 30
 
@@ -514,12 +525,83 @@ def test_a_setting_that_may_be_misunderstood_gets_one_note(
     assert "\n" not in "".join(notices)
 
 
-def test_a_visible_gpu_gets_a_note_that_the_trainer_does_not_use_it(
+@pytest.mark.parametrize(
+    ("overrides", "where", "expected"),
+    [
+        ([], {}, []),
+        (
+            [],
+            {"gpus": 1},
+            [
+                "the trainer computes on the CPU: the installed torch was built without CUDA",
+                "the engine embedded computes on the CPU: only SGLang and vLLM use GPUs",
+            ],
+        ),
+        ([], {"gpus": 1, "cuda": True}, ["the engine embedded computes on the CPU"]),
+        (
+            ["rollout.backend=sglang"],
+            {"gpus": 1, "cuda": True, "build": "gpu"},
+            ["the trainer computes on the CPU: the engines leave too few for 1 trainer process"],
+        ),
+        (
+            ["rollout.backend=sglang", "actor.device=cpu"],
+            {"gpus": 1, "cuda": True},
+            ["the engine sglang computes on the CPU: its CPU build is installed (areal-lab"],
+        ),
+        (["rollout.backend=sglang"], {"gpus": 2, "cuda": True, "build": "gpu"}, []),
+    ],
+)
+def test_a_visible_gpu_that_nothing_uses_gets_a_note(
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    where: dict[str, Any],
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(preflight, "this_machine", lambda: machine(**where))
+    found = notes(configured(*overrides))
+    assert len(found) == len(expected)
+    for note, text in zip(found, expected, strict=True):
+        assert note.startswith(f"a GPU is visible, but {text}")
+
+
+def test_a_broadcast_from_a_gpu_to_engines_on_the_cpu_is_refused(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("areal_lab.preflight.check.visible_gpus", lambda: ("0",))
-    (note,) = notes(configured())
-    assert "the trainer and the embedded engine compute on the CPU" in note
+    monkeypatch.setattr(preflight, "this_machine", lambda: machine(gpus=2, cuda=True))
+    (problem,) = check_transfer(configured("rollout.transfer=distributed"))
+    assert "the trainer computes on a GPU and embedded on the CPU" in str(problem)
+    assert not list(check_transfer(configured("rollout.transfer=http_tensor")))
+    assert not list(check_transfer(configured("rollout.transfer=distributed", "actor.device=cpu")))
+    there = machine(gpus=2, cuda=True, build="gpu")
+    monkeypatch.setattr(preflight, "this_machine", lambda: there)
+    config = configured("rollout.transfer=distributed", "rollout.backend=sglang")
+    assert not list(check_transfer(config))
+
+
+def test_memory_is_a_note_for_a_trainer_on_the_cpu_if_not_even_the_batch_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_config("tiny", ["gconfig.max_new_tokens=3", "gconfig.n_samples=2"])
+    problems = check_problems(config)
+    folder = resolve_model_path(config.actor.path)
+    full, batch = (estimate(config, folder, given) for given in (None, problems))
+    assert full is not None
+    assert batch is not None
+    (enough_for_full, _), (enough, _) = full.resident, batch.resident
+    assert enough < enough_for_full
+
+    def found(memory_bytes: int, **where: Any) -> list[str]:
+        there = machine(memory_bytes=memory_bytes, **where)
+        monkeypatch.setattr(preflight, "this_machine", lambda: there)
+        return memory_notes(config, problems)
+
+    assert not found(enough)
+    assert found(enough - 1) == [batch.note(enough - 1)]
+    assert not found(enough - 1, gpus=1, cuda=True)
+    # Prompts need no tokenizer where full micro-batches fit.
+    monkeypatch.setattr("areal_lab.preflight.memory.TextCodec.load", None)
+    assert not found(enough_for_full)
 
 
 def test_a_transfer_that_the_engine_does_not_support_is_refused(configured: Configured) -> None:
@@ -595,9 +677,9 @@ def test_a_function_is_imported_once_and_again_after_it_was_corrected(
     configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    run = preflight.subprocess.run
+    run = functions.subprocess.run
     monkeypatch.setattr(
-        preflight.subprocess,
+        functions.subprocess,
         "run",
         lambda *args, **more: started.append(args) or run(*args, **more),
     )

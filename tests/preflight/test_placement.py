@@ -24,6 +24,7 @@ def machine(
     build: str = "cpu",
     condition: Condition = Condition.READY,
     memory_bytes: int = 16 * GIB,
+    cuda: bool = False,
 ) -> Machine:
     engines = {
         name: Environment(
@@ -36,7 +37,11 @@ def machine(
         for name in BACKENDS
     }
     return Machine(
-        cores=2, memory_bytes=memory_bytes, gpus=tuple(map(str, range(gpus))), engines=engines
+        cores=2,
+        memory_bytes=memory_bytes,
+        gpus=tuple(map(str, range(gpus))),
+        engines=engines,
+        torch_has_cuda=cuda,
     )
 
 

@@ -1,4 +1,4 @@
-"""The README is in step with the code: what is cheap is made anew, the rest but for our numbers."""
+"""The README agrees with the code: cheap sections are computed again, others but for numbers."""
 
 from __future__ import annotations
 

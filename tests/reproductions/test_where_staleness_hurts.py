@@ -182,7 +182,7 @@ def test_the_objectives_differ_at_eta_0_by_noise_alone() -> None:
 def test_the_planted_threshold_is_found(evidence: Evidence) -> None:
     for limit in LIMITS:
         for objective, planted_at in PLANTED.items():
-            found = evidence.judged(evidence.made_from.stale, objective, limit)
+            found = evidence.scored(evidence.made_from.stale, objective, limit)
             assert (found.misses, found.false_alarms) == (0, 0)
             threshold = evidence.thresholds[objective, limit]
             drifts = [one.drift for one in evidence.made_from.stale if one.objective == objective]

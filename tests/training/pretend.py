@@ -58,6 +58,10 @@ class PretendTensor(Tensor):
         made.inner = inner
         return made
 
+    def data_ptr(self) -> int:
+        """Where the values are; what a wrapper says of itself is 0."""
+        return self.inner.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute on the CPU."""

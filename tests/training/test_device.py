@@ -1,4 +1,5 @@
-"""A step on a device that is not the CPU: nothing mixes, and the host hardly waits."""
+"""A step on a device that is not the CPU: nothing mixes, and the host hardly waits; what engines
+get is on the CPU."""
 
 from __future__ import annotations
 
@@ -18,28 +19,56 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 """In float32: the pretended device has no autocast."""
 
 
+class Received:
+    """A sender that keeps what it is given to send."""
+
+    tensors: dict[str, Any]
+
+    def send(self, active: Any) -> None:
+        self.tensors = dict(active.tensors)
+
+    def close(self) -> None:
+        self.tensors = {}
+
+
 def main(folder: Path) -> None:
     """Compare the pretend device with the CPU; in a process of its own, for its registration."""
     from tests.training import pretend
 
     device = pretend.register()
+    import torch
+
+    from areal_lab.engines.weights.push import Pusher
     from areal_lab.training.learner import make_learner
     from areal_lab.training.model import load_policy
+    from areal_lab.training.process.output import export
     from areal_lab.training.step import train_batch
     from tests.training.tiny import learner_for, random_batch, save_model, settings_for
 
     for number, (kind, changes) in enumerate(MODELS):
         path = save_model(folder / str(number), kind=kind)
         actor: dict[str, Any] = {"ppo_n_minibatches": 2, "max_tokens_per_mb": 30, **changes}
+        memory = {"rollout.transfer": "distributed"}
         if number:  # another one of the same vocabulary
-            actor["more"] = {"teacher.path": str(folder / "0")}
-        expected = train_batch(learner_for(path, **actor), random_batch())
-        settings = dataclasses.replace(settings_for(path, **actor), device=str(device))
+            memory["teacher.path"] = str(folder / "0")
+        on_cpu = learner_for(path, more=memory, **actor)
+        settings = dataclasses.replace(settings_for(path, more=memory, **actor), device=str(device))
+        received = Received()
+        pusher = Pusher(received, timeout_s=1.0)
+        before = export(on_cpu, 0, Pusher(Received(), timeout_s=1.0))
+        expected = train_batch(on_cpu, random_batch())
         with pretend.PretendMode():
             learner = make_learner(load_policy(path, device=str(device)), settings)
+            assert export(learner, 0, pusher) == before
             pretend.WAITS.clear()
             outcome = train_batch(learner, random_batch())
             waits = dict(pretend.WAITS)
+            export(learner, 1, pusher)
+            pusher.push(1, [], flush_cache=True)
+        assert received.tensors.keys() == dict(on_cpu.model.named_parameters()).keys()
+        for name, parameter in on_cpu.model.named_parameters():
+            assert received.tensors[name].device.type == "cpu"
+            torch.testing.assert_close(received.tensors[name], parameter.data, msg=name)
         assert all(isinstance(p.data, pretend.PretendTensor) for p in learner.model.parameters())
         steps = outcome.metrics["optimizer_steps"]
         assert outcome.metrics["micro_batches"] > steps == 2

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.training.model import load_policy
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import train_batch
 from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
-from tests.training.tiny import gradients, learner_for, parameters, random_batch, save_model
+from tests.training.tiny import (
+    gradients,
+    learner_for,
+    parameters,
+    plain_model,
+    random_batch,
+    save_model,
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
-def plain_model(folder: Path) -> Any:
-    model = load_policy(folder)
-    model.set_attn_implementation("sdpa")
-    return model
 
 
 def cut_off(request: TrainBatchRequest, *samples: int) -> TrainBatchRequest:

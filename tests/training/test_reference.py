@@ -23,6 +23,7 @@ from tests.training.tiny import (
     gradients,
     learner_for,
     parameters,
+    plain_model,
     random_batch,
     save_model,
     settings_for,
@@ -37,12 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("other") / "model", seed=5)
-
-
-def plain(folder: Path) -> Any:
-    model = load_policy(folder)
-    model.set_attn_implementation("sdpa")
-    return model
 
 
 def slow_k3(model: Any, reference: Any, trajectories: list[Trajectory]) -> Tensor:
@@ -71,7 +66,7 @@ def test_the_penalty_equals_the_one_of_separate_passes(folder: Path, other: Path
     )
     outcome = train_batch(learner, request)
     assert outcome.metrics["micro_batches"] > 1
-    model, trajectories = plain(folder), list(request.trajectories)
+    model, trajectories = plain_model(folder), list(request.trajectories)
     with torch.no_grad():
         proximal = [[float(lp) for lp in sequence_logprobs(model, t)] for t in trajectories]
     policy_loss = decoupled_loss(
@@ -82,7 +77,7 @@ def test_the_penalty_equals_the_one_of_separate_passes(folder: Path, other: Path
         clip_epsilon=0.2,
         weight_cap=5.0,
     )
-    kl = slow_k3(model, plain(other), trajectories)
+    kl = slow_k3(model, plain_model(other), trajectories)
     loss = policy_loss + 0.3 * kl.mean()
     loss.backward()
     assert outcome.metrics["reference_kl_mean"] == pytest.approx(kl.mean().item(), rel=1e-4)

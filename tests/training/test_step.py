@@ -35,7 +35,6 @@ from areal_lab.training.batch_advantages import batch_advantages
 from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.learner import Learner
 from areal_lab.training.minibatch import split_by_group
-from areal_lab.training.model import load_policy
 from areal_lab.training.objective.advantages import choose_advantages
 from areal_lab.training.objective.loss import requested_facts
 from areal_lab.training.optimizer import NonFiniteStep, Optimizer
@@ -46,6 +45,7 @@ from tests.training.tiny import (
     gradients,
     learner_for,
     parameters,
+    plain_model,
     random_batch,
     save_model,
     settings_for,
@@ -55,12 +55,6 @@ from tests.training.tiny import (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("tiny") / "model")
-
-
-def plain_model(folder: Path) -> Any:
-    model = load_policy(folder)
-    model.set_attn_implementation("sdpa")
-    return model
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6) -> None:

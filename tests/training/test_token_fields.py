@@ -23,8 +23,8 @@ from areal_lab.training.process.serve import train
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.step import train_batch
 from tests.reference.ppo_step import decoupled_loss, grpo_advantages, sequence_logprobs
-from tests.training.test_step import plain_model, with_loss, with_sgd
-from tests.training.tiny import learner_for, random_batch, save_model
+from tests.training.test_step import with_loss, with_sgd
+from tests.training.tiny import learner_for, plain_model, random_batch, save_model
 
 FLOAT16 = 2.0**-11
 """Relative error of a float16."""

@@ -78,6 +78,13 @@ def learner_for(folder: Path, **changes: Any) -> Learner:
     return make_learner(load_policy(folder), settings_for(folder, **changes))
 
 
+def plain_model(folder: Path) -> Any:
+    """Load the model with the attention of transformers."""
+    model = load_policy(folder)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
 def random_batch(
     seed: int = 0, *, groups: int = 4, samples: int = 4, version: int = 3, equal_groups: int = 0
 ) -> TrainBatchRequest:

@@ -85,15 +85,25 @@ class Sender(Protocol):
 class Pusher:
     """Holds the newest weights and pushes them. Threads may call it; they take turns."""
 
-    def __init__(self, sender: Sender, *, timeout_s: float, kept_versions: int = 1) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        timeout_s: float,
+        kept_versions: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """Create a pusher that holds no version yet.
 
         Args:
             timeout_s: longest wait for one reply of an engine.
             kept_versions: versions held at the same time; 2 where a restarted engine may need the
                 version of the others although a newer one exists.
+            device: where versions are held, which is where `sender` reads them: HTTP and gloo on
+                the CPU, NCCL on a GPU.
         """
         self._sender = sender
+        self._device = torch.device(device)
         self._timeout_s = timeout_s
         self._kept_versions = kept_versions
         self._lock = threading.Lock()
@@ -102,13 +112,15 @@ class Pusher:
     def hold(
         self, tensors: Mapping[str, Tensor], version: Version, *, dtype: torch.dtype
     ) -> WeightsInMemory:
-        """Copy a version, cast to `dtype`; it replaces the oldest, in the same memory."""
+        """Copy a version to the sender's device, cast to `dtype`; it replaces the oldest, in the
+        same memory."""
         with self._lock:
             oldest: Mapping[str, Tensor] = {}
             while len(self._held) >= self._kept_versions:
                 oldest = self._held.pop(next(iter(self._held))).tensors
             copies = {
-                name: _copy(tensor, oldest.get(name), dtype) for name, tensor in tensors.items()
+                name: _copy(tensor, oldest.get(name), dtype, self._device)
+                for name, tensor in tensors.items()
             }
             held = WeightsInMemory(
                 version=version,
@@ -157,15 +169,11 @@ class Pusher:
             self._held.clear()
 
 
-def _copy(tensor: Tensor, kept: Tensor | None, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach()
-    fits = (
-        kept is not None
-        and (kept.shape, kept.dtype, kept.device) == (tensor.shape, dtype, tensor.device)
-    )  # fmt: skip
-    target = kept if fits else torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
-    assert target is not None
-    return target.copy_(tensor)
+def _copy(tensor: Tensor, kept: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy on `device`, in the memory of `kept` if that fits."""
+    if kept is None or (kept.shape, kept.dtype) != (tensor.shape, dtype):
+        kept = torch.empty(tensor.shape, dtype=dtype, device=device)
+    return kept.copy_(tensor.detach())
 
 
 def _timed(*phases: tuple[str, Callable[[], object]]) -> dict[str, float]:

@@ -3,7 +3,7 @@
     Call(policy_loss, aggregate=Call(sequence_mean))
         --compose_loss--> loss(*tensors, sequence_count=...)
 
-A part that needs facts of the batch, such as the count of its sequences, is made anew for each
+A part that needs facts of the batch, such as the count of its sequences, is made again for each
 micro-batch; everything else is bound once.
 """
 

@@ -36,10 +36,11 @@ def make_pusher(settings: TrainerSettings) -> Pusher | None:
         case Transfer.HTTP_TENSOR:
             return Pusher(TensorSender(), timeout_s=timeout_s, kept_versions=kept)
         case Transfer.DISTRIBUTED:
-            backend = "nccl" if torch.device(settings.device).type == "cuda" else "gloo"
-            sender = BroadcastSender(timeout_s=timeout_s, backend=backend)
+            gpu = torch.device(settings.device).type == "cuda"
+            sender = BroadcastSender(timeout_s=timeout_s, backend="nccl" if gpu else "gloo")
             timeout_s += REPLY_MARGIN_S
-            return Pusher(sender, timeout_s=timeout_s, kept_versions=kept)
+            device = settings.device if gpu else "cpu"
+            return Pusher(sender, timeout_s=timeout_s, kept_versions=kept, device=device)
 
 
 def start_pushing(pipe: Connection, pusher: Pusher) -> None:

@@ -133,7 +133,7 @@ class _Reference(NamedTuple):
 
     @classmethod
     def measured(cls, training: Training, theta: int, groups: range) -> _Reference:
-        """Sample the prompts anew under the weights themselves."""
+        """Sample the prompts again, under the weights themselves."""
         draws = [f"on policy {number}" for number in range(_REFERENCES)]
         own = [
             _gradients(training, (theta, theta), training.sample(theta, groups, draw))

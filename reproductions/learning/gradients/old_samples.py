@@ -63,7 +63,7 @@ class Training:
     """By the number of optimizer steps (minibatches) that led to them, from 1."""
 
     def sample(self, updates: int, groups: range, draw: str) -> Samples:
-        """Groups of samples under the weights after so many updates.
+        """Groups of samples under the weights after `updates` optimizer steps.
 
         Args:
             updates: a key of `weights`.

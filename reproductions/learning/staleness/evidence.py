@@ -53,7 +53,7 @@ class Evidence:
         """Stale runs without a synchronous partner."""
         return self.made_from.left_out + sum(cells.left_out for cells in self.tests.values())
 
-    def judged(self, cells: Sequence[Cell], objective: str, limit: float) -> Verdicts:
+    def scored(self, cells: Sequence[Cell], objective: str, limit: float) -> Verdicts:
         """What the rule says of the cells with this objective; of none if there is no rule."""
         threshold = self.thresholds.get((objective, limit))
         if threshold is None:

@@ -95,7 +95,7 @@ def rule(evidence: Evidence) -> Iterator[str]:
             threshold = evidence.thresholds.get((objective, limit))
             if threshold is None:
                 continue
-            own = evidence.judged(evidence.made_from.stale, objective, limit)
+            own = evidence.scored(evidence.made_from.stale, objective, limit)
             told.append(
                 f"drift above {threshold:g} with the {objective} objective ({own.hits} of "
                 f"{own.losing} losing cells are above it, {own.silent} of "
@@ -111,7 +111,7 @@ def rule(evidence: Evidence) -> Iterator[str]:
 def elsewhere(evidence: Evidence) -> Iterator[str]:
     """How the rule does on cells that it was not made from."""
     for limit in LIMITS:
-        found = [evidence.judged(evidence.tested, objective, limit) for objective in OBJECTIVES]
+        found = [evidence.scored(evidence.tested, objective, limit) for objective in OBJECTIVES]
         total = found[0] + found[1]
         if not total.cells:
             continue

@@ -53,7 +53,7 @@ def headlines(evidence: Evidence) -> list[Row]:
             )
         )
         for limit in LIMITS:
-            right = evidence.judged(evidence.tested, objective, limit).balanced_accuracy
+            right = evidence.scored(evidence.tested, objective, limit).balanced_accuracy
             name = f"{objective}: balanced accuracy on other cells, limit {limit:g}"
             rows.append(_row(name, right, "share"))
     return [row for row in rows if not math.isnan(row.ours.mean)]
@@ -123,7 +123,7 @@ def table_of_rule(evidence: Evidence) -> Table:
     if len(sets) > 2:
         sets["all but the map"] = evidence.tested
     return [
-        _judged(name, objective, limit, threshold, evidence.judged(cells, objective, limit))
+        _scored(name, objective, limit, threshold, evidence.scored(cells, objective, limit))
         for (objective, limit), threshold in sorted(
             evidence.thresholds.items(), key=lambda one: (one[0][1], OBJECTIVES.index(one[0][0]))
         )
@@ -131,7 +131,7 @@ def table_of_rule(evidence: Evidence) -> Table:
     ]
 
 
-def _judged(
+def _scored(
     name: str, objective: str, limit: float, threshold: float, found: Verdicts
 ) -> dict[str, Any]:
     return {

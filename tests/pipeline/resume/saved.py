@@ -40,7 +40,7 @@ def saved_run(config: TrainConfig) -> SavedRun:
 
 
 def run_folder(parent: Path, *, resumable: bool = True, steps: int = 10) -> RunFolder:
-    """A run of so many steps that was killed after step 3; it is complete if these are all."""
+    """A run of `steps` steps that was killed after step 3; with 3 it is complete."""
     config = TrainConfig(run_dir=str(parent), total_train_steps=steps, save_every_steps=1)
     folder = RunFolder.create(config)
     for step in (1, 2, 3):

@@ -10,7 +10,7 @@ from areal_lab.pipeline.resume.positions import cut_back, positions
 
 
 def written(folder: Path, steps: int) -> None:
-    """What a run of so many steps has written."""
+    """What a run of `steps` steps has written."""
     for name in ("trajectories", "checkpoints"):
         (folder / name).mkdir(exist_ok=True)
     for step in range(1, steps + 1):

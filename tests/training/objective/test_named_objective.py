@@ -20,7 +20,7 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.config.shipped import recipes
 from areal_lab.functional.segments import Segments
-from areal_lab.preflight.check import check_objective
+from areal_lab.preflight.functions import check_objective
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.objective.advantages import (

@@ -1,0 +1,126 @@
+"""Check the custom functions of a config, and its loss and advantages by name.
+
+names and keywords --check_objective--> problems, without torch
+functions          --check_functions--> problems; a process of its own imports and calls them
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from areal_lab.config.functions import load_function
+from areal_lab.config.mappings import texts
+from areal_lab.config.problem import Kind, Problem, problems_of
+from areal_lab.config.schema import TrainConfig
+from areal_lab.training.objective.formula_calls import read_call
+from areal_lab.training.objective.formulas import Role
+from areal_lab.training.settings import TrainerSettings
+
+_IMPORT_TIMEOUT_S: Final = 120.0
+
+
+def check_functions(config: TrainConfig) -> Iterator[Problem]:
+    """Check that the reward function and any custom loss and advantages can be imported."""
+    yield from _check_function("reward.fn", config.reward.fn)
+    if config.actor.loss_fn:
+        yield from _check_function(
+            "actor.loss_fn", config.actor.loss_fn, "areal_lab.training.objective.loss"
+        )
+    if config.actor.advantage_fn:
+        yield from _check_function("actor.advantage_fn", config.actor.advantage_fn)
+    named = config.actor.loss or config.actor.advantage
+    if named and not any(check_objective(config)):
+        yield from _try_objective(config)
+
+
+def check_objective(config: TrainConfig) -> Iterator[Problem]:
+    """Check the names and keywords of the loss and the advantages, without torch."""
+    actor = config.actor
+    for setting, given, custom, role in (
+        ("actor.loss", actor.loss, actor.loss_fn, Role.LOSS),
+        ("actor.advantage", actor.advantage, actor.advantage_fn, Role.ADVANTAGE),
+    ):
+        if given and custom:
+            yield _wrong(
+                setting,
+                f"{setting} names {given.get('name')!r}, and {setting}_fn {custom!r}; leave out "
+                "one of them",
+            )
+        elif given:
+            yield from read_call(setting, given, role)[1]
+
+
+_USABLE: Final[set[tuple[str, str]]] = set()
+"""Functions that a separate process could use. A sweep checks all of its cells, and a process takes
+seconds. One that cannot be used is checked again, because its file may have been corrected."""
+
+
+def _check_function(
+    setting: str, name: str, by: str = "areal_lab.config.functions"
+) -> Iterator[Problem]:
+    if (name, by) in _USABLE:
+        return
+    if name.startswith("areal_lab.rewards."):  # our own, with light imports
+        try:
+            load_function(name)
+        except ValueError as error:
+            yield from problems_of(error, setting)
+        return
+    # Other functions in a separate process: their imports may be heavy.
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", by, name],
+            capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield _wrong(setting, f"{setting}: importing {name!r} took over {_IMPORT_TIMEOUT_S:g} s")
+        return
+    if ended.returncode != 0:
+        lines = (ended.stdout.strip() or ended.stderr.strip() or "no reason given").splitlines()
+        yield _wrong(setting, f"{setting}: {name!r} cannot be used: {lines[-1]}")
+        return
+    _USABLE.add((name, by))
+
+
+def _try_objective(config: TrainConfig) -> Iterator[Problem]:
+    """Call the loss and the advantages once, in a process that may import torch and modules."""
+    names = ("loss", "advantage", "use_decoupled_loss")
+    tried = TrainConfig().with_settings({f"actor.{n}": getattr(config.actor, n) for n in names})
+    settings = TrainerSettings(config=tried, model_path="", weights_root="")
+    # The cells of a sweep share objectives. Modules of the user's may have changed meanwhile.
+    custom = any(":" in text for text in texts([config.actor.loss, config.actor.advantage]))
+    if custom:
+        lines = _trial_call.__wrapped__(settings.to_json())
+    elif "torch" in sys.modules:  # what a process would be for
+        try_objective = load_function("areal_lab.training.objective.trial_call:try_objective")
+        lines = tuple(problem.message for problem in try_objective(settings))
+    else:
+        lines = _trial_call(settings.to_json())
+    for line in lines:
+        # The program says which of the two it is about.
+        setting = "actor.advantage" if line.startswith("actor.advantage") else "actor.loss"
+        yield _wrong(setting, line)
+
+
+@lru_cache(maxsize=256)
+def _trial_call(settings: str) -> tuple[str, ...]:
+    """What `areal_lab.training.objective.trial_call` finds wrong, one line per problem."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "areal_lab.training.objective.trial_call", settings],
+            capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return (f"actor.loss: a trial call took over {_IMPORT_TIMEOUT_S:g} s",)
+    if ended.returncode == 0:
+        return ()
+    told = ended.stdout.strip() or (ended.stderr.strip() or "no reason given").splitlines()[-1]
+    return tuple(told.splitlines())
+
+
+def _wrong(setting: str, message: str) -> Problem:
+    return Problem(Kind.SETTINGS, setting, message)
