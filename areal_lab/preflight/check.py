@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from areal_lab.config.checkpoints import RESUMABLE
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import Record
-from areal_lab.config.schema import ActorConfig, TrainConfig
+from areal_lab.config.schema import TrainConfig
 from areal_lab.config.suggest import nearest
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
@@ -50,9 +50,8 @@ from areal_lab.preflight.functions import check_functions, check_objective
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import check_placement, place_trainer, this_machine
+from areal_lab.preflight.trainer import asks_for_values
 from areal_lab.sinks.start import check_sinks
-from areal_lab.training.objective.formula_index import find_formula
-from areal_lab.training.objective.formulas import Role
 
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
 _CONVERSION_BYTES = 1 << 30  # the largest packaged model in the cache, with a margin
@@ -400,16 +399,6 @@ def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) 
         reason = " ".join(str(error).split())
         hint = "" if name in PACKAGED_MODELS else nearest(name, known_models())
         raise ConfigError(_wrong("actor.path", f"actor.path: {reason}{hint}")) from error
-
-
-def asks_for_values(actor: ActorConfig) -> bool:
-    """Whether the advantages need a critic; True of custom functions, which only the trainer
-    imports."""
-    name = actor.advantage_fn or actor.advantage.get("name", "")
-    if not name:
-        return False
-    found = find_formula(Role.ADVANTAGE, name)
-    return found is None or "values" in found.facts
 
 
 def check_other_models(config: TrainConfig) -> Iterator[Problem]:

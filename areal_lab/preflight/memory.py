@@ -10,8 +10,8 @@ Decoders of transformers whose layers are Llama's or Qwen's. Widths below are th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +23,9 @@ from areal_lab.host.cpu import native_bfloat16
 from areal_lab.logit_tiles import logit_tiles
 from areal_lab.models.dtypes import dtype_name
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
+from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.limits import lora_of
-from areal_lab.preflight.trainer import trainer_ranks
+from areal_lab.preflight.trainer import asks_for_values, trainer_ranks
 
 _FLOAT32: Final = 4
 _PROCESS_BYTES: Final = 375 << 20
@@ -56,8 +57,12 @@ class Trained:
     """Of the model, without adapters."""
     adapter_parameters: int = 0
     """Trained instead of the model, if there are any."""
-    reference_parameters: int = 0
-    """Of a reference model that is a copy or another model."""
+    frozen: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Parameters of each model beside it that is not trained, by what it is for."""
+    critic_parameters: int = 0
+    """Of a critic, which is trained whole."""
+    shards: int = 1
+    """Processes that divide all of these among them."""
 
     @property
     def trained(self) -> int:
@@ -72,6 +77,8 @@ class Estimate:
     parts: Sequence[Part]
     tokens: int
     """Of a micro-batch."""
+    processes: int = 1
+    """Of the trainer, each of which has these parts."""
 
     @property
     def tensors(self) -> int:
@@ -80,17 +87,21 @@ class Estimate:
 
     @property
     def resident(self) -> tuple[int, int]:
-        """Least and most resident memory of a trainer on a CPU, in bytes."""
-        least, most = (int(self.tensors * (1 + share)) + _PROCESS_BYTES for share in _HEAP_SHARES)
+        """Least and most resident memory of all processes of a trainer on a CPU, in bytes."""
+        least, most = (
+            self.processes * (int(self.tensors * (1 + share)) + _PROCESS_BYTES)
+            for share in _HEAP_SHARES
+        )
         return least, most
 
     def lines(self, machine_bytes: int) -> list[str]:
         """The parts, the knobs of the largest one that has any, and what the machine has."""
         parts = sorted(self.parts, key=_size)
         least, most = self.resident
+        each = f" in each of {self.processes} processes" if self.processes > 1 else ""
         lines = [
             f"trainer memory, estimated for micro-batches of {self.tokens:,} tokens: "
-            f"{_text(self.tensors)} of tensors",
+            f"{_text(self.tensors)} of tensors{each}",
             "    " + ", ".join(f"{part.name} {_text(part.bytes)}" for part in parts),
             f"    {_text(least)} to {_text(most)} resident on a CPU; this machine has "
             f"{_text(machine_bytes)}",
@@ -117,8 +128,8 @@ class Estimate:
 def estimate(
     config: TrainConfig, folder: Path, problems: ProblemSet | None = None
 ) -> Estimate | None:
-    """Memory of the trainer of a config; None for a model whose layers are unknown, and for a
-    trainer of several processes.
+    """Memory of the trainer of a config, of each of its processes; None for a model whose layers
+    are unknown.
 
     Args:
         folder: of the model.
@@ -129,7 +140,7 @@ def estimate(
         ValueError: the model folder is broken.
     """
     shape = read_model_shape(folder)
-    if shape is None or not shape.dense or trainer_ranks(config) > 1:
+    if shape is None or not shape.dense:
         return None
     actor = config.actor
     tokens = actor.max_tokens_per_mb
@@ -137,22 +148,53 @@ def estimate(
         tokens = min(tokens, _minibatch_tokens(config, problems, TextCodec.load(folder)))
     adapters = (adapter_parameters(folder, lora_of(config)) or 0) if actor.use_lora else 0
     parameters = read_model_facts(folder).parameters
-    copied = actor.kl_loss_coef > 0 and bool(config.ref.path or not actor.use_lora)
     size = Trained(
         parameters=parameters,
         adapter_parameters=adapters,
-        reference_parameters=parameters * copied,
+        frozen=_frozen(config, parameters),
+        critic_parameters=_critic_parameters(config, folder, shape),
+        shards=actor.shard_ranks or trainer_ranks(config),
     )
     dtype = dtype_name(actor.dtype, native=native_bfloat16())
     number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
     parts = trainer_memory(shape, size, actor, number_bytes=number_bytes, tokens=tokens)
-    return Estimate(parts=parts, tokens=tokens)
+    return Estimate(parts=parts, tokens=tokens, processes=trainer_ranks(config))
+
+
+def _frozen(config: TrainConfig, parameters: int) -> dict[str, int]:
+    """Parameters of the reference and the teacher, if they are copies or other models."""
+    actor, found = config.actor, {}
+    if actor.kl_loss_coef or actor.kl_ctl:
+        if config.ref.path:
+            found["reference model"] = _parameters_of(config.ref.path)
+        elif not actor.use_lora:
+            found["reference model"] = parameters
+    if config.teacher.path:
+        found["teacher"] = _parameters_of(config.teacher.path)
+    return found
+
+
+def _critic_parameters(config: TrainConfig, folder: Path, shape: ModelShape) -> int:
+    """A body and one output per token, without the policy's output layer."""
+    if not asks_for_values(config.actor):
+        return 0
+    if config.critic.path:
+        return _parameters_of(config.critic.path)
+    parameters, embedding = read_model_facts(folder).parameters, shape.vocab * shape.hidden
+    outside = parameters - shape.layers * _linear_numbers(shape)
+    # The output layer has weights of its own if they are there twice.
+    head = embedding if outside >= 2 * embedding else 0
+    return parameters - head + shape.hidden
+
+
+def _parameters_of(model: str) -> int:
+    return read_model_facts(resolve_model_path(model)).parameters
 
 
 def trainer_memory(
     shape: ModelShape, size: Trained, actor: ActorConfig, *, number_bytes: int, tokens: int
 ) -> list[Part]:
-    """Tensors of the trainer at the peak of a step that has several micro-batches.
+    """Tensors of a process of the trainer at the peak of a step that has several micro-batches.
 
     The peak is in the backward pass of the second one, when gradients exist: at the output layer,
     or in a decoder layer whose activations are computed again.
@@ -186,19 +228,33 @@ def trainer_memory(
         ]
         knob = f"actor.gradient_checkpointing=true, or a lower {budget}"
     ends = 20 * tokens * shape.hidden  # final norm, hidden states at the predictions, gradients
+    shard = _FLOAT32 / size.shards
+    fewer = {
+        "reference model": "actor.use_lora=true without ref.path, which needs no copy",
+        "teacher": "a smaller teacher",
+    }
+    here = size.parameters + size.adapter_parameters
     parts = [
-        Part("weights", _FLOAT32 * (size.parameters + size.adapter_parameters), "a smaller model"),
-        Part("gradients", _FLOAT32 * size.trained, train_less),
-        Part("AdamW moments", 2 * _FLOAT32 * size.trained, train_less),
-        Part(
-            "reference model",
-            _FLOAT32 * size.reference_parameters,
-            "actor.use_lora=true without ref.path, which needs no copy",
-        ),
+        Part("weights", int(shard * here), "a smaller model"),
+        Part("gradients", int(shard * size.trained), train_less),
+        Part("AdamW moments", int(2 * shard * size.trained), train_less),
+        *(Part(name, int(shard * count), fewer[name]) for name, count in size.frozen.items()),
+        # Weights, gradients and moments; its activations are no larger than the policy's.
+        Part("critic", int(4 * shard * size.critic_parameters), "advantages without a critic"),
+        Part("gathered weights", _gathered_bytes(shape, size)),
         Part(f"activations of {tokens:,} tokens", stored + ends, knob),
         *working,
     ]
     return [part for part in parts if part.bytes]
+
+
+def _gathered_bytes(shape: ModelShape, size: Trained) -> int:
+    """Of sharded weights, those that are whole at the peak: a layer, the next one, and all that
+    lies outside of the layers."""
+    if size.shards == 1:
+        return 0
+    layers = shape.layers * _linear_numbers(shape)
+    return _FLOAT32 * (max(0, size.parameters - layers) + 2 * _linear_numbers(shape))
 
 
 def _minibatch_tokens(config: TrainConfig, problems: ProblemSet, codec: TextCodec) -> int:

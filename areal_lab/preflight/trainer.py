@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_lab.config.problem import refusal
-from areal_lab.config.schema import TrainConfig
+from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.preflight.allocation import parse_allocation
+from areal_lab.training.objective.formula_index import find_formula
+from areal_lab.training.objective.formulas import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,16 @@ def trainer_ranks(config: TrainConfig) -> int:
         return 1
     trainer = parse_allocation(config.allocation_mode).trainer
     return 1 if trainer is None else trainer.sizes.data
+
+
+def asks_for_values(actor: ActorConfig) -> bool:
+    """Whether the advantages need a critic; True of custom functions, which only the trainer
+    imports."""
+    name = actor.advantage_fn or actor.advantage.get("name", "")
+    if not name:
+        return False
+    found = find_formula(Role.ADVANTAGE, name)
+    return found is None or "values" in found.facts
 
 
 def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:

@@ -110,7 +110,7 @@ def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
     config, actor = settings.config.critic, settings.actor
     folder = resolve_model_path(config.path) if config.path else Path(settings.model_path)
     model = load_value_model(
-        folder, device=settings.device, gradient_checkpointing=actor.gradient_checkpointing
+        folder, device=settings.load_device, gradient_checkpointing=actor.gradient_checkpointing
     )
     values = PackedValues(model, dtype=compute_dtype(actor.dtype, settings.device))
     ranks.shard(values)

@@ -186,7 +186,7 @@ def _frozen(
     setting: str, folder: Path, policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
 ) -> PackedPolicy:
     """A model that computes as the policy does, sharded as it is."""
-    model = load_policy(folder, device=settings.device).requires_grad_(requires_grad=False)
+    model = load_policy(folder, device=settings.load_device).requires_grad_(requires_grad=False)
     theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     check_same_vocabulary(setting, str(folder), theirs, ours)
     frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)

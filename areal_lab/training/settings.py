@@ -48,6 +48,12 @@ class TrainerSettings:
         return self.config.total_train_steps * self.actor.ppo_n_minibatches
 
     @property
+    def load_device(self) -> str:
+        """Where models are loaded. Sharding moves them to the device layer by layer: one that is
+        shared need not fit into a single GPU."""
+        return "cpu" if self.ranks > 1 else self.device
+
+    @property
     def temperature(self) -> float:
         """The sampler's temperature; for greedy samples (0), log-probs are computed at 1."""
         return self.config.gconfig.temperature or 1.0

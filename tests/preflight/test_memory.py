@@ -2,126 +2,28 @@
 
 from __future__ import annotations
 
-import random
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import ActorConfig
 from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.memory import Estimate, Part, Trained, estimate, trainer_memory
-from areal_lab.training.learner import make_learner
-from areal_lab.training.lora import add_lora, target_modules
-from areal_lab.training.model import load_policy
-from areal_lab.training.protocol import TrainBatchRequest
-from areal_lab.training.step import train_batch
 from tests.training import tiny
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-ROW_TOKENS = 64
-PROMPT_TOKENS = 4
-
-
-class LiveBytes(TorchDispatchMode):
-    """Largest size of all tensors that exist at one time."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.peak = self._live = 0
-        self._known: dict[int, int] = {}
-        for tensor in tensors:
-            self._add(tensor)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._add(leaf)
-        return result
-
-    def _add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._known:
-            self._known[key] = storage.nbytes()
-            self._live += storage.nbytes()
-            self.peak = max(self.peak, self._live)
-            weakref.finalize(storage, self._free, key)
-
-    def _free(self, key: int) -> None:
-        self._live -= self._known.pop(key)
-
-
-def full_micro_batches(version: int, vocab: int, *, tokens: int) -> TrainBatchRequest:
-    """Two micro-batches of rows without a common prefix."""
-    draw = random.Random(version)
-
-    def row(length: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(vocab) for _ in range(length))
-
-    answer = ROW_TOKENS - PROMPT_TOKENS + 1  # the last token is no input
-    return TrainBatchRequest(
-        version,
-        tuple(
-            Trajectory(
-                group=index // 4,
-                sample=index % 4,
-                prompt_tokens=row(PROMPT_TOKENS),
-                parts=(Segment(row(answer), (-8.0,) * answer, version),),
-                finish_reason="stop",
-                reward=float(index % 2),
-            )
-            for index in range(2 * tokens // ROW_TOKENS)
-        ),
-    )
-
-
-def measured_and_estimated(folder: Path, tokens: int, **actor: Any) -> tuple[int, Estimate]:
-    settings = tiny.settings_for(folder, max_tokens_per_mb=tokens, **actor)
-    model = load_policy(folder, gradient_checkpointing=settings.actor.gradient_checkpointing)
-    if settings.actor.use_lora:
-        targets = target_modules(model, settings.actor.target_modules)
-        rank, alpha = settings.actor.lora_rank, settings.actor.lora_alpha
-        add_lora(model, rank=rank, alpha=alpha, targets=targets, merged=True)
-    learner = make_learner(model, settings)
-    vocab = model.config.vocab_size
-    train_batch(learner, full_micro_batches(0, vocab, tokens=tokens))
-    learner.optimizer.zero_grad()
-    moments = [m for state in learner.optimizer.adamw.state.values() for m in state.values()]
-    with LiveBytes([*model.parameters(), *model.buffers(), *moments]) as live:
-        outcome = train_batch(learner, full_micro_batches(1, vocab, tokens=tokens))
-    assert outcome.metrics["micro_batches"] == 2
-    assert outcome.metrics["packed_tokens"] == 2 * tokens
-    estimated = estimate(settings.config, folder)
-    assert estimated is not None
-    return live.peak, estimated
+from tests.training.live_bytes import SHAPE, measured_and_estimated
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tensors_of_a_step_are_within_five_percent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, *, lora: bool, checkpointing: bool
+    tmp_path: Path, dtype: str, *, lora: bool, checkpointing: bool
 ) -> None:
-    monkeypatch.setattr(tiny, "SHAPE", SHAPE)
-    folder = tiny.save_model(tmp_path / "model")
+    folder = tiny.save_model(tmp_path / "model", **SHAPE)
     peak, estimated = measured_and_estimated(
         folder, 1024, dtype=dtype, use_lora=lora, lora_rank=8, gradient_checkpointing=checkpointing
     )
@@ -133,17 +35,35 @@ def test_the_tensors_of_a_step_are_within_five_percent(
 @pytest.mark.parametrize(("kind", "tied"), [("qwen2", False), ("qwen3", True)])
 def test_other_models_are_within_five_percent(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     kind: str,
     dtype: str,
     *,
     tied: bool,
     lora: bool,
 ) -> None:
-    monkeypatch.setattr(tiny, "SHAPE", SHAPE)
-    folder = tiny.save_model(tmp_path / "model", kind=kind, tied=tied)
+    folder = tiny.save_model(tmp_path / "model", kind=kind, tied=tied, **SHAPE)
     actor = {"dtype": dtype, "use_lora": lora, "lora_rank": 8}
     peak, estimated = measured_and_estimated(folder, 1024, **actor)
+    assert estimated.tensors == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "actor",
+    [
+        {"advantage": "gae"},
+        {"advantage": "gae", "kl_ctl": 0.1},
+        {"kl_loss_coef": 0.1},
+        {"more": {"teacher.path": "MODEL"}},
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_other_models_beside_the_policy_are_within_five_percent(
+    tmp_path: Path, actor: dict[str, Any], *, tied: bool
+) -> None:
+    folder = tiny.save_model(tmp_path / "model", tied=tied, **SHAPE)
+    if "more" in actor:
+        actor = {"more": {"teacher.path": str(folder)}}
+    peak, estimated = measured_and_estimated(folder, 512, **actor)
     assert estimated.tensors == pytest.approx(peak, rel=0.05)
 
 
@@ -182,6 +102,9 @@ def test_the_lines_name_the_largest_part_and_the_note_comes_when_memory_is_short
     assert lines[3].strip() == "activations take less with less"
     least, _ = estimated.resident
     assert estimated.note(least) is None
+    many = Estimate(parts=parts, tokens=4096, processes=3)
+    assert many.lines(8 << 30)[0].endswith("of tensors in each of 3 processes")
+    assert many.resident[0] == 3 * least
     note = estimated.note(least - 1)
     assert note is not None
     assert note.endswith("take less; a smaller model")

@@ -22,6 +22,8 @@ from areal_lab.training.process.output import export, save
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.step import train_batch
+from tests.training import live_bytes
+from tests.training.live_bytes import measured_and_estimated
 from tests.training.test_forward import SHARE
 from tests.training.tiny import random_batch, save_model, settings_for
 
@@ -176,6 +178,17 @@ def check_work(ranks: Ranks) -> None:
         assert sum(map(len, groups)) == 5
 
 
+def check_memory(folder: Path, ranks: Ranks) -> None:
+    """The tensors of a step on a rank are within 5 % of the estimate."""
+    allocation = {"allocation_mode": f"embedded:d1+fsdp:d{ranks.count}"}
+    for dtype, checkpointing in (("float32", False), ("bfloat16", True)):
+        peak, estimated = measured_and_estimated(
+            folder / "memory", 1024, ranks,
+            dtype=dtype, gradient_checkpointing=checkpointing, more=allocation,
+        )  # fmt: skip
+        assert abs(estimated.tensors / peak - 1) < 0.05, (dtype, peak, estimated.parts)
+
+
 def main(folder: Path, rank: int) -> None:
     """All checks with 2 ranks, then with 4, and with 2 copies of 2 shards."""
     torch.set_num_threads(1)
@@ -189,6 +202,8 @@ def main(folder: Path, rank: int) -> None:
             )
         )  # fmt: skip
         check_work(ranks)
+        if count == 2:
+            check_memory(folder, ranks)
         cases = CASES if count == 2 else ["tied", "LoRA"] if shards == 4 else ["tied"]
         for case in cases:
             learner = check_steps(folder, case, ranks)
@@ -203,7 +218,8 @@ def main(folder: Path, rank: int) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """The models of the cases."""
+    """The models of the cases, and a larger one."""
+    save_model(folder / "memory", **live_bytes.SHAPE)
     for name, case in CASES.items():
         save_model(folder / name, kind=case["kind"], tied=case["tied"])
 

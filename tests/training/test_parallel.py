@@ -14,12 +14,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from areal_lab.config.schema import ActorConfig
 from areal_lab.host.processes import ChildDied
+from areal_lab.models.folder import ModelShape
+from areal_lab.preflight.memory import Trained, trainer_memory
+from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.minibatch import deal_groups
+from areal_lab.training.parallel.shard import shard_policy
 from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import SaveRequest
 from areal_lab.training.step import train_batch
@@ -40,6 +49,56 @@ def test_ranks_equal_one_process(tmp_path: Path) -> None:
     ]  # fmt: skip
     told = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(t[-2000:] for t in told)
+
+
+QWEN: dict[str, dict[str, Any]] = {
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+             "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+           "num_attention_heads": 28, "num_key_value_heads": 4},
+    "32B": {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
+            "num_attention_heads": 40, "num_key_value_heads": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("copies", "shards"), [(1, 64), (8, 8)])
+@pytest.mark.parametrize("size", QWEN)
+def test_64_ranks_hold_what_the_estimate_says(size: str, copies: int, shards: int) -> None:
+    """In one process: a group that only pretends to communicate, parameters without memory."""
+    shape = QWEN[size]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
+    try:
+        axes = {"shards": 64} if copies == 1 else {"copies": copies, "shards": shards}
+        mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+        with torch.device("meta"):
+            model: Any = Qwen2ForCausalLM(Qwen2Config(vocab_size=152064, **shape))
+        parameters = sum(p.numel() for p in model.parameters())
+        policy = PackedPolicy(model)
+        shard_policy(policy, mesh=mesh)
+        here = 4 * sum(p.to_local().numel() for p in policy.parameters())  # type: ignore[attr-defined]
+    finally:
+        dist.destroy_process_group()
+    width = shape["hidden_size"] // shape["num_attention_heads"]
+    parts = trainer_memory(
+        ModelShape(
+            layers=shape["num_hidden_layers"],
+            hidden=shape["hidden_size"],
+            intermediate=shape["intermediate_size"],
+            query_width=shape["hidden_size"],
+            kv_width=shape["num_key_value_heads"] * width,
+            vocab=152064,
+            head_norms=False,
+            dense=True,
+            context_tokens=32768,
+        ),
+        Trained(parameters=parameters, shards=shards),
+        ActorConfig(gradient_checkpointing=True),
+        number_bytes=2,
+        tokens=8192,
+    )
+    estimated = {part.name: part.bytes for part in parts}
+    for name, copies_of_weights in (("weights", 1), ("gradients", 1), ("AdamW moments", 2)):
+        assert estimated[name] == pytest.approx(copies_of_weights * here, rel=0.05)
 
 
 @given(

@@ -45,11 +45,13 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def save_model(folder: Path, *, kind: str = "llama", tied: bool = True, seed: int = 0) -> Path:
-    """Write a random model to a Hugging Face folder."""
+def save_model(
+    folder: Path, *, kind: str = "llama", tied: bool = True, seed: int = 0, **shape: Any
+) -> Path:
+    """Write a random model to a Hugging Face folder; `shape` changes `SHAPE`."""
     torch.manual_seed(seed)
     config, model_class = ARCHITECTURES[kind]
-    model: Any = model_class(config(**SHAPE, tie_word_embeddings=tied))
+    model: Any = model_class(config(**{**SHAPE, **shape}, tie_word_embeddings=tied))
     model.save_pretrained(folder)
     return folder
 

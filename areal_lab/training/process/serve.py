@@ -146,7 +146,7 @@ def _load(settings: TrainerSettings, ranks: Ranks) -> Learner:
     _log(f"loading {settings.model_path}")
     model = load_policy(
         Path(settings.model_path),
-        device=settings.device,
+        device=settings.load_device,
         gradient_checkpointing=actor.gradient_checkpointing,
     )
     if actor.use_lora:
