@@ -5,11 +5,11 @@ rows           one row per sequence, packed without padding
 padded         rows padded to the longest of their micro-batch, and whole logits: plain transformers
 lora           packed, low-rank adapters
 checkpointing  packed, activations computed again
+two_processes  packed, sharded over two processes (FSDP2) that share the threads of the others
 
-Each case trains in a process of its own, in turns, on the same groups with a common prompt and
+Each case trains in processes of its own, in turns, on the same groups with a common prompt and
 responses of long-tailed length. Tokens are those that the policy chose; prompts are work, but no
-gain. The loss of the second step shows that they all learn
-the same, but for adapters and rounding.
+gain. The loss of the second step shows that they all learn the same, but for adapters and rounding.
 
 python -m benchmarks.training --json [--quick]
 python -m benchmarks.training --worker lora --tokens 4096    # one case, in this process
@@ -47,7 +47,9 @@ from areal_lab.training import minibatch
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
+from areal_lab.training.parallel.group import RankPlace, join, leave
 from areal_lab.training.protocol import TrainBatchRequest
+from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import train_batch
 from benchmarks.harness import parse, report, spread
@@ -58,7 +60,10 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "padded": {},
     "lora": {"actor.use_lora": True},
     "checkpointing": {"actor.gradient_checkpointing": True},
+    "two_processes": {},
 }
+PROCESSES: Final[Mapping[str, int]] = {"two_processes": 2}
+"""Of the cases with more than one."""
 MODEL: Final = "SmolLM2-135M-Instruct"
 QUICK_MODEL: Final = "Adder-75K"
 GROUPS, SAMPLES, PROMPT_TOKENS, MEDIAN_TOKENS, MAX_TOKENS = 4, 8, 64, 16, 96
@@ -73,7 +78,10 @@ def main() -> None:
     arguments = parse(__doc__, repeats=3, quick_repeats=1, add_own=_worker_argument)
     model = QUICK_MODEL if arguments.quick else MODEL
     if case := arguments.own.worker:
-        print(json.dumps(measure(case, model, micro_batch_tokens=arguments.own.tokens)))
+        ranks = _join(case, arguments.own.rank, arguments.own.meet)
+        print(json.dumps(measure(case, model, ranks, micro_batch_tokens=arguments.own.tokens)))
+        if ranks.count > 1:
+            leave()
         return
     measured: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
     for turn in range(arguments.repeats):
@@ -97,6 +105,8 @@ def main() -> None:
 
 def _worker_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worker", choices=list(CASES), help="measure one case in this process")
+    parser.add_argument("--rank", type=int, default=0, help="of this process, with --meet")
+    parser.add_argument("--meet", default="", metavar="FILE", help="where the processes meet")
     parser.add_argument(
         "--tokens",
         type=int,
@@ -107,13 +117,25 @@ def _worker_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def in_a_process(case: str, *, quick: bool, tokens: int) -> dict[str, Any]:
-    """`measure` in a new process, whose peak memory is then that of the case."""
+    """`measure` in new processes, whose peak memory is then that of the case."""
     command = [sys.executable, "-m", "benchmarks.training", "--worker", case]
     command += ["--tokens", str(tokens)]
     command += ["--quick"] if quick else []
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return result
+    with tempfile.TemporaryDirectory() as meet:
+        ranks = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), "--meet", f"{meet}/ranks"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(PROCESSES.get(case, 1))
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
+    for rank in ranks:
+        if rank.returncode:
+            raise subprocess.CalledProcessError(rank.returncode, command)
+    results: list[dict[str, Any]] = [json.loads(text.splitlines()[-1]) for text in outputs]
+    return {**results[0], "peak_mib": sum(result["peak_mib"] for result in results)}
 
 
 def row_of(
@@ -141,18 +163,29 @@ def ratio(speeds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict
     return spread([a / b for a, b in pairs])
 
 
+def _join(case: str, rank: int, meet: str) -> Ranks:
+    count = PROCESSES.get(case, 1)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
+    if count == 1:
+        return ALONE
+    return join(
+        RankPlace(
+            rank=rank, count=count, shards=count, device="cpu", rendezvous=meet, timeout_s=300.0
+        )
+    )
+
+
 def measure(
-    case: str, model: str, *, micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    case: str, model: str, ranks: Ranks = ALONE, *, micro_batch_tokens: int = MICRO_BATCH_TOKENS
 ) -> dict[str, Any]:
     """Train a few steps; speed, peak memory of this process, seconds of each part of a step."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     folder = resolve_model_path(model)
     with tempfile.TemporaryDirectory() as weights:
         config = TrainConfig().with_settings(
             {"actor.max_tokens_per_mb": micro_batch_tokens, **CASES[case]}
         )
         settings = TrainerSettings(config=config, model_path=str(folder), weights_root=weights)
-        learner = new_learner(settings)
+        learner = new_learner(settings, ranks)
         step = STEP_OF.get(case, packed_step)
         groups = math.ceil(GROUPS * micro_batch_tokens / MICRO_BATCH_TOKENS)
         vocabulary = learner.model.config.vocab_size
@@ -175,8 +208,8 @@ def measure(
     }
 
 
-def new_learner(settings: TrainerSettings) -> Learner:
-    """The model as the trainer process loads it."""
+def new_learner(settings: TrainerSettings, ranks: Ranks = ALONE) -> Learner:
+    """The model as a process of the trainer loads it."""
     actor = settings.actor
     model = load_policy(
         Path(settings.model_path), gradient_checkpointing=actor.gradient_checkpointing
@@ -185,7 +218,7 @@ def new_learner(settings: TrainerSettings) -> Learner:
         targets = target_modules(model, actor.target_modules)
         rank, alpha = actor.lora_rank, actor.lora_alpha
         add_lora(model, rank=rank, alpha=alpha, targets=targets, merged=True)
-    return make_learner(model, settings)
+    return make_learner(model, settings, ranks)
 
 
 def batch(seed: int, vocabulary: int, *, groups: int) -> TrainBatchRequest:

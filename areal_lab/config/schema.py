@@ -247,6 +247,9 @@ class ActorConfig(Record):
     shard_ranks: Whole = 0
     """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
     0 is all of them."""
+    offload: bool = False
+    """Keep parameters, gradients and moments in main memory while they do not compute, and take
+    optimizer steps there: less GPU memory, more time. For several trainer processes on GPUs."""
     collective_timeout_s: Positive = 300.0
     """Longest wait of a trainer process for the others; then the run ends with an error."""
     threads: Whole = 0

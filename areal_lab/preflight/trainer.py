@@ -91,6 +91,12 @@ def _check_ranks(config: TrainConfig, ranks: int) -> None:
             f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
             f"fsdp:d{max(1, batch // parts)}",
         )
+    if config.actor.offload and ranks == 1:
+        raise refusal(
+            "actor.offload",
+            "actor.offload is true, but it offloads the shards of several trainer processes; write "
+            "fsdp:d2 or more in allocation_mode, or leave it out",
+        )
     shards = config.actor.shard_ranks
     if shards and ranks % shards:
         raise refusal(

@@ -113,7 +113,7 @@ def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
         folder, device=settings.load_device, gradient_checkpointing=actor.gradient_checkpointing
     )
     values = PackedValues(model, dtype=compute_dtype(actor.dtype, settings.device))
-    ranks.shard(values)
+    ranks.shard(values, offload=actor.offload)
     return Critic(
         values=values,
         optimizer=make_optimizer(

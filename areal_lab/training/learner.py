@@ -77,7 +77,7 @@ def make_learner(
         dtype=dtype,
         entropy_gradient=settings.actor.entropy_coeff != 0,
     )
-    ranks.shard(policy)
+    ranks.shard(policy, offload=settings.actor.offload)
     advantages = choose_advantages(settings)
     critic = make_critic(settings, ranks) if needs_critic(advantages) else None
     if critic is not None:

@@ -115,7 +115,9 @@ def _clip_gradient(
     gradients = [p.grad for p in parameters if p.grad is not None]
     # Of shards, the norm is not summed up before it is whole.
     norm = ranks.whole(torch.nn.utils.get_total_norm(gradients))
-    total, length = torch.stack([ranks.total(loss).float(), norm.float()]).cpu().tolist()
+    # Offloaded gradients are in main memory, where the loss is not.
+    both = torch.stack([ranks.total(loss).float(), norm.float().to(loss.device)])
+    total, length = both.cpu().tolist()
     if not (math.isfinite(total) and math.isfinite(length)):
         raise NonFiniteStep(
             f"optimizer step {step} has loss {total} and gradient norm {length}, and was skipped. "

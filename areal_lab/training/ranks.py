@@ -16,6 +16,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _whole_here(module: Any, *, offload: bool = False) -> Any:  # noqa: ARG001 - nothing to divide
+    return module
+
+
 def _alone(value: Any) -> list[Any]:
     return [value]
 
@@ -37,8 +41,9 @@ class Ranks:
     announce: Callable[[Any], Any] = _same
     """What rank 0 gives, on every rank."""
 
-    shard: Callable[[Any], object] = _same
-    """Divide the parameters of a `PackedPolicy` among the ranks, in place; before its optimizer."""
+    shard: Callable[..., object] = _whole_here
+    """Divide the parameters of a `PackedPolicy` or `PackedValues` among the ranks, in place; before
+    its optimizer. `offload=True` keeps them in main memory while they do not compute."""
 
     @property
     def first(self) -> bool:

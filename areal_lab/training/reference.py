@@ -190,7 +190,7 @@ def _frozen(
     theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     check_same_vocabulary(setting, str(folder), theirs, ours)
     frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
-    ranks.shard(frozen)
+    ranks.shard(frozen, offload=settings.actor.offload)
     return frozen
 
 

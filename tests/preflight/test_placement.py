@@ -149,6 +149,14 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: int, has_cuda: bool, reason: s
         place_trainer(config, where)
 
 
+def test_offloading_needs_several_trainer_processes() -> None:
+    offload = load_config(None, ["actor.offload=true"])
+    with pytest.raises(ConfigError, match=r"actor.offload is true, but .*; write fsdp:d2 or more"):
+        place_trainer(offload, machine())
+    two = offload.with_settings({"allocation_mode": "embedded:d1+fsdp:d2"})
+    assert place_trainer(two, machine()).ranks == 2
+
+
 def test_more_engines_than_cores_get_a_note() -> None:
     lines = explain(load_config(None, ["rollout.backend=vllm:d3"]), machine())
     assert lines[1] == "engine 0: CPU, 2 core(s) shared"

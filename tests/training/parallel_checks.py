@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
         "max_tokens_per_mb": 20,
     },
     "teacher": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20, "teacher": "LoRA"},
+    "offload": {"kind": "qwen2", "tied": True, "offload": True, "max_tokens_per_mb": 20},
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 

@@ -1,33 +1,39 @@
 """Divide the parameters of a policy among ranks, layer by layer (FSDP2).
 
 Every rank holds its part of each parameter, gradient and moment. A layer is gathered before it
-computes, forward and backward, and let go after it.
+computes, forward and backward, and let go after it. Offloaded parts, gradients and moments are in
+main memory between these times, and the optimizer steps there.
 """
 
 from __future__ import annotations
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-from areal_lab.training.forward import PackedPolicy
+from areal_lab.training.forward import PackedPolicy, PackedValues
 
 
-def shard_policy(policy: PackedPolicy, *, mesh: DeviceMesh) -> None:
+def shard_policy(
+    policy: PackedPolicy | PackedValues, *, mesh: DeviceMesh, offload: bool = False
+) -> None:
     """Shard in place: each layer a unit, and the rest, tied or not, one more.
 
     Args:
-        policy: whole, on its device, the same on every rank.
+        policy: whole, the same on every rank.
         mesh: one axis shards; of two axes, the first one copies.
+        offload: keep the parts in main memory.
     """
+    # A CPU build of torch has no pinned memory.
+    kept = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for layer in layers_of(policy):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, offload_policy=kept)
     # The rest too lets go after a pass: one without gradient would leave parameters that the
     # optimizer then does not reach.
-    fully_shard(policy, mesh=mesh, reshard_after_forward=True)
+    fully_shard(policy, mesh=mesh, reshard_after_forward=True, offload_policy=kept)
 
 
-def layers_of(policy: PackedPolicy) -> list[nn.Module]:
+def layers_of(policy: PackedPolicy | PackedValues) -> list[nn.Module]:
     """The modules that transformers names as not to be split."""
     names = policy.model._no_split_modules or ()
     return [module for module in policy.model.modules() if type(module).__name__ in names]
