@@ -201,10 +201,7 @@ def _memory_of(config: TrainConfig, machine: Machine) -> list[str]:
     from areal_lab.preflight.memory import estimate
     from areal_lab.preflight.placement import place_trainer
 
-    trainer = place_trainer(config, machine)
-    if trainer.ranks > 1:
-        return ["the trainer's memory is estimated for one process only"]
-    if trainer.device != "cpu":
+    if place_trainer(config, machine).device != "cpu":
         return ["the trainer's memory is estimated for a CPU only"]
     try:
         problems = load_problems(config.dataset, seed=config.seed)

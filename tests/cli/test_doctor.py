@@ -204,7 +204,7 @@ def test_the_plan_of_a_config_estimates_the_memory_of_the_trainer(tmp_path: Path
 
     assert "MiB of tensors" in memory(**{"actor.path": "Adder-75K"})
     sharded = {"actor.path": "Adder-75K", "allocation_mode": "embedded:d1+fsdp:d2"}
-    assert "estimated for one process only" in memory(**sharded)
+    assert "of tensors in each of 2 processes" in memory(**sharded)
     assert "estimated once /nowhere is here" in memory(**{"actor.path": "/nowhere"})
     assert "no home folder is known for ~nosuchuser" in memory(
         **{"actor.path": "~nosuchuser/model"}
