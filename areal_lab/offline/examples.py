@@ -152,7 +152,7 @@ class Encoder:
             worst, row = max(too_long, key=lambda one: one[0])
             raise refusal(
                 "dataset.max_tokens",
-                f"{row.where:.80} has {worst} tokens, but a row may have at most {self.limit} "
+                f"{row.where} has {worst} tokens, but a row may have at most {self.limit} "
                 f"(dataset.max_tokens, or the model's context); {len(too_long)} of {len(rows)} "
                 "rows are too long: raise dataset.max_tokens if the model allows it, or leave "
                 "them out with dataset.too_long=drop",
@@ -201,7 +201,7 @@ class Encoder:
             what = "a prompt" if spans else "a response"
             raise refusal(
                 "dataset",
-                f"{row.where:.80} has {what} without tokens, but the first token of a response "
+                f"{row.where} has {what} without tokens, but the first token of a response "
                 "follows one: fill it in, or set dataset.prompt_template or dataset.end_token",
             )
         if self._learn == "everything":

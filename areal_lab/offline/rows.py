@@ -265,7 +265,8 @@ def _generated(dataset: OfflineDataConfig, seed: int) -> RowSet:
             if pairs:
                 draw = random.Random(f"{seed}/wrong/{problem.prompt}")
                 answers.append(_wrong(problem.answer, draw))
-            yield Row(problem.prompt, problem.prompt, tuple(f"{space}{one}" for one in answers))
+            where = f"problem {problem.key!r}"
+            yield Row(where, problem.prompt, tuple(f"{space}{one}" for one in answers))
 
     return RowSet(train=tuple(rows(problems.train)), held_out=tuple(rows(problems.held_out)))
 

@@ -130,9 +130,9 @@ def run(
     network = _load(job, ranks, scores=objective.scores)
     reference = _References(_NONE.expand(len(data.train), 0), _NONE.expand(len(data.held_out), 0))
     if isinstance(objective, DPO):
-        first = 0 if saved is None else saved.step
-        used = range(first * size, steps * size)
-        reference = _references(job, data, network, used, said)
+        # Also of steps that are done: their cut into micro-batches would else be another one, and
+        # with it the last bit.
+        reference = _references(job, data, network, range(steps * size), said)
     trainee = make_trainee(network, objective, config.actor, steps=steps)
     course = _Course()
     if saved is not None and job.checkpoint is not None:

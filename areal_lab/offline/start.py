@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,10 +104,7 @@ def prepare(
                 f"train on (and {len(rows.held_out)} held out); lower it, or dataset.eval_size"
             )
     except ValueError as error:
-        found += [
-            replace(problem, message=_after("dataset.", problem.message))
-            for problem in problems_of(error, "dataset", named=True)
-        ]
+        found += problems_of(error, "dataset")
     try:
         model_path = check_model(config)
         reference_path = _reference(config)
@@ -289,12 +286,6 @@ def _notes(config: OfflineConfig) -> Iterator[str]:
         yield f"{', '.join(unused)} has no effect without actor.use_lora=true"
     if config.total_train_steps and config.total_train_epochs != type(config)().total_train_epochs:
         yield "total_train_epochs has no effect with total_train_steps"
-
-
-def _after(prefix: str, message: str) -> str:
-    """A message that begins with the name of a setting, with its group."""
-    first = message.split(" ", 1)[0]
-    return f"{prefix}{message}" if first.isidentifier() and "_" in first else message
 
 
 def _wrong(setting: str, message: str) -> Problem:
