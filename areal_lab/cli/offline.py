@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_lab.config.problem import refusal
+from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.offline.console import run_to_end
 from areal_lab.offline.start import find_resumable, load_offline, prepare
 
@@ -31,7 +31,11 @@ def run_offline(command: str, arguments: Sequence[str], *, resume: Path | None) 
                 f"give a CONFIG ({command}_adder, a file), settings (dataset.path=rows.jsonl), or "
                 "--resume",
             )
-        return run_to_end(prepare(load_offline(command, configs, changes)))
+        try:
+            config = load_offline(command, configs, changes)
+        except ValueError as error:
+            raise ConfigError(*problems_of(error, "CONFIG", named=True)) from error
+        return run_to_end(prepare(config))
     if configs:
         raise refusal(
             "CONFIG",

@@ -157,11 +157,7 @@ def test_pairs_move_a_policy_towards_the_chosen_responses(tmp_path: Path) -> Non
 
 def test_a_reward_model_finds_an_easy_rule(tmp_path: Path) -> None:
     rows = [
-        {
-            "prompt": f"{n}=",
-            "chosen": f"{n % 7}{2 * n % 10}",
-            "rejected": f"{n % 7}{1 + 2 * n % 10}",
-        }
+        {"prompt": f"{n}=", "chosen": str(2 * n), "rejected": str(2 * n + 1)}
         for n in range(100, 400)
     ]  # even numbers are better
     path = write_rows(tmp_path / "rows.jsonl", *rows)
@@ -256,7 +252,7 @@ def test_a_run_without_states_says_how_to_continue(tmp_path: Path) -> None:
     config = config_for("sft", tmp_path, checkpoint__resumable=False)
     _, job = run_here(config)
     assert newest_saved(job.folder) is None
-    with pytest.raises(ConfigError, match="start a run with actor.path="):
+    with pytest.raises(ConfigError, match=r"start a run with actor\.path="):
         find_resumable("sft", job.folder)
     shutil.rmtree(job.folder / "checkpoints")  # as of a run that was killed before its first one
     os.unlink(job.folder / "model")
