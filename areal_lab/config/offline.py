@@ -155,6 +155,14 @@ class OfflineConfig(Record):
     """Tools that also get settings, metrics and pictures, as in `areal-lab train`."""
     stats_logger: StatsLoggerConfig = Field(default_factory=StatsLoggerConfig)
 
+    @property
+    def rows(self) -> OfflineDataConfig:
+        """The data set, of whatever kind."""
+        dataset = getattr(self, "dataset", None)
+        if not isinstance(dataset, OfflineDataConfig):
+            raise TypeError(f"{type(self).__name__} is no config of sft, rm or dpo")
+        return dataset
+
 
 class SFTConfig(OfflineConfig):
     """Supervised fine-tuning."""

@@ -18,21 +18,20 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 from uuid import uuid4
 
 from rich.console import Console
 
 from areal_lab.config.problem import ConfigError
-from areal_lab.host.processes import MALLOC_FOR_TRAINING, Child, start_child
-from areal_lab.live.presence import Present
+from areal_lab.host.processes import MALLOC_FOR_TRAINING, Child, ChildDied, start_child
 from areal_lab.offline.job import Ended, Failed, Job, Note, Phase, Stepped, Tell, Told
-from areal_lab.offline.report import summary_table, write_failure, write_picture
+from areal_lab.offline.report import recorded, summary_table
 from areal_lab.offline.start import Prepared, Resumable, begin
 from areal_lab.pipeline.progress import Display, terminal_display
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.sinks.start import Sinks, add_to_summary
 from areal_lab.training.process.client import DEATH_NOTICE_S, TrainingError
 from areal_lab.training.protocol import TrainerFailed
 
@@ -101,37 +100,20 @@ async def perform(
         ConfigError: the data or the model cannot be used.
         TrainingError, ChildDied: the error of a process, or its end without a message.
     """
-    folder, began_s = RunFolder(job.folder), time.time()
-    present = Present(job.folder)
-    present.enter("starting")
-    sinks = Sinks(job.config, job.folder, display.note)
-    tell = _teller(display, present, last or _Last())
-    try:
-        summary = await _in_processes(job, gpus, tell=tell, stop=stop)
-        if job.config.plots:
-            display.phase("drawing loss.png")
-            await asyncio.to_thread(write_picture, job.folder)
-    except BaseException as error:
-        write_failure(folder, job.kind, error, wall_s=time.time() - began_s)
-        add_to_summary(job.folder, await asyncio.to_thread(sinks.close, at_once=True))
-        raise
-    finally:
-        present.leave()
-    if reports := await asyncio.to_thread(sinks.close):
-        add_to_summary(job.folder, reports)
-        summary["sinks"] = reports
+    tell = teller(display, last or _Last())
+    with recorded(job, display) as summary:
+        summary.update(await _in_processes(job, gpus, tell=tell, stop=stop))
     return summary
 
 
-def _teller(display: Display, present: Present, last: _Last) -> Tell:
-    """Show what happens; of fast steps only some."""
+def teller(display: Display, last: _Last) -> Tell:
+    """A function that shows what a run tells; of fast steps only some."""
     shown_s = 0.0
 
     def tell(told: Told) -> None:
         nonlocal shown_s
         match told:
             case Phase(text):
-                present.phase(text)
                 if text != "training" or last.told is None:
                     display.phase(text)
             case Note(text):
@@ -182,23 +164,38 @@ async def _in_processes(
         listening = asyncio.create_task(_listen(children[0], pipe, tell), name="listen")
         deaths = [asyncio.create_task(child.died()) for child in children[1:]]
         try:
-            await asyncio.wait([listening, *deaths], return_when=asyncio.FIRST_COMPLETED)
-            if not listening.done():
-                # The first rank may say why; what it says of a lost peer is that it is lost.
-                await asyncio.wait([listening], timeout=DEATH_NOTICE_S)
-            if listening.done() and isinstance(listening.exception(), ConfigError):
-                listening.result()
-            for death in deaths:
-                if death.done() and not _ended_well(listening):
-                    raise death.result()
-            return await listening
+            return await _first_cause(listening, deaths, children[1:])
         finally:
             for task in (listening, *deaths):
                 task.cancel()
 
 
-def _ended_well(listening: asyncio.Task[dict[str, Any]]) -> bool:
-    return listening.done() and listening.exception() is None
+async def _first_cause(
+    listening: asyncio.Task[dict[str, Any]],
+    deaths: Sequence[asyncio.Task[ChildDied]],
+    others: Sequence[Child],
+) -> dict[str, Any]:
+    """The summary from the first rank, or the error that came first.
+
+    What the first rank says of a lost peer is that it is lost, so a peer that was killed goes
+    before it; where all fail alike, such as on bad data, the first one says why.
+    """
+    await asyncio.wait([listening, *deaths], return_when=asyncio.FIRST_COMPLETED)
+    if not listening.done():
+        await asyncio.wait([listening], timeout=DEATH_NOTICE_S)
+        if listening.done() and isinstance(listening.exception(), ConfigError | NoneType):
+            return listening.result()
+        raise next(death.result() for death in deaths if death.done())
+    if listening.exception() is None or isinstance(listening.exception(), ConfigError):
+        return listening.result()
+    if deaths and not any(death.done() for death in deaths):
+        await asyncio.wait(
+            deaths, timeout=DEATH_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+    for child, death in zip(others, deaths, strict=True):
+        if death.done() and (child.process.returncode or 0) < 0:
+            raise death.result()
+    return listening.result()
 
 
 async def _listen(child: Child, pipe: Connection, tell: Tell) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -29,8 +28,7 @@ def run_rank(job: Job, rank: int, *, tell: Tell, stop: Callable[[], bool]) -> No
         tell(Phase(f"waiting for the other {actor.processes - 1} process(es)"))
         ranks = _joined(job, rank)
     tell(Phase("reading the data"))
-    dataset: Any = job.config.dataset  # type: ignore[attr-defined]  # each command has its own
-    rows = load_rows(dataset, seed=job.config.seed)
+    rows = load_rows(job.config.rows, seed=job.config.seed)
     summary = run(job, rows, tell=tell, stop=stop, ranks=ranks)
     if several:
         leave()

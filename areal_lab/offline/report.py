@@ -1,20 +1,26 @@
-"""The end of a run on fixed data: a table for people, a picture, the summary of a failure."""
+"""What surrounds a run on fixed data: sinks, picture, the summary of a failure; and its table."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from areal_lab.live.presence import Present
+from areal_lab.offline.job import Job
 from areal_lab.pipeline.console import add_watching_rows
+from areal_lab.pipeline.progress import Display
 from areal_lab.runlog.appended import read_appended
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.read_run import METRICS
+from areal_lab.sinks.start import Sinks, add_to_summary
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
@@ -49,14 +55,42 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def write_failure(folder: RunFolder, kind: str, error: BaseException, *, wall_s: float) -> None:
+@contextmanager
+def recorded(job: Job, display: Display) -> Iterator[dict[str, Any]]:
+    """What surrounds a run: its presence, sinks, picture, and the summary of a failure.
+
+    Yields:
+        A dictionary for the summary.
+    """
+    began_s = time.time()
+    present = Present(job.folder)
+    present.enter("starting")
+    sinks = Sinks(job.config, job.folder, display.note)
+    summary: dict[str, Any] = {}
+    try:
+        yield summary
+        if job.config.plots:
+            display.phase("drawing loss.png")
+            write_picture(job.folder)
+    except BaseException as error:
+        _write_failure(job, error, wall_s=time.time() - began_s)
+        add_to_summary(job.folder, sinks.close(at_once=True))
+        raise
+    finally:
+        present.leave()
+    if reports := sinks.close():
+        add_to_summary(job.folder, reports)
+        summary["sinks"] = reports
+
+
+def _write_failure(job: Job, error: BaseException, *, wall_s: float) -> None:
     """Write summary.json of a run that an error ended."""
-    lines = read_appended(folder.path / METRICS).lines if _has_metrics(folder.path) else ()
+    lines = read_appended(job.folder / METRICS).lines if _has_metrics(job.folder) else ()
     cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-    folder.write_json(
+    RunFolder(job.folder).write_json(
         "summary.json",
         {
-            "command": kind,
+            "command": job.kind,
             "status": "stopped at once" if cancelled else "failed",
             "error": str(error) or type(error).__name__,
             "steps": int(json.loads(lines[-1])["step"]) if lines else 0,

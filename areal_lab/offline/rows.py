@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -126,6 +126,23 @@ def _read(dataset: OfflineDataConfig, path: str) -> list[Row]:
     if not rows:
         raise ValueError(f"{path} has no rows, but needs at least one")
     return rows
+
+
+def given_rows(
+    dataset: OfflineDataConfig,
+    train: Iterable[Mapping[str, Any]],
+    held_out: Iterable[Mapping[str, Any]],
+) -> RowSet:
+    """The rows that a program gives.
+
+    Raises:
+        ValueError: in one line, naming the row.
+    """
+    kept = tuple(row_of(row, f"held-out row {n}", dataset) for n, row in enumerate(held_out, 1))
+    keys = {row.key for row in kept}
+    rows = [row_of(row, f"training row {n}", dataset) for n, row in enumerate(train, 1)]
+    new = tuple(row for row in rows if row.key not in keys)
+    return RowSet(train=new, held_out=kept, in_both=len(rows) - len(new))
 
 
 def row_of(row: Mapping[str, Any], where: str, dataset: OfflineDataConfig) -> Row:

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.config.offline import (
-    DPOConfig,
     OfflineConfig,
-    OfflineDataConfig,
     RewardModelConfig,
     SFTConfig,
 )
@@ -110,7 +108,7 @@ def run(
     data = make_data(job, rows)
     for reason, count in data.dropped.items():
         said(Note(f"{count:,} rows left out: {reason}"))
-    steps, size = total_steps(config, len(data.train)), _dataset(config).batch_size
+    steps, size = total_steps(config, len(data.train)), config.rows.batch_size
     said(Note(f"{steps:,} steps of {size} rows, of {len(data.train):,}"))
     saved = None if job.checkpoint is None else read_saved(job.checkpoint)
     if saved is not None and saved.data != data.digest:
@@ -154,7 +152,7 @@ def make_data(job: Job, rows: RowSet) -> Data:
         ConfigError: in one line.
     """
     config = job.config
-    dataset = _dataset(config)
+    dataset = config.rows
     learn: Learn = "responses"
     if isinstance(config, SFTConfig):
         learn = config.train_on
@@ -180,13 +178,8 @@ def total_steps(config: OfflineConfig, rows: int) -> int:
     """Optimizer steps of a run: as set, or so many that each row is trained on in each epoch."""
     if config.total_train_steps:
         return config.total_train_steps
-    steps = math.ceil(config.total_train_epochs * rows / _dataset(config).batch_size)
+    steps = math.ceil(config.total_train_epochs * rows / config.rows.batch_size)
     return max(1, steps)
-
-
-def _dataset(config: OfflineConfig) -> OfflineDataConfig:
-    assert isinstance(config, SFTConfig | RewardModelConfig | DPOConfig), "one of the commands"
-    return config.dataset
 
 
 def _load(job: Job, ranks: Ranks, *, scores: bool) -> Network:
@@ -231,7 +224,7 @@ def _references(job: Job, data: Data, network: Network, places: range, said: Tel
             device=job.device,
             seed=config.seed,
         )
-    size = _dataset(config).batch_size
+    size = config.rows.batch_size
     order = EpochOrder(len(data.train), seed=config.seed, stream="rows")
     used = sorted({order[n] for n in places})
     total = len(used) + len(data.held_out)
@@ -288,7 +281,7 @@ class _Run:
     def _step(self, order: EpochOrder, stop: Callable[[], bool]) -> bool:
         """One step, with what follows it; returns whether the run is to stop."""
         config, course, ranks = self.job.config, self.course, self.trainee.network.ranks
-        size = _dataset(config).batch_size
+        size = config.rows.batch_size
         start_s = time.monotonic()
         chosen = [order[n] for n in range(course.step * size, (course.step + 1) * size)]
         metrics = train_step(
@@ -355,7 +348,7 @@ class _Run:
             self.trainee,
             data.held_out,
             self.reference.held_out,
-            at_once=_dataset(self.job.config).batch_size,
+            at_once=self.job.config.rows.batch_size,
         )
         best = min(course.losses.values(), default=math.inf)
         ranks = self.trainee.network.ranks

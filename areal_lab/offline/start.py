@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from omegaconf import OmegaConf
 
@@ -95,7 +95,7 @@ def prepare(
     machine = machine or this_machine()
     device, gpus, found = _place(config, machine)
     found += [*_check_settings(config), *check_sinks(config), *check_run_folder(config)]
-    dataset: Any = config.dataset  # type: ignore[attr-defined]  # each command has its own
+    dataset = config.rows
     try:
         rows = rows or load_rows(dataset, seed=config.seed)
         if dataset.batch_size > len(rows.train):
@@ -230,8 +230,7 @@ def _check_ended(path: Path) -> None:
 
 
 def _check_settings(config: OfflineConfig) -> Iterator[Problem]:
-    actor = config.actor
-    dataset: Any = config.dataset  # type: ignore[attr-defined]
+    actor, dataset = config.actor, config.rows
     if actor.processes > dataset.batch_size:
         yield _wrong(
             "actor.processes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from areal_lab.config.offline import DPOConfig, OfflineConfig, RewardModelConfig, SFTConfig
+from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.offline.examples import Example, Item, Span
 from areal_lab.offline.objectives import DPO, make_objective
 from areal_lab.offline.trainee import (
@@ -26,6 +28,8 @@ from areal_lab.offline.trainee import (
 from areal_lab.training.ranks import ALONE, Ranks
 from tests.training.tiny import VOCABULARY, gradients, save_model
 
+APART = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=1e6)
+"""Attention so dear that no two sequences share a tree."""
 CONFIGS: dict[str, OfflineConfig] = {
     "sft": SFTConfig(),
     "rm": RewardModelConfig(center_rewards_coefficient=0.1),
@@ -143,14 +147,16 @@ def slow_loss(path: Path, kind: str, items: list[Item]) -> tuple[float, dict[str
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("max_tokens", [25, 4096])
+@pytest.mark.parametrize(("max_tokens", "cost"), [(25, None), (25, APART), (4096, None)])
 def test_a_step_equals_a_loop_over_sequences(
-    folder: Path, scoring: Path, kind: str, max_tokens: int
+    folder: Path, scoring: Path, kind: str, max_tokens: int, cost: ForwardCost | None
 ) -> None:
     path = scoring if kind == "rm" else folder
     items = make_items(kind)
     slow, expected = slow_loss(path, kind, items)
     trainee = trainee_of(path, kind, max_tokens_per_mb=max_tokens)
+    if cost is not None:
+        trainee = replace(trainee, network=replace(trainee.network, cost=cost))
     trainee.optimizer.adamw.register_step_pre_hook(lambda *_: found.update(gradients(model)))
     found: dict[str, torch.Tensor] = {}
     model = trainee.network.model
@@ -180,12 +186,13 @@ def test_the_cut_of_an_evaluation_changes_nothing(folder: Path, scoring: Path, k
 
 
 def test_a_pair_stays_in_one_micro_batch(folder: Path) -> None:
-    network = load(folder, "dpo", max_tokens_per_mb=25)
+    network = replace(load(folder, "dpo", max_tokens_per_mb=25), cost=APART)
     minibatch = network.cut(make_items("dpo", count=12), pairs=True)
     assert len(minibatch.parts) > 3
     found = [sorted(set(part.sequence_ids.tolist())) for part in minibatch.parts]
     assert sorted(index for part in found for index in part) == list(range(24))
     for part, ids in zip(minibatch.parts, found, strict=True):
+        assert len(part.trees) > len(ids) // 2  # a pair is several trees
         assert [index // 2 for index in ids[0::2]] == [index // 2 for index in ids[1::2]]
         assert len(part.tokens) <= 25 or len(ids) == 2
 
