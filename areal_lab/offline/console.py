@@ -189,9 +189,7 @@ async def _first_cause(
     if listening.exception() is None or isinstance(listening.exception(), ConfigError):
         return listening.result()
     if deaths and not any(death.done() for death in deaths):
-        await asyncio.wait(
-            deaths, timeout=DEATH_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait(deaths, timeout=DEATH_NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
     for child, death in zip(others, deaths, strict=True):
         if death.done() and (child.process.returncode or 0) < 0:
             raise death.result()

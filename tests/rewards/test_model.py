@@ -14,7 +14,7 @@ from areal_lab.config.load import load_config
 from areal_lab.offline.examples import Encoder
 from areal_lab.offline.rows import Row
 from areal_lab.offline.trainee import load_network
-from areal_lab.preflight.check import check_functions
+from areal_lab.preflight.functions import check_functions
 from areal_lab.rewards.model import RewardModel
 from areal_lab.rewards.service import RewardService
 from areal_lab.training.ranks import ALONE
