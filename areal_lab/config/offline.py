@@ -123,8 +123,8 @@ class OfflineCheckpointConfig(Record):
     """Checkpoints, from which `--resume` continues."""
 
     resumable: bool = True
-    """Also save the optimizer's state, in the newest two checkpoints: twice the model's float32
-    size."""
+    """Also save what a run needs to continue, in the newest two checkpoints. Takes three times the
+    model's float32 size."""
     keep: Whole = 2
     """Newest checkpoints to keep, and the one with the lowest held-out loss; 0 keeps all."""
 

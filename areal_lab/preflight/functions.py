@@ -57,11 +57,14 @@ def check_objective(config: TrainConfig) -> Iterator[Problem]:
 
 
 def _check_kwargs(reward: RewardConfig) -> Iterator[Problem]:
-    """Check the keyword arguments of one of our own reward functions."""
+    """Check the keyword arguments of one of our own reward functions, if there is such a one."""
     if not reward.fn.startswith("areal_lab.rewards."):
         return
     try:
         function = load_function(reward.fn)
+    except ValueError:
+        return  # `_check_function` says so
+    try:
         given: tuple[Any, ...] = () if isinstance(function, type) else ("", {})
         inspect.signature(function).bind(*given, **reward.kwargs)
         if check := getattr(function, "check", None):
