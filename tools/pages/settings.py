@@ -51,7 +51,8 @@ def page() -> str:
         "## areal-lab train",
         markdown_tables(TrainConfig, ALIASES),
         "## areal-lab sft",
-        "[SFT, reward models, DPO](offline.md) says how. `stats_logger` is that of `areal-lab train`.",
+        "[SFT, reward models, DPO](offline.md) says how; `stats_logger` is that of "
+        "`areal-lab train`.",
         markdown_tables(SFTConfig, OFFLINE_ALIASES, without=("stats_logger",)),
         "## areal-lab rm",
         "All settings of `areal-lab sft` but `train_on` and those of `dataset`, and these.",
