@@ -3,6 +3,7 @@
     load_expr_config, GRPOConfig, PPOConfig     load_config, TrainConfig
     RolloutConfig, DataConfig                   TrainConfig.rollout, TrainConfig.dataset
     PPOTrainer, AReaLTrainer                    train(config, ...)
+    SFTTrainer, RWTrainer, DPOTrainer           areal-lab sft, rm, dpo, in this process
     Learner                                     training.step.train_batch, in this process
     AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
 
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from areal_lab.config.load import load_config
+from areal_lab.config.offline import OfflineConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
 from areal_lab.control.events import Version
@@ -29,6 +31,7 @@ from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.models.locate import resolve_model_path
+from areal_lab.offline.rows import given_rows
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import train
 from areal_lab.rewards.service import RewardFunction
@@ -39,12 +42,15 @@ if TYPE_CHECKING:
 __all__ = [
     "AReaLTrainer",
     "AsyncReplayBuffer",
+    "DPOTrainer",
     "DataConfig",
     "GRPOConfig",
     "Learner",
     "PPOConfig",
     "PPOTrainer",
+    "RWTrainer",
     "RolloutConfig",
+    "SFTTrainer",
     "load_expr_config",
 ]
 
@@ -149,6 +155,70 @@ class PPOTrainer:
 
 
 AReaLTrainer = PPOTrainer
+
+
+class SFTTrainer:
+    """AReaL's trainers on fixed data: `with SFTTrainer(config) as trainer: trainer.train()`.
+
+    One class for three names: what is trained is what the config is made for.
+
+    Args:
+        config: from `areal_lab.offline.start.load_offline("sft", FILE)`; "rm" and "dpo" likewise.
+        train_dataset: rows to train on, with the fields that `config.dataset` names; None reads
+            `config.dataset`.
+        valid_dataset: held-out rows; given with `train_dataset`, or not at all.
+
+    Raises:
+        ValueError: a row lacks a field, or only one of the datasets is given.
+    """
+
+    def __init__(
+        self,
+        config: OfflineConfig,
+        train_dataset: Iterable[Mapping[str, Any]] | None = None,
+        valid_dataset: Iterable[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.config = config
+        if (train_dataset is None) != (valid_dataset is None):
+            raise ValueError(
+                "train_dataset and valid_dataset belong together: give both, or neither, which "
+                "reads config.dataset"
+            )
+        self.rows = None
+        if train_dataset is not None and valid_dataset is not None:
+            self.rows = given_rows(config.rows, train_dataset, valid_dataset)
+
+    def train(
+        self, on_step: Callable[[int, Mapping[str, float]], object] = lambda *_: None
+    ) -> dict[str, Any]:
+        """Run to the end in this process; returns the content of `summary.json`.
+
+        Args:
+            on_step: called with the number and the metrics of each step.
+
+        Raises:
+            ConfigError: one line per problem, before anything is loaded.
+            NonFiniteStep: the loss or gradient of a step is not finite.
+        """
+        from areal_lab.offline.here import train_here  # loads torch
+
+        return train_here(self.config, self.rows, on_step=on_step)
+
+    def __enter__(self) -> SFTTrainer:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is left to close."""
+
+
+RWTrainer = SFTTrainer
+DPOTrainer = SFTTrainer
 
 
 def _problems(config: TrainConfig, train: Rows | None, held_out: Rows | None) -> ProblemSet:

@@ -15,10 +15,13 @@ from areal_lab import articles
 from areal_lab.articles import (
     AsyncReplayBuffer,
     DataConfig,
+    DPOTrainer,
     GRPOConfig,
     Learner,
     PPOTrainer,
     RolloutConfig,
+    RWTrainer,
+    SFTTrainer,
     load_expr_config,
 )
 from areal_lab.config.load import ALIASES, load_config
@@ -28,6 +31,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.step import train_batch
+from tests.offline.small import config_for
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import tiny_config
 from tests.training.tiny import parameters, random_batch, save_model, settings_for
@@ -163,3 +167,20 @@ def test_a_buffer_needs_room_for_a_sample() -> None:
         AsyncReplayBuffer(0)
     with pytest.raises(ValueError, match="a lag is a number >= 0"):
         AsyncReplayBuffer(1, max_staleness=-1)
+
+
+def test_trainers_on_fixed_data_run_here(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}=", "response": str(2 * n)} for n in range(20)]
+    config = config_for("sft", tmp_path)
+    told: list[int] = []
+    with SFTTrainer(config, rows[4:], rows[:4]) as trainer:
+        summary = trainer.train(lambda step, _: told.append(step))
+    assert told == [0, 1, 2, 3, 4, 5]
+    assert summary["rows"]["train"] == 16
+    assert (Path(summary["folder"]) / "model" / "config.json").is_file()
+    assert RWTrainer(config_for("rm", tmp_path)).train()["command"] == "rm"
+    assert DPOTrainer(config_for("dpo", tmp_path)).train()["command"] == "dpo"
+    with pytest.raises(ValueError, match="belong together"):
+        SFTTrainer(config, rows)
+    with pytest.raises(ConfigError, match=r"actor\.processes is 2, but this trains in its own"):
+        SFTTrainer(config_for("sft", tmp_path, actor__processes=2)).train()

@@ -37,7 +37,11 @@ import pytest
 
 from areal_lab.host.processes import heavy_imports
 
-WARM = ("areal_lab.training.process.worker", "areal_lab.engines.embedded.server")
+WARM = (
+    "areal_lab.training.process.worker",
+    "areal_lab.engines.embedded.server",
+    "areal_lab.offline.worker",
+)
 """Modules to fork; every other command is started normally."""
 
 LOADED = (
@@ -48,10 +52,11 @@ LOADED = (
     "areal_lab.engines.embedded.batcher",
     "areal_lab.engines.embedded.loading",
     "areal_lab.engines.embedded.scheduler",
+    "areal_lab.offline.ranks",
     "areal_lab.training.process.serve",
     "transformers.models.llama.modeling_llama",
 )
-"""Modules that the two import at run time on the tests' models."""
+"""Modules that they import at run time on the tests' models."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOVED = 512

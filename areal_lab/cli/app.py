@@ -85,6 +85,15 @@ def _plan_settings() -> tuple[type, Mapping[str, str]]:
     return PlanConfig, ALIASES
 
 
+def _offline_settings(command: str) -> Callable[[], tuple[type, Mapping[str, str]]]:
+    def schema() -> tuple[type, Mapping[str, str]]:
+        from areal_lab.config.offline import ALIASES, KINDS
+
+        return KINDS[command], ALIASES
+
+    return schema
+
+
 def _sweep_settings() -> tuple[type, Mapping[str, str]]:
     from areal_lab.sweep.study import StudyConfig
 
@@ -169,6 +178,68 @@ def distill(
 
     try:
         code = run_distill([config, *(overrides or [])])
+    except ConfigError:
+        raise
+    except Exception as error:  # reported here, as no caller does
+        raise error_exit(error_text(error), FAILED) from error
+    raise typer.Exit(code)
+
+
+_Offline = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG a.b=c",
+        help="YAML files or shipped configs, each over those before it, and settings that override "
+        "them: dataset.path=rows.jsonl actor.path=MODEL",
+    ),
+]
+_Continued = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Continue this run from its newest checkpoint, in its folder, instead of CONFIG.",
+    ),
+]
+
+
+@app.command(cls=_with_settings(_offline_settings("sft")))
+@exit_on_error
+def sft(arguments: _Offline = None, *, resume: _Continued = None) -> None:
+    """Fine-tune a model on demonstrations.
+
+    A shipped config is sft_adder. The last line of the output is the run folder.
+    """
+    _offline("sft", arguments, resume)
+
+
+@app.command(cls=_with_settings(_offline_settings("rm")))
+@exit_on_error
+def rm(arguments: _Offline = None, *, resume: _Continued = None) -> None:
+    """Train a reward model on pairs of a chosen and a rejected response.
+
+    A shipped config is rm_adder. The last line of the output is the run folder, whose `model` is
+    for `reward.kwargs.path` and `critic.path` of `areal-lab train`.
+    """
+    _offline("rm", arguments, resume)
+
+
+@app.command(cls=_with_settings(_offline_settings("dpo")))
+@exit_on_error
+def dpo(arguments: _Offline = None, *, resume: _Continued = None) -> None:
+    """Train a policy on pairs of a chosen and a rejected response (DPO, IPO).
+
+    A shipped config is dpo_adder. The last line of the output is the run folder.
+    """
+    _offline("dpo", arguments, resume)
+
+
+def _offline(command: str, arguments: Sequence[str] | None, resume: Path | None) -> None:
+    require(f"areal-lab {command}", "train")
+    from areal_lab.cli.offline import run_offline
+    from areal_lab.config.problem import ConfigError
+
+    try:
+        code = run_offline(command, arguments or [], resume=resume)
     except ConfigError:
         raise
     except Exception as error:  # reported here, as no caller does

@@ -313,7 +313,11 @@ class RewardConfig(Record):
 
     fn: str = "areal_lab.rewards.exact:exact_first_line"
     """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`. Of
-    named components it is the one named `reward` that is trained on, else their sum."""
+    named components it is the one named `reward` that is trained on, else their sum. A class is
+    made once per reward process, with `kwargs`, and then called."""
+    kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Keyword arguments of `fn`, as `{path: runs/rm-.../model}` of
+    `areal_lab.rewards.model:RewardModel`."""
     weights: dict[str, Annotated[float, AllowInfNan(False)]] = Field(
         default_factory=dict[str, float]
     )

@@ -19,13 +19,15 @@ _COSIM: Final = "cosim"
 """Prefix of the files for `areal-lab cosim`."""
 _STUDY: Final = "study_"
 """Prefix of the files for `areal-lab sweep`; those without a prefix are for `train`."""
+_OFFLINE: Final = ("sft_", "rm_", "dpo_")
+"""Prefixes of the files for `areal-lab sft`, `rm` and `dpo`."""
 _MOST_LISTED: Final = 8
 """With more names, an error lists only the nearest ones."""
 
 
 def training_configs() -> dict[str, Path]:
     """Shipped files for `areal-lab train`, by name."""
-    prefixes = (_PLAN, _COSIM, _STUDY)
+    prefixes = (_PLAN, _COSIM, _STUDY, *_OFFLINE)
     return {name: path for name, path in _shipped().items() if not name.startswith(prefixes)}
 
 
@@ -37,6 +39,12 @@ def recipes() -> dict[str, Path]:
 def cosim_configs() -> dict[str, Path]:
     """Shipped files for `areal-lab cosim`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_COSIM)}
+
+
+def offline_configs(command: str = "") -> dict[str, Path]:
+    """Shipped files for `areal-lab sft`, `rm` and `dpo`, or for one of them, by name."""
+    prefixes = (f"{command}_",) if command else _OFFLINE
+    return {name: path for name, path in _shipped().items() if name.startswith(prefixes)}
 
 
 def plan_questions() -> dict[str, Path]:

@@ -66,6 +66,46 @@ class ProblemSet:
         return hashed.hexdigest()
 
 
+class EpochOrder:
+    """Item number n of an endless sequence, for any n >= 0: shuffled epoch by epoch.
+
+    Every epoch has each item once. The item depends on their count, the seed and n only.
+
+    Args:
+        count: of the items.
+        seed: of the run.
+        stream: purpose of the order; each purpose has its own.
+    """
+
+    _EPOCHS_KEPT = 4  # groups in flight are a few batches apart: some epochs of a tiny set
+
+    def __init__(self, count: int, *, seed: int, stream: str) -> None:
+        self._count = count
+        self._stream = f"{seed}/{stream}"
+        self._orders: OrderedDict[int, list[int]] = OrderedDict()
+
+    def __getitem__(self, n: int) -> int:
+        """Index of item number `n`.
+
+        Raises:
+            IndexError: if n is negative; there is no last item to count from.
+        """
+        if n < 0:
+            raise IndexError(f"prompt number is {n}, but must be >= 0")
+        epoch, position = divmod(n, self._count)
+        return self._order(epoch)[position]
+
+    def _order(self, epoch: int) -> list[int]:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = list(range(self._count))
+            random.Random(f"{self._stream}/{epoch}").shuffle(order)
+            self._orders[epoch] = order
+            if len(self._orders) > self._EPOCHS_KEPT:
+                self._orders.popitem(last=False)
+        return order
+
+
 class PromptSource:
     """Prompt number n of a run, for any n >= 0: shuffled epoch by epoch, addressed at random.
 
@@ -76,14 +116,11 @@ class PromptSource:
     Every epoch has each problem once. The prompt depends on the problems, the seed and n only.
     """
 
-    _EPOCHS_KEPT = 4  # groups in flight are a few batches apart: some epochs of a tiny set
-
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
             raise ValueError("a prompt source needs at least one problem")
         self._problems = tuple(problems)
-        self._seed = seed
-        self._orders: OrderedDict[int, list[int]] = OrderedDict()
+        self._order = EpochOrder(len(self._problems), seed=seed, stream="prompts")
 
     def __getitem__(self, n: int) -> Problem:
         """Prompt number `n`.
@@ -91,20 +128,7 @@ class PromptSource:
         Raises:
             IndexError: if n is negative; there is no last prompt to count from.
         """
-        if n < 0:
-            raise IndexError(f"prompt number is {n}, but must be >= 0")
-        epoch, position = divmod(n, len(self._problems))
-        return self._problems[self._order(epoch)[position]]
-
-    def _order(self, epoch: int) -> list[int]:
-        order = self._orders.get(epoch)
-        if order is None:
-            order = list(range(len(self._problems)))
-            random.Random(f"{self._seed}/prompts/{epoch}").shuffle(order)
-            self._orders[epoch] = order
-            if len(self._orders) > self._EPOCHS_KEPT:
-                self._orders.popitem(last=False)
-        return order
+        return self._problems[self._order[n]]
 
 
 SMALLEST_HELD_OUT = 32

@@ -54,9 +54,20 @@ class TextCodec:
         """Tokens of a prompt, with a begin-of-text token if the model's tokenizer adds one."""
         return tuple(self._tokenizer.encode(text).ids)
 
-    def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Encode many texts on several threads."""
-        return [tuple(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+    def encode_all(self, texts: Sequence[str], *, begins: bool = True) -> list[tuple[int, ...]]:
+        """Encode many texts on several threads.
+
+        Args:
+            begins: whether they begin a sequence, as prompts do; what continues one gets no
+                begin-of-text token.
+        """
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=begins)
+        return [tuple(encoding.ids) for encoding in encoded]
+
+    def token(self, text: str) -> int | None:
+        """The id of a token by its name; None if there is no such token."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of a completion, without special tokens such as end-of-text."""

@@ -217,6 +217,7 @@ async def _start(
     rewards = await fleet.stack.enter_async_context(
         RewardService(
             config.reward.fn,
+            kwargs=config.reward.kwargs,
             timeout_s=config.reward.timeout_s,
             workers=config.reward.workers,
             weights=config.reward.weights,

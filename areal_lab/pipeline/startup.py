@@ -278,6 +278,7 @@ async def _start_processes(
             fleet.stack.enter_async_context(
                 RewardService(
                     context.reward_fn,
+                    kwargs=config.reward.kwargs,
                     timeout_s=config.reward.timeout_s,
                     workers=config.reward.workers,
                     weights=config.reward.weights,

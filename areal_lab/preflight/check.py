@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from areal_lab.config.checkpoints import RESUMABLE
+from areal_lab.config.offline import RunConfig
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import Record
 from areal_lab.config.schema import TrainConfig
@@ -345,7 +346,7 @@ def check_ports(config: TrainConfig) -> Iterator[Problem]:
                 yield _wrong("rollout.port", text, Kind.MACHINE)
 
 
-def check_run_folder(config: TrainConfig) -> Iterator[Problem]:
+def check_run_folder(config: RunConfig) -> Iterator[Problem]:
     """Check that the run folder can be created and its name is valid."""
     name = config.experiment_name
     if not name or name in (".", "..") or "/" in name or "\0" in name:
@@ -382,7 +383,7 @@ def check_problems(config: TrainConfig, problems: ProblemSet | None = None) -> P
     return problems
 
 
-def check_model(config: TrainConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
+def check_model(config: RunConfig, disk_usage: DiskUsage = shutil.disk_usage) -> Path:
     """Check that the model exists, convert it if it is a packaged one, and return its folder."""
     name = config.actor.path
     try:

@@ -6,16 +6,17 @@ functions          --check_functions--> problems; a process of its own imports a
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from areal_lab.config.functions import load_function
 from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
-from areal_lab.config.schema import TrainConfig
+from areal_lab.config.schema import RewardConfig, TrainConfig
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
@@ -26,6 +27,7 @@ _IMPORT_TIMEOUT_S: Final = 120.0
 def check_functions(config: TrainConfig) -> Iterator[Problem]:
     """Check that the reward function and any custom loss and advantages can be imported."""
     yield from _check_function("reward.fn", config.reward.fn)
+    yield from _check_kwargs(config.reward)
     if config.actor.loss_fn:
         yield from _check_function(
             "actor.loss_fn", config.actor.loss_fn, "areal_lab.training.objective.loss"
@@ -52,6 +54,23 @@ def check_objective(config: TrainConfig) -> Iterator[Problem]:
             )
         elif given:
             yield from read_call(setting, given, role)[1]
+
+
+def _check_kwargs(reward: RewardConfig) -> Iterator[Problem]:
+    """Check the keyword arguments of one of our own reward functions, if there is such a one."""
+    if not reward.fn.startswith("areal_lab.rewards."):
+        return
+    try:
+        function = load_function(reward.fn)
+    except ValueError:
+        return  # `_check_function` says so
+    try:
+        given: tuple[Any, ...] = () if isinstance(function, type) else ("", {})
+        inspect.signature(function).bind(*given, **reward.kwargs)
+        if check := getattr(function, "check", None):
+            check(**reward.kwargs)
+    except (TypeError, ValueError) as error:
+        yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
 
 
 _USABLE: Final[set[tuple[str, str]]] = set()

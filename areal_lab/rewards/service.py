@@ -97,6 +97,7 @@ class RewardService:
         workers: groups scored at the same time.
         weights: factors of the named numbers that the function returns; those without one count
             once, and the sum is the reward.
+        kwargs: keyword arguments of a function that is given by name; a class is made with them.
         max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
             raises. Missing calls count as successful.
         log_folder: for the function's output; None uses a temporary folder.
@@ -109,6 +110,7 @@ class RewardService:
         timeout_s: float = 10.0,
         workers: int = 1,
         weights: Mapping[str, float] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         max_error_rate: float = 0.1,
         log_folder: Path | None = None,
     ) -> None:
@@ -122,6 +124,7 @@ class RewardService:
         self._timeout_s = timeout_s
         self._workers = workers
         self._weights = dict(weights or {})
+        self._kwargs = dict(kwargs or {})
         self._max_error_rate = max_error_rate
         self._log_folder = log_folder
         self._worker_arguments: list[str] = []
@@ -270,7 +273,7 @@ class RewardService:
         self._alive.append(worker)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                worker.send((sys.path, *self._portable_function(), self._weights))
+                worker.send((sys.path, *self._portable_function(), self._kwargs, self._weights))
                 reply = await worker.receive()
         except TimeoutError:
             await self._discard(worker)

@@ -115,11 +115,19 @@ def _number(value: Any) -> float:
 
 
 def _function(message: bytes) -> tuple[Callable[..., Any], Mapping[str, float]]:
-    sys_path, by_name, payload, weights = pickle.loads(message)
+    sys_path, by_name, payload, kwargs, weights = pickle.loads(message)
     # A function pickled by reference must be importable as in the sender.
     sys.path.extend(entry for entry in sys_path if entry not in sys.path)
-    function: Callable[..., Any] = load_function(payload) if by_name else pickle.loads(payload)
+    function = bound(load_function(payload), kwargs) if by_name else pickle.loads(payload)
     return function, weights
+
+
+def bound(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function with its keyword arguments; of a class, an instance, which is then called."""
+    if isinstance(function, type):
+        made: Callable[..., Any] = function(**kwargs)
+        return made
+    return functools.partial(function, **kwargs) if kwargs else function
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

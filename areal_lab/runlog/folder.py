@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from areal_lab.config.schema import TrainConfig
+from areal_lab.config.offline import RunConfig
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.host.cpu import processor_name
@@ -47,7 +47,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, config: TrainConfig) -> RunFolder:
+    def create(cls, config: RunConfig) -> RunFolder:
         """Make `run_dir/experiment-YYYYmmdd-HHMMSS`, with the configuration and environment."""
         stem = f"{config.experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         parent = expanded(config.run_dir, "run_dir")

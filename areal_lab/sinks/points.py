@@ -22,7 +22,7 @@ from areal_lab.runlog.read_run import METRICS
 _GROUPS: Final = {one.name: one.group.lower() for one in GLOSSARY}
 CUSTOM: Final = "custom"
 """Group of metrics that the glossary does not have, as those of a custom loss."""
-PICTURES: Final = ("reward.png", "timeline.png", "staleness.png")
+PICTURES: Final = ("reward.png", "loss.png", "timeline.png", "staleness.png")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from areal_lab.config.offline import RunConfig
 from areal_lab.config.problem import Kind, Problem
-from areal_lab.config.schema import TrainConfig
 from areal_lab.config.watching import SinkName
 from areal_lab.extras import MissingExtra, require
 from areal_lab.sinks.points import Points
@@ -32,7 +32,7 @@ AT_ONCE_S: Final = 5.0
 """Longest wait for the sinks of a run that is stopped at once."""
 
 
-def check_sinks(config: TrainConfig) -> Iterator[Problem]:
+def check_sinks(config: RunConfig) -> Iterator[Problem]:
     """The sinks whose packages are not installed, and the ones that are named twice."""
     for sink in dict.fromkeys(config.sinks):
         if config.sinks.count(sink) > 1:
@@ -60,7 +60,7 @@ class Sinks:
         note: tells the user where a sink is, and its first failure; called from other threads.
     """
 
-    def __init__(self, config: TrainConfig, folder: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, folder: Path, note: Callable[[str], None]) -> None:
         self._folder = folder
         self._note = note
         self._close_s = config.stats_logger.close_timeout_s

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.training.learner import Learner
 from areal_lab.training.optimizer import Optimizer
+from areal_lab.training.ranks import Ranks
 
 
 class UnusableState(RuntimeError):
@@ -42,8 +43,7 @@ def save_state(learner: Learner, folder: Path) -> None:
 
     The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
     """
-    with _single_process():
-        save(_state(learner), checkpoint_id=str(folder), no_dist=learner.ranks.count == 1)
+    write_state(_state(learner), folder, learner.ranks)
 
 
 def load_state(learner: Learner, folder: Path) -> None:
@@ -53,18 +53,10 @@ def load_state(learner: Learner, folder: Path) -> None:
         UnusableState: if the folder has no complete state, or one of another model.
     """
     state = _state(learner)
-    try:
-        with _single_process():
-            load(state, checkpoint_id=str(folder), no_dist=learner.ranks.count == 1)
-    except (OSError, ValueError, RuntimeError, CheckpointException) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise UnusableState(
-            f"cannot continue from {folder}: {reason}; remove {folder.parent} to continue from the "
-            "checkpoint before it"
-        ) from error
-    _set(learner.model, learner.optimizer, state)
+    read_state(state, folder, learner.ranks)
+    set_state(learner.model, learner.optimizer, state)
     if learner.critic is not None:
-        _set(learner.critic.values.model, learner.critic.optimizer, state["critic"])
+        set_state(learner.critic.values.model, learner.critic.optimizer, state["critic"])
     if learner.kl_reward is not None:
         learner.kl_reward.coefficient = state["kl_coefficient"]
 
@@ -75,15 +67,16 @@ def seed_step(seed: int, version: Version) -> None:
 
 
 def _state(learner: Learner) -> dict[str, Any]:
-    state = _state_of(learner.model, learner.optimizer)
+    state = state_of(learner.model, learner.optimizer)
     if learner.critic is not None:
-        state["critic"] = _state_of(learner.critic.values.model, learner.critic.optimizer)
+        state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
     if learner.kl_reward is not None:
         state["kl_coefficient"] = learner.kl_reward.coefficient
     return state
 
 
-def _state_of(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+def state_of(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+    """Trained parameters, moments and schedule of one model; sharded ones stay sharded."""
     parameters, moments = get_state_dict(model, optimizer.adamw)
     # `named_parameters` has tied parameters once.
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
@@ -94,7 +87,8 @@ def _state_of(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _set(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any]) -> None:
+def set_state(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Inverse of `state_of`."""
     set_state_dict(
         model,
         optimizer.adamw,
@@ -103,6 +97,29 @@ def _set(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any]) ->
         options=StateDictOptions(strict=False),  # without frozen and tied parameters
     )
     optimizer.schedule.load_state_dict(state["schedule"])
+
+
+def write_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
+    """Write a state into a new folder; a collective call where there are several ranks."""
+    with _single_process():
+        save(state, checkpoint_id=str(folder), no_dist=ranks.count == 1)
+
+
+def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
+    """Replace the values of a state by those of a folder, in place.
+
+    Raises:
+        UnusableState: if the folder has no complete state, or one of another model.
+    """
+    try:
+        with _single_process():
+            load(state, checkpoint_id=str(folder), no_dist=ranks.count == 1)
+    except (OSError, ValueError, RuntimeError, CheckpointException) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UnusableState(
+            f"cannot continue from {folder}: {reason}; remove {folder.parent} to continue from the "
+            "checkpoint before it"
+        ) from error
 
 
 @contextmanager

@@ -10,7 +10,9 @@ The counts that losses divide by are those of the whole minibatch, on every rank
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +20,12 @@ from torch import Tensor
 from areal_lab.control.events import Version
 from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
-from areal_lab.data.prefix_tree import ForwardCost, grow_trees
+from areal_lab.data.prefix_tree import ForwardCost, PrefixTree, grow_trees
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.training.device import to_device
 from areal_lab.training.ranks import Ranks
+
+_T = TypeVar("_T")
 
 
 class Minibatch(NamedTuple):
@@ -91,6 +95,7 @@ def make_minibatch(
     cost: ForwardCost,
     max_tokens: int,
     ranks: Ranks,
+    whole_groups: bool = False,
 ) -> Minibatch:
     """Pack this rank's sequences with a gradient into micro-batches; count all of them.
 
@@ -102,7 +107,9 @@ def make_minibatch(
         cost: of a forward pass.
         max_tokens: budget of a micro-batch.
         ranks: among which the groups are divided.
+        whole_groups: keep each group in one micro-batch, for losses that compare its sequences.
     """
+    pack_them = partial(pack_parts, cost=cost, max_tokens=max_tokens)
     tokens_of: dict[int, int] = {}
     for member in (trajectories[index] for index in members):
         tokens_of[member.group] = tokens_of.get(member.group, 0) + member.generated_tokens
@@ -114,12 +121,12 @@ def make_minibatch(
             lengths[group] = lengths.get(group, 0) + len(input_tokens(trajectories[index]))
         rank_of = deal_groups(lengths, ranks.count)
         chosen = [i for i in chosen if rank_of[trajectories[i].group] == ranks.rank]
-    parts = pack_parts(trajectories, chosen, cost=cost, max_tokens=max_tokens)
+    parts = pack_them(trajectories, chosen, whole_groups=whole_groups)
     missing = ranks.most(len(parts)) - len(parts)
     idle: list[PackedBatch] = []
     if missing:
         shortest = min(range(len(trajectories)), key=lambda i: len(input_tokens(trajectories[i])))
-        idle = missing * pack_parts(trajectories, [shortest], cost=cost, max_tokens=max_tokens)
+        idle = missing * pack_them(trajectories, [shortest])
     return Minibatch(
         parts=parts,
         token_count=sum(tokens_of.values()),
@@ -151,21 +158,69 @@ def deal_groups(tokens: Mapping[int, int], ranks: int) -> dict[int, int]:
 
 
 def pack_parts(
-    trajectories: Sequence[Trajectory], members: list[int], *, cost: ForwardCost, max_tokens: int
+    trajectories: Sequence[Trajectory],
+    members: list[int],
+    *,
+    cost: ForwardCost,
+    max_tokens: int,
+    whole_groups: bool = False,
 ) -> list[PackedBatch]:
-    """Micro-batches of whole trees; `sequence_ids` index into the trajectories."""
+    """Micro-batches of whole trees; `sequence_ids` index into the trajectories.
+
+    Args:
+        members: indices of the trajectories to pack.
+        cost: of a forward pass.
+        max_tokens: budget of a micro-batch; a sequence (group) above it gets its own.
+        whole_groups: keep each group in one micro-batch; its sequences may be in several trees.
+    """
     if not members:
         return []
     chosen = [trajectories[index] for index in members]
-    trees = grow_trees([input_tokens(t) for t in chosen], cost, max_tokens=max_tokens)
+    grow = partial(grow_trees, cost=cost, max_tokens=max_tokens)
+    rows = [input_tokens(t) for t in chosen]
     # A sequence longer than the budget cannot be split; it gets its own micro-batch.
-    small = [tree for tree in trees if tree.tokens <= max_tokens]
-    batches = [[tree] for tree in trees if tree.tokens > max_tokens]
-    for chosen_trees in dynamic_batches([tree.tokens for tree in small], max_tokens=max_tokens):
-        batches.append([small[index] for index in chosen_trees])
+    batches: list[list[PrefixTree]]
+    if whole_groups:
+        groups: dict[int, list[int]] = {}
+        for index, trajectory in enumerate(chosen):
+            groups.setdefault(trajectory.group, []).append(index)
+        cut = [
+            (together, sum(tree.tokens for tree in grow([rows[i] for i in together])))
+            for together in groups.values()
+        ]
+        batches = [
+            _trees_of([i for together, _ in batch for i in together], rows, grow)
+            for batch in _batched(cut, max_tokens)
+        ]
+    else:
+        batches = [
+            [tree for tree, _ in batch]
+            for batch in _batched([(tree, tree.tokens) for tree in grow(rows)], max_tokens)
+        ]
     parts = []
     for batch in batches:
         packed = pack(chosen, batch)
         # Use ids of the whole batch, which index into the advantages.
         parts.append(packed._replace(sequence_ids=torch.tensor(members)[packed.sequence_ids]))
     return parts
+
+
+def _batched(sized: Sequence[tuple[_T, int]], max_tokens: int) -> list[list[tuple[_T, int]]]:
+    """Things with their tokens in micro-batches; what exceeds the budget is alone, and first."""
+    small = [one for one in sized if one[1] <= max_tokens]
+    batches = [[one] for one in sized if one[1] > max_tokens]
+    for chosen in dynamic_batches([tokens for _, tokens in small], max_tokens=max_tokens):
+        batches.append([small[index] for index in chosen])
+    return batches
+
+
+def _trees_of(
+    members: list[int],
+    rows: Sequence[tuple[int, ...]],
+    grow: Callable[[Sequence[tuple[int, ...]]], list[PrefixTree]],
+) -> list[PrefixTree]:
+    """The trees over some of the rows, with the indices of all rows."""
+    return [
+        replace(tree, members=tuple(members[index] for index in tree.members))
+        for tree in grow([rows[index] for index in members])
+    ]

@@ -10,14 +10,17 @@ from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
 from areal_lab.config.load import load_config
+from areal_lab.config.offline import KINDS
 from areal_lab.config.shipped import (
     CONFIGS,
     cosim_configs,
+    offline_configs,
     plan_questions,
     recipes,
     studies,
     training_configs,
 )
+from areal_lab.offline.start import load_offline
 from areal_lab.sweep.study import load_study
 from cosim.load import load_cosim
 from simulator.plan.schema import load_plan
@@ -71,7 +74,13 @@ def test_every_shipped_file_is_a_config_a_plan_or_a_study(
         assert load_cosim(name).experiment_name == name
     for name in studies():
         assert load_study(name).config.name == name.removeprefix("study_")
-    shipped = {*training_configs(), *plan_questions(), *cosim_configs(), *studies()}
+    for command in KINDS:
+        for name in offline_configs(command):
+            assert load_offline(command, name).experiment_name == name
+    shipped = {
+        *(*training_configs(), *plan_questions(), *cosim_configs(), *studies()),
+        *offline_configs(),
+    }
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == shipped
     assert [path.name for path in CONFIGS.iterdir() if path.is_dir()] == ["recipes"]
     assert not shipped & recipes().keys()

@@ -39,9 +39,10 @@ def ipo_loss(*logprobs, tau):
     return sum(losses) / len(losses)
 
 
-def bradley_terry_loss(chosen, rejected, margins):
+def bradley_terry_loss(chosen, rejected, margins, center=0.0):
     """Minus log of the probability that the chosen response, its score less the margin, wins."""
     losses = []
     for c, r, m in zip(chosen, rejected, margins, strict=True):
-        losses.append(-math.log(math.exp(c - m) / (math.exp(c - m) + math.exp(r))))
+        wins = math.exp(c - m) / (math.exp(c - m) + math.exp(r))
+        losses.append(-math.log(wins) + center * (c + r) ** 2)
     return sum(losses) / len(losses)

@@ -70,3 +70,8 @@ class ScoreObject:
 
 
 score_object = ScoreObject()
+
+
+def longer_than(completion: str, example: object, *, least: int) -> float:  # noqa: ARG001
+    """A reward function with a setting."""
+    return float(len(completion) > least)

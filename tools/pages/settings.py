@@ -1,4 +1,4 @@
-"""`docs/settings.md`: every setting of train, cosim, plan and sweep.
+"""`docs/settings.md`: every setting of train, sft, rm, dpo, cosim, plan and sweep.
 
 Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
 """
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.load import ALIASES
+from areal_lab.config.offline import ALIASES as OFFLINE_ALIASES
+from areal_lab.config.offline import DPOConfig, OfflineConfig, RewardModelConfig, SFTConfig
 from areal_lab.config.reference import markdown_tables
 from areal_lab.config.schema import TrainConfig
 from areal_lab.sweep.study import StudyConfig
@@ -37,12 +39,27 @@ checks; `config.with_settings({"gconfig.n_samples": 4})` returns a changed copy.
 _COSIM_NAMES: Final = {k: v for k, v in COSIM_ALIASES.items() if k not in ALIASES}
 
 
+def shared(record: type[OfflineConfig]) -> tuple[str, ...]:
+    """What the commands on fixed data have in common: all but their data, and the name."""
+    return tuple(name for name in record.model_fields if name in OfflineConfig.model_fields)
+
+
 def page() -> str:
     """The page as it should be."""
     parts = [
         _HEAD,
         "## areal-lab train",
         markdown_tables(TrainConfig, ALIASES),
+        "## areal-lab sft",
+        "[SFT, reward models, DPO](offline.md) says how; `stats_logger` is that of "
+        "`areal-lab train`.",
+        markdown_tables(SFTConfig, OFFLINE_ALIASES, without=("stats_logger",)),
+        "## areal-lab rm",
+        "All settings of `areal-lab sft` but `train_on` and those of `dataset`, and these.",
+        markdown_tables(RewardModelConfig, {}, without=shared(RewardModelConfig)),
+        "## areal-lab dpo",
+        "All settings of `areal-lab sft` but `train_on` and those of `dataset`, and these.",
+        markdown_tables(DPOConfig, {}, without=shared(DPOConfig)),
         "## areal-lab cosim",
         "All settings of `areal-lab train`, and these.",
         markdown_tables(CosimConfig, _COSIM_NAMES, without=tuple(TrainConfig.model_fields)),

@@ -261,32 +261,42 @@ def bradley_terry_loss(
     rejected_scores: Float[Tensor, "*pairs"],
     *,
     margin: Float[Tensor, "*pairs"] | None = None,
+    center: float = 0.0,
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> BradleyTerryLoss:
     r"""A reward model's loss: the chosen response is to score higher.
 
-    $$ -\log \sigma(s_c - s_r - m) $$
+    $$ -\log \sigma(s_c - s_r - m) + c (s_c + s_r)^2 $$
 
     Args:
         chosen_scores: s_c, the model's score of the chosen response.
         rejected_scores: s_r. Both get a gradient.
         margin: m, by how much it is to score higher; gets no gradient. None is 0.
+        center: c, which holds the mean score of a pair at 0; the other term leaves it free.
 
     The other arguments are those of `preference_loss`.
 
-    Source: InstructGPT (arXiv:2203.02155), eq. 1; margin: Llama 2 (arXiv:2307.09288), eq. 2.
+    Source: InstructGPT (arXiv:2203.02155), eq. 1; margin: Llama 2 (arXiv:2307.09288), eq. 2;
+    center: Eisenstein et al. (arXiv:2312.09244), section 2.
 
     Raises:
-        ValueError: shapes differ, or `pair_count` is a number that is not positive.
+        ValueError: shapes differ, `center` is negative or not finite, or `pair_count` is a number
+            that is not positive.
     """
+    if not 0 <= center < math.inf:
+        raise ValueError(f"center is {center}, but must be >= 0 and finite")
     mask = _pair_mask(mask, chosen_scores=chosen_scores, rejected_scores=rejected_scores)
-    preference = select(chosen_scores, mask) - select(rejected_scores, mask)
+    chosen, rejected = select(chosen_scores, mask), select(rejected_scores, mask)
+    preference = chosen - rejected
     logit = preference
     if margin is not None:
         check_same_shape("margin", margin, "chosen_scores", chosen_scores)
         logit = preference - select(margin.detach(), mask)
-    return BradleyTerryLoss(_pair_mean(-logsigmoid(logit), mask, pair_count), preference.detach())
+    losses = -logsigmoid(logit)
+    if center:
+        losses = losses + center * (chosen + rejected).square()
+    return BradleyTerryLoss(_pair_mean(losses, mask, pair_count), preference.detach())
 
 
 def _pair_mask(mask: Tensor | None, **values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.config.offline import RunConfig
 from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
@@ -34,14 +35,14 @@ def notes_of_changes(before: TrainConfig, config: TrainConfig, version: Version)
     """
     return tuple(
         f"{name} is {_value(now)} from step {version + 1} on (was {_value(was)})"
-        for name, was, now in _changed(before, config)
+        for name, was, now in changed_settings(before, config)
         if not name.startswith(_SILENT)
     )
 
 
 def check_settings(before: TrainConfig, config: TrainConfig, path: Path) -> Iterator[Problem]:
     """The changed settings that a run keeps, and those with which none can continue."""
-    for name, was, now in _changed(before, config):
+    for name, was, now in changed_settings(before, config):
         if name.startswith(FIXED):
             fix = "a run keeps it; start a new run to change it"
             if name == "rollout.max_head_offpolicyness":
@@ -58,7 +59,8 @@ def check_settings(before: TrainConfig, config: TrainConfig, path: Path) -> Iter
         )
 
 
-def _changed(before: TrainConfig, config: TrainConfig) -> Iterator[tuple[str, Any, Any]]:
+def changed_settings(before: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, value before and value now of each setting that differs."""
     was, now = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
     for name in sorted(was.keys() | now.keys()):
         if was.get(name) != now.get(name):

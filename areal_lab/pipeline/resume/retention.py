@@ -64,7 +64,7 @@ def apply_retention(folder: RunFolder, *, keep: int) -> Retention:
     rewards = dict(held_out_rewards(folder.path, map(json.loads, lines)))
     decided = retention(checkpoints, rewards, keep=keep)
     for version in decided.remove:
-        _remove(checkpoints[version])
+        remove_checkpoint(checkpoints[version])
     for version in decided.strip:
         for name in (RUN_FILE, GROUPS_FILE):  # first: without them it is not resumable
             (checkpoints[version] / name).unlink(missing_ok=True)
@@ -74,7 +74,8 @@ def apply_retention(folder: RunFolder, *, keep: int) -> Retention:
     return decided
 
 
-def _remove(checkpoint: Path) -> None:
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint, of which readers see all or nothing."""
     # Renamed first, so that no reader takes a half removed folder for a model.
     hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
     os.replace(checkpoint, hidden)

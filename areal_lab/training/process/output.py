@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
+from areal_lab.data import wrapping
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.push import Pusher
@@ -37,6 +38,8 @@ from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.settings import TrainerSettings
 
+_OF_A_CHECKPOINT = ("run.json", "offline.json", wrapping.FILE)
+"""Files that runs add to a checkpoint; a run that starts from that one has its own."""
 ADAPTER_FOLDER = "adapter"
 """Subfolder of a checkpoint with the LoRA adapter, for `peft.PeftModel.from_pretrained`."""
 CRITIC_FOLDER = "critic"
@@ -185,7 +188,7 @@ def _tokenizer_files(source: Path) -> list[Path]:
 
     They are copied because loading and saving a tokenizer may change it.
     """
-    own = {"config.json", "generation_config.json", "source.json"}
+    own = {"config.json", "generation_config.json", "source.json", *_OF_A_CHECKPOINT}
     kinds = {".json", ".jinja", ".model", ".txt"}
     return [
         file

@@ -51,9 +51,14 @@ def main() -> int:
     return code
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out. torch has a type for this on GPUs, but none on CPUs."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
 def remedy(error: Exception) -> str:
-    """What to change if memory ran out. torch has a type for this on GPUs, but none on CPUs."""
-    if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+    """What to change if memory ran out."""
+    if not out_of_memory(error):
         return ""
     return (
         "\nThe trainer ran out of memory. Lower actor.max_tokens_per_mb, or set "

@@ -68,6 +68,18 @@ def test_bradley_terry_equals_the_reference(pairs, with_margin):
     torch.testing.assert_close(ours.preference, chosen - rejected)
 
 
+def test_centered_scores_equal_the_reference(pairs):
+    chosen, rejected, margin, _ = pairs
+    ours = bradley_terry_loss(chosen, rejected, margin=-margin, center=0.3)
+    slow = reference.bradley_terry_loss(*as_lists((chosen, rejected, -margin)), center=0.3)
+    assert ours.loss.item() == pytest.approx(slow, rel=1e-12)
+    moved = bradley_terry_loss(chosen + 1, rejected + 1, center=0.3)
+    assert moved.preference == pytest.approx(chosen - rejected)
+    assert moved.loss != bradley_terry_loss(chosen, rejected, center=0.3).loss
+    with pytest.raises(ValueError, match="center is -1"):
+        bradley_terry_loss(chosen, rejected, center=-1.0)
+
+
 def test_an_undecided_policy_costs_log_two(pairs):
     chosen, rejected, *_ = pairs
     same = dpo_loss(chosen, rejected, chosen, rejected)

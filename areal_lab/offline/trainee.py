@@ -1,0 +1,273 @@
+"""The trained model with its optimizer and loss, and what a step does with it.
+
+    items --> trajectories --> micro-batches of this rank --> forward, share of the loss, backward
+                                                                          --> clip --> AdamW
+
+A loss divides by the tokens or pairs of the whole batch, so the cut into micro-batches and ranks
+changes no result. Ranks with fewer micro-batches compute further ones without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from areal_lab.config.offline import OfflineActorConfig
+from areal_lab.data.batch import PackedBatch
+from areal_lab.data.prefix_tree import ForwardCost
+from areal_lab.models.dtypes import compute_dtype
+from areal_lab.offline.examples import Item, trajectories
+from areal_lab.offline.objectives import DPO, BatchFacts, Objective, mean_metrics, outputs_of
+from areal_lab.training.device import on_device, to_device
+from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.lora import add_lora, target_modules
+from areal_lab.training.minibatch import Minibatch, make_minibatch
+from areal_lab.training.model import VALUE_HEAD, forward_cost, load_policy, load_value_model
+from areal_lab.training.optimizer import Optimizer, make_optimizer
+from areal_lab.training.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A model whose forward takes packed batches, on its ranks."""
+
+    module: PackedPolicy | PackedValues
+    """The module that is called; it contains the model."""
+    cost: ForwardCost
+    max_tokens: int
+    """Budget of a micro-batch."""
+    device: torch.device
+    ranks: Ranks
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """As a model of transformers."""
+        return self.module.model
+
+    def outputs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """Values or log-probs of a micro-batch that is on the host."""
+        return outputs_of(self.module(on_device(packed, self.device)))
+
+    def cut(self, items: Sequence[Item], *, pairs: bool) -> Minibatch:
+        """The micro-batches of this rank, and counts of all."""
+        sequences = trajectories(items)
+        return make_minibatch(
+            sequences,
+            list(range(len(sequences))),
+            version=0,
+            has_gradient=lambda _: True,
+            cost=self.cost,
+            max_tokens=self.max_tokens,
+            ranks=self.ranks,
+            whole_groups=pairs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """A network with its optimizer and loss."""
+
+    network: Network
+    optimizer: Optimizer
+    objective: Objective
+
+
+def load_network(
+    folder: Path, actor: OfflineActorConfig, ranks: Ranks, *, scores: bool, device: str, seed: int
+) -> Network:
+    """Load a model, with adapters if the settings ask for them, and shard it.
+
+    Args:
+        folder: of the model.
+        actor: its settings.
+        ranks: the processes that share it.
+        scores: whether it gives one number rather than the next token.
+        device: `cpu` or `cuda`.
+        seed: of new adapters.
+
+    Raises:
+        ModelNotFound: there is no such model in the folder.
+        ValueError: `target_modules` names a layer that it does not have.
+    """
+    load = load_value_model if scores else load_policy
+    model = load(folder, device=device, gradient_checkpointing=actor.gradient_checkpointing)
+    cost = forward_cost(model)
+    if actor.use_lora:
+        _add_adapters(model, actor, seed)
+    dtype = compute_dtype(actor.dtype, device)
+    module: PackedPolicy | PackedValues
+    module = PackedValues(model, dtype=dtype) if scores else PackedPolicy(model, dtype=dtype)
+    ranks.shard(module)
+    return Network(module, cost, actor.max_tokens_per_mb, torch.device(device), ranks)
+
+
+def make_trainee(
+    network: Network, objective: Objective, actor: OfflineActorConfig, *, steps: int
+) -> Trainee:
+    """Give a network an optimizer.
+
+    Args:
+        steps: optimizer steps of the whole run, for the schedule of the learning rate.
+    """
+    optimizer = make_optimizer(network.model, actor.optimizer, steps=steps, ranks=network.ranks)
+    return Trainee(network, optimizer, objective)
+
+
+def train_step(
+    trainee: Trainee, items: Sequence[Item], reference: Float[Tensor, "N members"]
+) -> dict[str, float]:
+    """One optimizer step on a batch; returns its metrics.
+
+    Args:
+        items: of the batch, of all ranks.
+        reference: log-probs of each item's examples; empty without a reference.
+
+    Raises:
+        NonFiniteStep: on every rank, if the loss or gradient is not finite; nothing has changed.
+    """
+    network, ranks = trainee.network, trainee.network.ranks
+    trainee.optimizer.zero_grad()
+    minibatch = network.cut(items, pairs=trainee.objective.pairs)
+    facts = _facts(trainee, minibatch, items, reference)
+    total = torch.zeros((), device=network.device)
+    sums: dict[str, Tensor] = {}
+    for packed in minibatch.parts:
+        share = trainee.objective.share(network.outputs(packed), packed, facts)
+        # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
+        (share.loss * ranks.count).backward()
+        total += share.loss.detach()
+        _add(sums, share.sums)
+    for packed in minibatch.idle:
+        (network.outputs(packed).sum() * 0.0).backward()
+    stepped = trainee.optimizer.step(total)
+    of_ranks = ranks.collect(
+        (
+            _read(sums),
+            sum(len(part.tokens) for part in minibatch.parts),
+            len(minibatch.parts),
+        )
+    )
+    return {
+        **mean_metrics(_summed([one for one, _, _ in of_ranks]), facts.units),
+        "loss": stepped.loss,
+        "grad_norm": stepped.grad_norm,
+        "lr": stepped.lr,
+        "trained_tokens": float(_trained_tokens(trainee, minibatch, items)),
+        "packed_tokens": float(sum(tokens for _, tokens, _ in of_ranks)),
+        "micro_batches": float(sum(parts for _, _, parts in of_ranks)),
+    }
+
+
+@torch.no_grad()
+def evaluate(
+    trainee: Trainee,
+    items: Sequence[Item],
+    reference: Float[Tensor, "N members"],
+    *,
+    at_once: int,
+) -> dict[str, float]:
+    """Means of the loss and its measurements over items, without training; on rank 0 only.
+
+    Args:
+        items: of all ranks.
+        reference: see `train_step`.
+        at_once: items that are cut into micro-batches together.
+    """
+    sums: dict[str, Tensor] = {}
+    units = 0
+    for start in range(0, len(items), at_once):
+        chosen = slice(start, start + at_once)
+        minibatch = trainee.network.cut(items[chosen], pairs=trainee.objective.pairs)
+        facts = _facts(trainee, minibatch, items[chosen], reference[chosen])
+        units += facts.units
+        for index, packed in enumerate(minibatch.passes):
+            outputs = trainee.network.outputs(packed)
+            if index < len(minibatch.parts):
+                _add(sums, trainee.objective.share(outputs, packed, facts).sums)
+    of_ranks = trainee.network.ranks.collect(_read(sums))
+    return mean_metrics(_summed(of_ranks), units)
+
+
+@torch.no_grad()
+def reference_logprobs(
+    network: Network,
+    objective: DPO,
+    items: Sequence[Item],
+    *,
+    at_once: int,
+    tell: Callable[[int], object],
+) -> Float[Tensor, "N 2"]:
+    """Log-prob of each response, as the loss takes it; the same on every rank.
+
+    Args:
+        network: the reference.
+        at_once: pairs that are cut into micro-batches together.
+        tell: called with the number of pairs done.
+    """
+    found = torch.zeros(2 * len(items), dtype=torch.float64)
+    for start in range(0, len(items), at_once):
+        tell(start)
+        minibatch = network.cut(items[start : start + at_once], pairs=True)
+        for index, packed in enumerate(minibatch.passes):
+            outputs = network.outputs(packed)
+            if index < len(minibatch.parts):
+                sequences, logprobs = objective.of_sequences(outputs, packed)
+                found[2 * start + sequences.cpu()] = logprobs.cpu()
+    return network.ranks.total(found).reshape(-1, 2)
+
+
+def _add_adapters(model: PreTrainedModel, actor: OfflineActorConfig, seed: int) -> None:
+    head = getattr(model, VALUE_HEAD, None)
+    targets = target_modules(model, actor.target_modules)
+    torch.manual_seed(seed)
+    add_lora(
+        model,
+        rank=actor.lora_rank,
+        alpha=actor.lora_alpha,
+        targets=[name for name in targets if head is None or name != VALUE_HEAD],
+        merged=True,
+    )
+    if isinstance(head, nn.Module):
+        head.requires_grad_(requires_grad=True)  # it is new, and small
+
+
+def _facts(
+    trainee: Trainee, minibatch: Minibatch, items: Sequence[Item], reference: Tensor
+) -> BatchFacts:
+    device = trainee.network.device
+    margins = torch.tensor([item.margin for item in items])
+    return BatchFacts(
+        units=len(items) if trainee.objective.pairs else minibatch.token_count,
+        margins=to_device(margins, device),
+        reference=to_device(reference.flatten(), device),
+    )
+
+
+def _trained_tokens(trainee: Trainee, minibatch: Minibatch, items: Sequence[Item]) -> int:
+    """Learned tokens, or those that scores are of."""
+    if not trainee.objective.scores:
+        return minibatch.token_count
+    return sum(len(example.tokens) for item in items for example in item.examples)
+
+
+def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    for name, value in more.items():
+        sums[name] = sums[name] + value if name in sums else value.double()
+
+
+def _read(sums: dict[str, Tensor]) -> dict[str, float]:
+    """The sums on the host, which waits for the device once."""
+    values = torch.stack(list(sums.values())).tolist() if sums else []
+    return dict(zip(sums, values, strict=True))
+
+
+def _summed(of_ranks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    names = {name for one in of_ranks for name in one}
+    return {name: sum(one.get(name, 0.0) for one in of_ranks) for name in sorted(names)}
