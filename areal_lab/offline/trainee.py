@@ -97,7 +97,9 @@ def load_network(
         ValueError: `target_modules` names a layer that it does not have.
     """
     load = load_value_model if scores else load_policy
-    model = load(folder, device=device, gradient_checkpointing=actor.gradient_checkpointing)
+    # Sharding moves it to the device layer by layer.
+    loaded = "cpu" if ranks.count > 1 else device
+    model = load(folder, device=loaded, gradient_checkpointing=actor.gradient_checkpointing)
     cost = forward_cost(model)
     if actor.use_lora:
         _add_adapters(model, actor, seed)
