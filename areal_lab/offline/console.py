@@ -26,6 +26,7 @@ from rich.console import Console
 
 from areal_lab.config.problem import ConfigError
 from areal_lab.host.processes import MALLOC_FOR_TRAINING, Child, ChildDied, start_child
+from areal_lab.live.presence import Present
 from areal_lab.offline.job import Ended, Failed, Job, Note, Phase, Stepped, Tell, Told
 from areal_lab.offline.report import recorded, summary_table
 from areal_lab.offline.start import Prepared, Resumable, begin
@@ -100,13 +101,13 @@ async def perform(
         ConfigError: the data or the model cannot be used.
         TrainingError, ChildDied: the error of a process, or its end without a message.
     """
-    tell = teller(display, last or _Last())
-    with recorded(job, display) as summary:
+    with recorded(job, display) as (summary, present):
+        tell = _teller(display, present, last or _Last())
         summary.update(await _in_processes(job, gpus, tell=tell, stop=stop))
     return summary
 
 
-def teller(display: Display, last: _Last) -> Tell:
+def _teller(display: Display, present: Present, last: _Last) -> Tell:
     """A function that shows what a run tells; of fast steps only some."""
     shown_s = 0.0
 
@@ -114,6 +115,7 @@ def teller(display: Display, last: _Last) -> Tell:
         nonlocal shown_s
         match told:
             case Phase(text):
+                present.phase(text)
                 if text != "training" or last.told is None:
                     display.phase(text)
             case Note(text):

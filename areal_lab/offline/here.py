@@ -49,6 +49,7 @@ def train_here(
     def tell(told: Told) -> None:
         match told:
             case Phase(text):
+                present.phase(text)
                 shown.phase(text)
             case Note(text):
                 shown.note(text)
@@ -57,6 +58,6 @@ def train_here(
             case _:
                 pass
 
-    with recorded(job, shown) as summary:
+    with recorded(job, shown) as (summary, present):
         summary.update(run(job, prepared.rows, tell=tell, stop=lambda: False))
     return {**summary, "folder": str(job.folder)}

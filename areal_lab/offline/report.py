@@ -56,11 +56,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 @contextmanager
-def recorded(job: Job, display: Display) -> Iterator[dict[str, Any]]:
+def recorded(job: Job, display: Display) -> Iterator[tuple[dict[str, Any], Present]]:
     """What surrounds a run: its presence, sinks, picture, and the summary of a failure.
 
     Yields:
-        A dictionary for the summary.
+        A dictionary for the summary, and the presence, for its phases.
     """
     began_s = time.time()
     present = Present(job.folder)
@@ -68,7 +68,7 @@ def recorded(job: Job, display: Display) -> Iterator[dict[str, Any]]:
     sinks = Sinks(job.config, job.folder, display.note)
     summary: dict[str, Any] = {}
     try:
-        yield summary
+        yield summary, present
         if job.config.plots:
             display.phase("drawing loss.png")
             write_picture(job.folder)

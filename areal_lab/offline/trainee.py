@@ -266,7 +266,7 @@ def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 def _read(sums: dict[str, Tensor]) -> dict[str, float]:
     """The sums on the host, which waits for the device once."""
-    values = torch.stack(list(sums.values())).tolist() if sums else []
+    values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
     return dict(zip(sums, values, strict=True))
 
 
